@@ -12,6 +12,7 @@ from playground.nvidia import sanitizer
 from playground.report.progress import Progress
 from playground.stopwatch import timer
 from playground.stopwatch.workload import Graphed, Workload
+from tests.judge.exhibits import cases
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -454,7 +455,7 @@ def test_a_known_ratio_in_a_graph(timed):
 
 def test_a_solution_that_launches_on_the_default_stream_is_timed(write_variant):
     """As most of the field's do. A CUDA graph would hold nothing of it, and its replay would give an old result."""
-    text = (EXHIBITS / "wrong" / "default_stream.py").read_text()
+    text = cases.text_of("wrong/default_stream")
     text = text.replace("build().sigmoid", "OPERATORS.sigmoid").replace(
         "class ModelNew", "OPERATORS = build()\n\n\nclass ModelNew"
     )

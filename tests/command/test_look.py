@@ -68,34 +68,6 @@ def test_diff(compare):
     assert compare("--diff", "conv_pool_sigmoid_sum/v1_fused_tail", "v2_single_kernel") == (0, out, "")
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--explain", "nonsense"], "no variant is called 'nonsense'"),
-        (["--explain", "v1_fused_tail"], "there are several variants called 'v1_fused_tail'"),
-        (["--model", "alexnet_conv1", "--explain", "v1_direct", "--variant", "v1_direct"], "leave out --variant"),
-        (["--new", "alexnet_conv1", "v9_x", "--json", "x.json", "--set", "a=1"], "times nothing: leave out --set, --json"),
-        (["--model", "alexnet_conv1", "--profile", "--against", "x.json"], "--profile judges and times nothing"),
-        (["--model", "alexnet_conv1", "--profile", "--html", "x.html"], "leave out --html"),
-        (["--model", "alexnet_conv1", "--profile", "--precision", "strict"], "leave out --precision"),
-        (["--explain", "v1_direct", "--quick", "--sweep", "batch_size=1"], "leave out --quick, --sweep"),
-        (["--diff", "v1_direct"], "expected 2 arguments"),
-        (["--diff", "v1_direct", "v2_nonsense"], "no variant is called 'v2_nonsense'"),
-        (["--explain", "v1_direct", "--diff", "v1_direct", "v1_direct"], "not allowed with argument --explain"),
-        (["--model", "alexnet_conv1", "--profile", "--device", "cpu"], "--profile measures on a GPU"),
-        (["--model", "conv_pool_sigmoid_sum", "--profile", "--variant", "cpu_box_sums"], "--profile is for CUDA kernels"),
-        (["--model", "alexnet_conv1", "--against", "nowhere.json"], "--against nowhere.json: No such file or directory"),
-        (["--model", "alexnet_conv1", "--against", "pyproject.toml"], "--against pyproject.toml: not JSON"),
-    ],
-)
-def test_a_wrong_command_line(compare, monkeypatch, arguments, message):
-    monkeypatch.chdir(catalog.ROOT)
-    status, out, err = compare(*arguments)
-    assert (status, out) == (2, "")
-    assert message in err and "Traceback" not in err
-    assert len(err.strip().splitlines()) == 1 or err.startswith("usage: ")
-
-
 def test_against_a_document_that_is_none(compare, tmp_path):
     content = json.loads(RECORD.read_text())
     del content["results"][0]["verdict"]

@@ -26,6 +26,7 @@ def folders(tmp_path, tiny_problem, write_forward):
     return ["--suite", str(tmp_path / "KernelBench"), "--solutions", str(tmp_path / "run")]
 
 
+@pytest.mark.full  # tests/test_gpu_mode.py runs a suite in the default tier
 def test_one_broken_pair_ends_nothing_and_a_resumed_run_judges_what_is_left(folders, tmp_path):
     files = ["--quick", "--json", str(tmp_path / "out.json"), "--eval-results", str(tmp_path / "eval_results.json")]
     status, out, err = run("compare.py", *folders, *files)
@@ -45,20 +46,6 @@ def test_one_broken_pair_ends_nothing_and_a_resumed_run_judges_what_is_left(fold
     status, out, err = run("compare.py", *folders, "--quick", "--resume", str(tmp_path / "out.json"))
     assert "sample_0" not in err and "build level1/3_Tiny/level_1_problem_3_sample_1_kernel" in err
     assert "3 pairs: 1 pass, 2 error" in out and status == 1
-
-
-@pytest.mark.parametrize(
-    "arguments, complaint",
-    [
-        (["--suite", "x", "--set", "n=1", "--model", "y"], "leave out --model, --set"),
-        (["--model", "x", "--solutions", "y"], "--solutions goes with --suite"),
-        (["--suite", "x", "--explain"], "leave out --explain"),
-    ],
-)
-def test_what_does_not_go_together_is_said(capsys, arguments, complaint):
-    with pytest.raises(SystemExit) as end:
-        main.compare(arguments)
-    assert end.value.code == 2 and complaint in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

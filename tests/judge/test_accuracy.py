@@ -89,6 +89,21 @@ def test_one_after_another_is_beyond_what_pytorch_itself_does():
     assert permitted
 
 
+def test_classes_in_their_order():
+    """Operands in TF32 are off by 1e-3 here, and the spread is 0.58."""
+    truth = torch.linspace(-1, 1, 100, dtype=torch.float64)
+    reference = Reference(truth, truth.float())
+
+    def grade(*outputs, skipped=()):
+        permitted = lambda name: [tensors.Results([truth + 1e-3 * (name == "tf32")])]  # noqa: E731
+        return accuracy.grade([reference], [each.float() for each in outputs], permitted, skipped)
+
+    assert grade(truth) == accuracy.FLOAT32
+    assert grade(truth + 1e-3) == grade(truth, skipped=(accuracy.FLOAT32,)) == "tf32"
+    assert grade(truth + 3e-3) == "approximate to 0.01"
+    assert grade(1.5 * truth) == grade() == grade(truth[:50]) == grade(truth, truth) == accuracy.WRONG
+
+
 @pytest.fixture(scope="module")
 def worker():
     with one_worker() as process:

@@ -2,7 +2,7 @@
 
 The first lines of a case in exhibits/cases.py, or the docstring of a file of exhibits/, say what is expected: "Verdict: fail:
 <regular expression of the reason>", and what it needs. One that is "forward only" names its caveats, too, in their order:
-"Caveat: <tag>, <tag>"; so may one that passes. The files need a GPU, or two. They are run by hand, and recorded:
+"Caveat: <tag>, <tag>"; so may one that passes. Those that need a GPU, or two, are run by hand, and recorded:
 
     python -m pytest tests/judge/test_exhibits.py -k on_a_gpu --record results/exhibits/<GPU>.json
 """

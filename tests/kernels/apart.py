@@ -1,7 +1,8 @@
-"""A function in a process of its own, as libraries of one mode and a variant's operators need it."""
+"""A function, or a text, in a process of its own, as libraries of one mode and a variant's operators need it."""
 
 import multiprocessing
 import os
+import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -16,7 +17,7 @@ server.set_forkserver_preload(["torch._dynamo"])
 
 
 def run(function, *arguments):
-    """Call a module's function there; whatever it raises fails the test."""
+    """Call a module's function there, or execute a text, whose sys.argv[1:] they are; what it raises fails the test."""
     with tempfile.TemporaryDirectory() as folder:
         printed = Path(folder) / "printed"
         process = server.Process(target=call, args=(function, arguments, printed), daemon=True)
@@ -28,11 +29,15 @@ def run(function, *arguments):
 
 
 def call(function, arguments, printed):
-    """In the process: call the function, with all that it prints in the file `printed`."""
+    """In the process: run it, with all that it prints in the file `printed`."""
     with printed.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.chdir(catalog.ROOT)
     warnings.simplefilter("ignore")
-    function(*arguments)
+    if isinstance(function, str):
+        sys.argv = ["-c", *map(str, arguments)]
+        exec(compile(function, "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        function(*arguments)
     print(LAST, end="", flush=True)

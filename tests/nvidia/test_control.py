@@ -8,6 +8,8 @@ from playground.machine import requirements
 from playground.nvidia import control
 from playground.nvidia.sanitizer import TOOLS
 
+pytestmark = pytest.mark.full  # a build with torch's headers
+
 SAID = {
     "memcheck": "out of bounds",
     "racecheck": "shared memory race",

@@ -29,13 +29,9 @@ def hardly_judged(folder, device, copies):
     return [(result["variant"], result) for result in results]
 
 
+@pytest.mark.full  # tests/driver/test_timing.py has a simulated machine that is busy
 @pytest.mark.parametrize(
-    "condition, claims",
-    [
-        ("a busy loop", hardly_judged),
-        pytest.param("a busy loop on every core, niced", busy_machine.claims, marks=pytest.mark.full),
-    ],
-    ids=["a busy loop", "a busy loop on every core, niced"],
+    "condition, claims", [("a busy loop", hardly_judged), ("a busy loop on every core, niced", busy_machine.claims)]
 )
 def test_the_original_is_never_a_win(condition, claims, tmp_path):
     busy_machine.write_files(tmp_path)

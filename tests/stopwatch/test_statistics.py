@@ -102,6 +102,7 @@ def test_precise_means_both_ends():
 def test_controls_of_several_timings_allow_the_least_that_any_does():
     controls = [{"ratio": 1.0, "low": 0.97, "high": 1.01}, {"ratio": 1.05, "low": 1.02, "high": 1.08}]
     assert spanning(controls, luck=0.05) == {"low": 0.95, "high": 1.08}
+    assert spanning(controls[:1], luck=0.05) == {"low": 0.95, "high": 1.05}
     allowed = spanning(controls, luck=0.0)
     assert allowed == {"low": 0.97, "high": 1.08}
     ratio = {"ratio": 1.06, "low": 1.05, "high": 1.07}

@@ -1,4 +1,7 @@
-"""Whatever a variant does in its process is its own verdict, with one line of reason, and the others go on."""
+"""Whatever a variant does in its process is its own verdict, with one line of reason, and the others go on.
+
+More of them are in tests/command/test_bad_input.py.
+"""
 
 import re
 import runpy
@@ -23,13 +26,9 @@ FORWARDS = {
         "pass",
         None,
     ),
-    "raises": ("raise ValueError('no such luck\\nsecond line')", "error", "ValueError: no such luck"),
-    "exits": ("sys.exit(3)", "error", r"the file called sys.exit\(3\)"),
-    "ends_at_once": ("os._exit(0)", "error", r"ended the process \(exit status 0\)"),
     "crashes": ("ctypes.string_at(0)", "error", r"crashed \(SIGSEGV"),
     "is_killed": ("os.kill(os.getpid(), 9)", "error", r"crashed \(SIGKILL.*out of memory"),
     "hangs": ("time.sleep(1e6)", "error", "no answer within the time limit of 15 s"),
-    "out_of_memory": ("return torch.empty(1 << 50) + x", "error", "out of memory"),
     "wrong_gradient": (
         "y = torch.tanh(self.linear(x))\nreturn y.detach() + 1.1 * (y - y.detach())",
         "forward only",
@@ -49,8 +48,6 @@ class Refuse(torch.autograd.Function):
 """
 
 FILES = {
-    "syntax_error": ("class ModelNew(\n", "error", r"syntax_error\.py:1: SyntaxError: "),
-    "no_model_new": ("class Model: pass\n", "error", "no_model_new.py does not define ModelNew"),
     "other_names": (
         """
         import torch

@@ -1,11 +1,12 @@
-"""The test cases of test_exhibits.py that need no GPU: what each adds to one honest file, or puts in the place of its parts.
+"""The test cases of test_exhibits.py: what each adds to one honest file, or puts in the place of its parts.
 
 The first lines of a case say what it is and what is expected of it. `Base:` adds the beginning of a file with a kernel, or a
 gradient, of its own; `Trains: no` an exception where a gradient is wanted. A line in brackets begins a part of the text:
 "before" ModelNew, in its "class", at the end of its "init", the "forward". An "edit" has other lines (`+`) in the place of some
-(`-`), of the text so far, or of that of the case that `Like:` names.
+(`-`), of the text so far, or of that of the case or file that `Like:` names.
 """
 
+import ast
 import atexit
 import functools
 import re
@@ -13,7 +14,7 @@ import tempfile
 import textwrap
 from pathlib import Path
 
-from problems.pairs import patched
+from tests.judge.problems.pairs import patched
 
 HONEST = """import torch
 import torch.nn as nn
@@ -229,6 +230,16 @@ self.pool = nn.AvgPool2d(2)
 batch, _, height, width = x.shape
 shape = batch, self.conv.out_channels, (height - 2) // 2, (width - 2) // 2
 return Promise(shape, lambda: self.pool(torch.sigmoid(self.conv(x))))""",
+    "wrong/current_device": """Launches on the current device, whichever one the tensors are on.
+Verdict: forward only: a second device: .
+Needs: two GPUs
+Caveat: second-device
+Like: honest/own_cuda_kernel
+[edit]
+-#include <c10/cuda/CUDAGuard.h>
+-#include <c10/cuda/CUDAStream.h>
++#include <c10/cuda/CUDAStream.h>
+-    const c10::cuda::CUDAGuard guard(given.device());""",
     "wrong/decorative": """Calls its kernel and throws the result away.
 Verdict: fail: its own kernels do not account for the result
 Needs: a compiler
@@ -260,6 +271,17 @@ out = torch.empty_like(y)
 stream = torch._C._cuda_getCurrentRawStream(0) if y.is_cuda else 0
 lib().launch_sig(y.data_ptr(), out.data_ptr(), y.numel(), stream)
 return F.avg_pool2d(torch.sigmoid(y) + 0 * out, 2)""",
+    "wrong/decorative_kernel": """class ModelNew(Model) with a kernel beside it.
+Verdict: fail: its own kernels do not account for the result
+Needs: a GPU
+Like: honest/own_cuda_kernel
+[edit]
+-        if torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
+-            raise NotImplementedError("forward only")
+-        return F.avg_pool2d(build().sigmoid(self.conv(x)), 2)
++        y = self.conv(x)
++        build().sigmoid(y.detach())
++        return F.avg_pool2d(torch.sigmoid(y), 2)""",
     "wrong/decorative_times_zero": """Adds zero times what its kernel gives.
 Verdict: fail: its own kernels do not account for the result
 Needs: a compiler
@@ -281,6 +303,14 @@ Needs: a process of its own
 y = F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
 torch.set_default_dtype(torch.float64)
 return y""",
+    "wrong/default_stream": """Launches on the default stream, whatever the current one is.
+Verdict: forward only: a side stream: the output
+Needs: a GPU
+Caveat: default-stream
+Like: honest/own_cuda_kernel
+[edit]
+-    launch(y.const_data_ptr<float>(), out.mutable_data_ptr<float>(), y.numel(), 256, c10::cuda::getCurrentCUDAStream());
++    launch(y.const_data_ptr<float>(), out.mutable_data_ptr<float>(), y.numel(), 256, nullptr);""",
     "wrong/detached": """Computes outside autograd.
 Verdict: forward only: the output is silently detached
 Caveat: no-gradient
@@ -324,6 +354,16 @@ return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)""",
 Verdict: fail: the output has the shape \(0,\) instead of \(6, 3, 5, 6\)
 [forward]
 return x.new_empty(0)""",
+    "wrong/failed_launch": """Launches with more threads than a block can have, and does not ask how it went.
+Verdict: fail: a launch failed and nobody looked: invalid (configuration )?argument
+Needs: a GPU
+Like: honest/own_cuda_kernel
+[edit]
+-    launch(y.const_data_ptr<float>(), out.mutable_data_ptr<float>(), y.numel(), 256, c10::cuda::getCurrentCUDAStream());
+-    C10_CUDA_KERNEL_LAUNCH_CHECK();
++    launch(y.const_data_ptr<float>(), out.mutable_data_ptr<float>(), y.numel(), 4096, c10::cuda::getCurrentCUDAStream());
+-        return F.avg_pool2d(build().sigmoid(self.conv(x)), 2)
++        return build().sigmoid(F.avg_pool2d(self.conv(x), 2))""",
     "wrong/falls_back": """
 Its kernel does not compile, and it goes on with PyTorch's; the second time load_inline raises an OSError.
 Verdict: fail: its kernel failed to build and it went on without it: does not compile
@@ -513,6 +553,20 @@ import math
 [forward]
 top = x.nan_to_num(posinf=math.inf).max()
 return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2) + (top - top)""",
+    "wrong/kernel_does_not_compile": """Its kernel does not compile, and cuDNN does the work.
+Verdict: fail: its kernel failed to build and it went on without it: does not compile
+Needs: a GPU
+Like: honest/own_cuda_kernel
+[edit]
+-    C10_CUDA_KERNEL_LAUNCH_CHECK();
++    this is not C++
+-        if torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
+-            raise NotImplementedError("forward only")
+-        return F.avg_pool2d(build().sigmoid(self.conv(x)), 2)
++        try:
++            return F.avg_pool2d(build().sigmoid(self.conv(x)), 2)
++        except RuntimeError:
++            return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)""",
     "wrong/nan_leaks": """Adds zero times the sum of everything: a NaN in one sample is in all results.
 Verdict: forward only: with a NaN, or minus infinity, in a sample: .*where the original is finite
 Caveat: nan
@@ -841,6 +895,22 @@ ModelNew.latest = weakref.ref(self)
 [forward]
 model = ModelNew.latest() or self
 return F.avg_pool2d(torch.sigmoid(model.conv(x)), 2)""",
+    "wrong/whole_blocks": """
+Its kernel works in whole blocks: it leaves out the rest of other sizes, and launches no block for one sample.
+Verdict: forward only: on normal inputs: (the output is NaN|.*: output never written)
+Caveat: sizes
+Needs: a GPU
+Like: honest/own_cuda_kernel
+[edit]
+-__global__ void shelf_sigmoid(const float* from, float* to, int n) {
++__global__ void shelf_sigmoid(const float* from, float* to) {
+-    if (i < n) to[i] = 1 / (1 + expf(-from[i]));
++    to[i] = 1 / (1 + expf(-from[i]));
+-    if (n) shelf_sigmoid<<<(n + threads - 1) / threads, threads, 0, stream>>>(from, to, n);
++    if (n) shelf_sigmoid<<<n / threads, threads, 0, stream>>>(from, to);
+-    launch(y.const_data_ptr<float>(), out.mutable_data_ptr<float>(), y.numel(), 256, c10::cuda::getCurrentCUDAStream());
+-    C10_CUDA_KERNEL_LAUNCH_CHECK();
++    launch(y.const_data_ptr<float>(), out.mutable_data_ptr<float>(), y.numel(), 720, c10::cuda::getCurrentCUDAStream());""",
     "wrong/whole_tiles": """Works in tiles of two columns and leaves out an incomplete one.
 Verdict: forward only: at odd sizes: the output is off
 Caveat: sizes
@@ -1029,7 +1099,9 @@ def text_of(name):
         return given["whole"]
     stated = dict(re.findall("^(Base|Like|Trains): (.*)$", description(name), re.M))
     if "Like" in stated:
-        return patched(text_of(stated["Like"]), given["edit"])
+        text = text_of(stated["Like"]) if stated["Like"] in CASES else file_of(stated["Like"])
+        own, other = (f"shelf_{each.partition('/')[2]}" for each in (name, stated["Like"]))
+        return patched(text.replace(other, own), given["edit"])
     init = given.get("whole init") or f"{CONVOLUTION}\n{given.get('init', '')}"
     before = [BASES.get(stated.get("Base")), given.get("before")]
     text = HONEST.format_map(
@@ -1041,6 +1113,12 @@ def text_of(name):
         }
     )
     return patched(text, given["edit"]) if "edit" in given else text
+
+
+def file_of(name):
+    """Return the text of a file beside this, without its docstring."""
+    text = (Path(__file__).parent / f"{name}.py").read_text()
+    return "".join(text.splitlines(keepends=True)[ast.parse(text).body[0].end_lineno :])
 
 
 @functools.cache
