@@ -440,7 +440,7 @@ class Stopwatch:
                 self._control_worker = self._control_worker or WorkerProcess(room=self._room)
                 self._control_worker.ask("candidate.load", self._options.time_limit, variant=None, **self._original)
                 like_a_variant = {"ran_on": self._task.place, "variant_precision": None}
-                judge(self._control_worker, self._referee, like_a_variant, self._options.time_limit)
+                judge(self._control_worker, self._referee, like_a_variant, self._options.time_limit, with_mutants=False)
                 self._is_control_loaded = True
             mode = step_of(mode) if "eager" in not_graphed else mode
             side = Side(CONTROL, mode, SETTLING_CALLS[self._task.place], self._asker(self._control_worker))

@@ -35,14 +35,25 @@ class Complaint:
 
 
 def judge(
-    worker, referee, result, limit, file=None, renew=None, accept=None, first=None, tell=lambda complaint: None, borrowed=()
+    worker,
+    referee,
+    result,
+    limit,
+    file=None,
+    renew=None,
+    accept=None,
+    first=None,
+    tell=lambda complaint: None,
+    borrowed=(),
+    with_mutants=True,
 ):
     """Every check of the variant that `worker` has loaded. Sets verdict, standards and caveats in `result`.
 
     `file` is the variant's. `renew()` gives a worker that has loaded it again, for what is left after a crash. `accept` is the
     error, of the spread, that the caller accepts. `first` is the probe to begin with, and `tell(complaint)` is called with what
-    is wrong on it, or with None. `borrowed` are the names that it has from the problem's file. Returns the worker that is alive
-    in the end. Raises WorkerFailure where one fails on the problem's own inputs of which nothing worse was known.
+    is wrong on it, or with None. `borrowed` are the names that it has from the problem's file. `with_mutants` counts, too, how
+    many wrong versions of the original fail the probes. Returns the worker that is alive in the end. Raises WorkerFailure where
+    one fails on the problem's own inputs of which nothing worse was known.
     """
     result["check"] = blank_check()
     result["check"]["domain"] = referee.domain
@@ -56,6 +67,8 @@ def judge(
             case.begin_with(first)
             tell(result["check"]["probes"][first]["complaint"])
         case.evaluate()
+        if with_mutants and not any(each.costs == FORWARD for each in case.complaints):
+            case.count_mutants()
     except WorkerFailure as failure:
         if not case.has_failed or failure.is_finding or not _is_its_own(failure):
             raise
@@ -150,16 +163,12 @@ class _Case:
         for probe in (*FORWARD_PROBES, OF_SEEDS) if self._is_by_seed else FORWARD_PROBES:
             if probe not in self._check["probes"]:
                 self._probe(probe)
-        if self._are_outputs_wrong:
-            return
-        if self._referee.tells_nothing:
-            return self.complain("not-judged", f"cannot be judged: {self._referee.tells_nothing}", FORWARD)
-        self._probe_further()
-        self._look_for_work()
-        self._try_out_all()
-        if not any(each.costs == FORWARD for each in self.complaints):
-            self._count_mutants()
-        return None
+        if self._referee.tells_nothing and not self._are_outputs_wrong:
+            self.complain("not-judged", f"cannot be judged: {self._referee.tells_nothing}", FORWARD)
+        elif not self._are_outputs_wrong:
+            self._probe_further()
+            self._look_for_work()
+            self._try_out_all()
 
     @property
     def has_failed(self):
@@ -502,7 +511,7 @@ class _Case:
             elif not self._survive(trial.caveat.tag, trial.name, call):
                 self._check["behaviour"][trial.name] = {"complaint": self.complaints[-1].text, "note": None}
 
-    def _count_mutants(self):
+    def count_mutants(self):
         """How many wrong versions of the original fail the probes that this variant passed."""
         gradients = bool(self._check["gradients"]) and "unsupported" not in self._check["gradients"]
         skipped = (*FRESH, OF_SEEDS, *(name + size for name in ("autocast", EVAL) for size in ("", AT_OWN_SIZE)))

@@ -21,10 +21,10 @@ def fitting(kind, name, given, source):
 
 
 def misfit(error, kind, name, given, source):
-    """Return that WrongInterface; None where an error has another cause: the method was entered, or takes what is given."""
+    """Return that WrongInterface; None for another cause: it was entered, takes what is given, or there is no class."""
     entered = any(is_of_user(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
     function = _own_method(kind, name)
-    if entered:
+    if entered or not isinstance(kind, type):
         return None
     gives = f"{source} gives {len(given) or 'none'}"
     if function is None:
@@ -55,10 +55,10 @@ def _own_method(kind, name):
 
 
 def _users_classes(kind):
-    """The class and those that it inherits from, without ours and torch's."""
+    """The class and those that it inherits from, without ours and torch's; what is no class is by itself."""
     return [
         each
-        for each in kind.__mro__
+        for each in getattr(kind, "__mro__", (kind,))
         if each.__module__ != "playground.worker.candidate"
         and not each.__module__.startswith(("torch.nn.modules.module", "builtins"))
     ]

@@ -14,7 +14,7 @@ from playground.catalog import ROOT
 from playground.command import entry
 from playground.driver import preparations
 from playground.judge import work
-from playground.worker.interface import WrongInterface, misfit
+from playground.worker.interface import WrongInterface, misfit, place_of
 
 PROBLEM, SOLUTION = ROOT / "examples/softmax.py", ROOT / "examples/softmax_new.py"
 BARRIER = "    __syncthreads();  // all have read the maximum before the sums overwrite it\n"
@@ -145,6 +145,15 @@ def test_whose_fault_a_type_error_is(given, expected):
     found = misfit(error.value.with_traceback(None), ModelNew, "__init__", given, "get_init_inputs")
     assert found is None if expected is None else isinstance(found, WrongInterface) and re.search(expected, str(found))
     assert not found or re.match(rf"{re.escape(__file__)}:\d+: ", str(found))
+
+
+def test_a_function_in_the_place_of_a_class_has_a_line():
+    def ModelNew(*sizes):
+        return None
+
+    line = ModelNew.__code__.co_firstlineno
+    assert place_of(ModelNew, "__init__") == place_of(ModelNew, "forward") == f"{__file__}:{line}: "
+    assert misfit(TypeError("no module"), ModelNew, "__init__", (1, 2), "get_init_inputs") is None
 
 
 @pytest.mark.full

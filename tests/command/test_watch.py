@@ -71,13 +71,13 @@ def watch():
 
 @pytest.mark.full
 def test_each_save_is_judged_and_compared_with_the_one_before(tiny_problem, write_forward, watch):
-    """A save that ends a judgement is the one that counts; the truth is computed once, as long as the problem stays."""
+    """A save that ends a judgement is the one that counts; the reference is computed once, as long as the problem stays."""
     variant = write_forward("edited", "return torch.tanh(self.linear(x))").path
     right = variant.read_text()
     watched = watch("--model", tiny_problem, "--variant", variant)
     shown = watched.screen()
     assert re.search(r"tiny/edited  pass  in ", shown) and "watching edited.py, tiny.py" in shown
-    assert shown.count("truth tiny/float64: ready") == 1
+    assert shown.count("reference tiny/float64: ready") == 1
 
     variant.write_text(right.replace("tanh", "sigmoid"))
     shown = watched.screen()
@@ -89,14 +89,14 @@ def test_each_save_is_judged_and_compared_with_the_one_before(tiny_problem, writ
     variant.write_text(right)
     shown = watched.screen()
     assert re.search(r"tiny/edited  fail -> pass  in ", shown), "the first save was judged to its end"
-    assert "right on 'own' now" in shown and "truth" not in shown
+    assert "right on 'own' now" in shown and "reference" not in shown
 
     status, said = watched.interrupt()
     assert status == 130 and said.splitlines()[-1].startswith("interrupted")
 
 
 @pytest.mark.full
-def test_a_problem_that_is_saved_has_a_truth_of_its_own(tiny_problem, write_forward, watch, tmp_path):
+def test_a_problem_that_is_saved_has_a_reference_of_its_own(tiny_problem, write_forward, watch, tmp_path):
     """On a terminal, which is cleared before each screen."""
     problem = tmp_path / "own.py"
     problem.write_text(tiny_problem.read_text())
@@ -109,7 +109,7 @@ def test_a_problem_that_is_saved_has_a_truth_of_its_own(tiny_problem, write_forw
     shown = watched.screen()
     assert "\x1b[H\x1b[2J" in shown or "\x1b[2J\x1b[H" in shown
     plain = re.sub(r"\x1b\[[\d;?]*\w", "", shown)
-    assert re.search(r"own/kept  (pass|error) -> fail", plain) and "truth own/float64: ready" in plain
+    assert re.search(r"own/kept  (pass|error) -> fail", plain) and "reference own/float64: ready" in plain
     assert watched.interrupt()[0] == 130
 
 

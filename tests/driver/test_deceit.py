@@ -238,7 +238,12 @@ def test_a_result_that_was_not_computed_from_the_inputs_is_wrong(measured, what)
         measured.of((FOUND_OUT | ON_A_GPU)[what])
 
 
-@pytest.mark.parametrize("what", GAINS_NOTHING)
+OF_THE_DEFAULT_TIER = "works ahead in a thread that polls its inputs"
+
+
+@pytest.mark.parametrize(
+    "what", [OF_THE_DEFAULT_TIER, *(pytest.param(each, marks=pytest.mark.full) for each in [*GAINS_NOTHING][1:])]
+)
 def test_work_that_is_moved_gains_nothing(measured, what):
     found = measured.of(GAINS_NOTHING[what])
     assert found["rounds"] >= outer.FEWEST_ROUNDS and found["ms"] > 0

@@ -1,197 +1,25 @@
-"""The CPU variants on their own: outputs and gradients right at any size, and clear about what they do not take.
+"""The CPU variants on their own: right whatever the values and the layout, and clear about what they do not take.
 
-"Right" is the judge's: as near to float64 as eager PyTorch is, with NaN and infinity where eager has them.
-Kernel, pool and stride sizes are built in, so each new set of them costs a build; everything else is free.
+test_shapes.py has the sizes.
 """
 
-import copy
-import functools
 import re
-from pathlib import Path
 
 import project_variants
 import pytest
 import torch
+from right import TINY, assert_right, gradients, load_variant, make
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from playground import catalog, tensors
-from playground.judge.oracle import Oracle
-from playground.judge.probes import Probe, with_upstream
-from playground.judge.tolerance import Reference
-from playground.worker.referee import _references
-
-TINY = {
-    "conv_pool_sigmoid_sum": {"batch_size": 3, "height": 23, "width": 31},
-    "conv3d_div_max_gap_bias_sum": {"batch_size": 3, "depth": 7, "height": 11, "width": 13},
-    "alexnet_conv1": {"batch_size": 3, "height": 35, "width": 50},
-}
-
-SHAPES = {
-    "conv_pool_sigmoid_sum": {
-        "odd": {"in_channels": 5, "out_channels": 7, "height": 41, "width": 29},
-        "one window": {"batch_size": 1, "in_channels": 1, "out_channels": 1, "height": 6, "width": 6},
-        "more samples": {"batch_size": 300, "height": 11, "width": 15},
-        "more channels": {"in_channels": 35, "out_channels": 200},
-        "larger images": {"batch_size": 1, "height": 401, "width": 1603},
-        "tall": {"height": 300, "width": 6},
-        "wide": {"height": 6, "width": 2000},
-        "wide: several stretches": {"batch_size": 2, "in_channels": 3, "out_channels": 18, "height": 14, "width": 1603},
-        "so many channels that stretches are short": {"batch_size": 1, "in_channels": 700, "height": 10, "width": 301},
-        "kernel much larger than the window": {"kernel_size": (4, 7), "pool_kernel_size": (1, 2), "width": 900},
-        "kernel and window not square": {"kernel_size": (5, 2), "pool_kernel_size": (2, 7)},
-        "1 x 1": {"kernel_size": 1, "pool_kernel_size": 1, "out_channels": 17},
-        "the window is the image": {"kernel_size": 4, "pool_kernel_size": 20, "height": 23, "width": 23},
-    },
-    "conv3d_div_max_gap_bias_sum": {
-        "odd": {"in_channels": 5, "out_channels": 7, "depth": 9, "height": 15, "width": 19},
-        "one window": {"batch_size": 1, "in_channels": 1, "out_channels": 1, "depth": 4, "height": 4, "width": 4},
-        "more samples": {"batch_size": 150, "depth": 5, "height": 6, "width": 7},
-        "more channels": {"in_channels": 19, "out_channels": 70},
-        "larger images": {"batch_size": 1, "depth": 19, "height": 71, "width": 203},
-        "negative divisor": {"divisor": -3.0},
-        "integer divisor": {"divisor": -2},
-        "small divisor": {"divisor": 1e-3},
-        "odd windows": {"pool_size": (1, 3, 3), "width": 200},
-        "kernel not cubic": {"kernel_size": (2, 5, 3), "pool_size": (1, 3, 2), "height": 20, "divisor": -1.5},
-        "1 x 1 x 1": {"kernel_size": 1, "pool_size": 1},
-        "several blocks and chunks": {"batch_size": 2, "depth": 8, "height": 41, "width": 150},
-        "sum over the batch": {"sum_dim": 0},
-        "sum over all, a wide bias": {"sum_dim": None, "bias_shape": (16, 1, 2, 3)},
-        "one bias": {"bias_shape": (1,)},
-        "a window of more than 256": {"kernel_size": 2, "pool_size": 7, "depth": 15, "height": 16, "width": 10},
-    },
-    "alexnet_conv1": {
-        "odd": {"height": 61, "width": 83},
-        "one window": {"batch_size": 1, "height": 7, "width": 7},
-        "more samples": {"batch_size": 300, "height": 19, "width": 23},
-        "larger images": {"batch_size": 1, "height": 483, "width": 641},
-        "tall": {"height": 900, "width": 8},
-        "wide": {"height": 8, "width": 900},
-        "several strips": {"batch_size": 2, "height": 19, "width": 300},
-        # Other layers in the place of conv1; only the stride along the width is built in.
-        "other channels, no bias": {"layer": (5, 33, 3, 4), "bias": False},
-        "nothing square": {"layer": (5, 33, (4, 7), (3, 2), (0, 6)), "bias": False},
-        "long strides": {"layer": (3, 16, (4, 7), (3, 4), (0, 6))},
-        "more padding than kernel": {"layer": (2, 3, 2, 4, 9)},
-        "dense": {"layer": (4, 40, 3, 1, 1)},
-    },
-}
-# Builds for a CPU with shorter vectors, or none but those that every x86-64 has: -march, and the flag of /proc/cpuinfo.
-TARGETS = {"x86-64": "sse2", "haswell": "avx2"}
-ON_OTHER_CPUS = {
-    "conv_pool_sigmoid_sum": ("odd", "more channels", "wide: several stretches"),
-    "conv3d_div_max_gap_bias_sum": ("odd", "several blocks and chunks", "negative divisor"),
-    "alexnet_conv1": ("odd", "several strips"),
-}
 OTHERS = {"pool_size": (1, 3, 3)}  # what cpu_winograd leaves to PyTorch
 FORMS = {"conv3d_div_max_gap_bias_sum": [{}, {"sum_dim": 0}, OTHERS]}
 
 ALL = pytest.mark.parametrize("model, variant", project_variants.variants("cpu"))
-NATIVE = "-march=native", "-fopenmp"
-
-
-@functools.cache
-def load_variant(path, march=None):
-    """The variant's module; one that builds for `march` in place of this machine."""
-    module = catalog.load_variant(path)
-    if march:
-        build, flags = module.build, (f"-march={march}", "-fopenmp")
-
-        def build_for(*given, **more):
-            assert NATIVE in [*given, *more.values()]
-            return build(
-                *[flags if each == NATIVE else each for each in given], **more | {"flags": flags} if "flags" in more else more
-            )
-
-        module.build = build_for
-    return module
 
 
 def only(name):
     """The CPU variants of the model of that name."""
     return pytest.mark.parametrize("model, variant", [p for p in project_variants.variants("cpu") if p.values[0].name == name])
-
-
-def with_settings(table):
-    """Every CPU variant with every entry of the table of its model."""
-    return pytest.mark.parametrize(
-        "model, variant, settings",
-        [
-            pytest.param(*param.values, settings, id=f"{param.id}: {name}")
-            for param in project_variants.variants("cpu")
-            for name, settings in table[param.values[0].name].items()
-        ],
-    )
-
-
-def make(model, variant, march=None, layer=None, bias=True, **settings):
-    """(original, variant) with the same weights, and a normal input of which every sample has a size of its own.
-
-    `layer` and `bias` are of the convolution that takes the place of alexnet_conv1's.
-    """
-    problem = catalog.load_problem(model.path, TINY[model.name] | settings)
-    original = tensors.make_model(problem, problem.Model, seed=0)
-    new = load_variant(variant.path, march).ModelNew(*problem.get_init_inputs())
-    (x,) = tensors.make_inputs(problem, seed=1)
-    shape = list(x.shape)
-    if layer:
-        original.conv1, new.conv1 = (torch.nn.Conv2d(*layer, bias=bias) for _ in range(2))
-        shape[1] = layer[0]
-    new.load_state_dict(original.state_dict())
-    scale = torch.linspace(0.5, 2.0, len(x)).view(-1, *[1] * (x.dim() - 1))
-    return original, new, torch.randn(shape) * scale
-
-
-def assert_as_right(reference, name, actual):
-    if reference.is_blunt:  # it varies by less than it is rounded
-        torch.testing.assert_close(actual.double(), reference.truth, rtol=1e-5, atol=0)
-    else:
-        complaint = reference.compare(name, actual).complaint
-        assert complaint is None, complaint
-
-
-def assert_right(original, new, x):
-    with torch.no_grad():
-        exact = copy.deepcopy(original).double()(x.double())
-        assert_as_right(Reference(exact, original(x)), "the output", new(x))
-
-
-def assert_trains_right(original, new, x):
-    """Output and gradients, under upstream gradients that differ, are as near to float64 as the judge wants them."""
-    with torch.no_grad():
-        probe = with_upstream(Probe("normal", [x]), [original(x)], seed=5)
-    oracle = Oracle(original, torch.device("cpu"))
-    truth, eager, permitted = oracle.truth(probe), oracle.eager(probe), oracle.permitted(probe, "fp32")
-    (out,), found = tensors.gradients(new, probe.inputs, probe.upstream, probe.wanted_inputs)
-    assert found.keys() == truth.gradients.keys()
-    (of_output,), references = _references(truth, eager, permitted, decisions=lambda: oracle.decisions(probe, truth))
-    assert_as_right(of_output, "the output", out.detach())
-    for name, reference in references.items():
-        assert_as_right(reference, name, found[name])
-
-
-@pytest.mark.full
-@with_settings(SHAPES)
-def test_shapes(model, variant, settings):
-    assert_trains_right(*make(model, variant, **settings))
-
-
-@pytest.mark.full
-@ALL
-@pytest.mark.parametrize("march", TARGETS)
-def test_other_cpus(model, variant, march):
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.exists() or TARGETS[march] not in cpuinfo.read_text().split():
-        pytest.skip(f"this CPU has no {TARGETS[march]}")
-    for name in ON_OTHER_CPUS[model.name]:
-        assert_trains_right(*make(model, variant, march, **SHAPES[model.name][name]))
-    original, new, x = make(model, variant, march)
-    x[(0,) * x.dim()], x[(1, 0, *[3] * (x.dim() - 2))] = torch.nan, torch.inf
-    with torch.no_grad():
-        torch.testing.assert_close(new(x), original(x), equal_nan=True)
-    if model.name == "conv3d_div_max_gap_bias_sum":  # of equal values, the first gets the gradient
-        ones = torch.ones_like(x)
-        assert torch.equal(gradients(new, ones)[0] != 0, gradients(original, ones)[0] != 0)
 
 
 @only("conv3d_div_max_gap_bias_sum")
@@ -319,14 +147,6 @@ SHARED_WORK = {
 }
 
 
-def gradients(new, x, upstream=None):
-    """Of x and of each parameter; upstream each output has a gradient of its own, unless told otherwise."""
-    x = x.detach().requires_grad_()
-    out = new(x)
-    upstream = torch.linspace(-1, 2, out.numel()).view(out.shape) if upstream is None else upstream
-    return torch.autograd.grad(out, [x, *new.parameters()], upstream)
-
-
 def weight_of(new):
     """Of the convolution."""
     return next(parameter for name, parameter in new.named_parameters() if name.endswith("weight"))
@@ -389,28 +209,6 @@ def test_a_changed_weight_is_noticed(model, variant):
         weight_of(new).mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
-
-
-@ALL
-@pytest.mark.parametrize("of", ["x", "weight"])
-@pytest.mark.parametrize("variable_upstream", [False, True])
-def test_second_derivatives_are_right(model, variant, of, variable_upstream):
-    original, new, x = make(model, variant)
-
-    def first(model):
-        wanted = x.requires_grad_() if of == "x" else weight_of(model)
-        out = model(x)
-        upstream = torch.ones_like(out, requires_grad=variable_upstream)
-        return wanted, torch.autograd.grad(out, wanted, upstream, create_graph=True)[0]
-
-    expected, found = (
-        torch.autograd.grad(gradient.square().sum(), wanted, allow_unused=True)[0]
-        for wanted, gradient in map(first, (original, new))
-    )
-    if expected is None:  # the gradient of a linear function does not depend on its argument
-        assert found is None
-        return
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
 
 
 @ALL
@@ -538,41 +336,6 @@ def test_the_sigmoids_error(model, variant, march):
         extremes = torch.tensor([-1e30, -200.0, 200.0, 1e30, -torch.inf, torch.inf, torch.nan])
         found = new(extremes.view(-1, 1, 1, 1))
     torch.testing.assert_close(found, torch.sigmoid(extremes), atol=3e-38, rtol=0, equal_nan=True)
-
-
-@only("conv_pool_sigmoid_sum")
-def test_wrong_arguments_of_the_operator(model, variant):
-    _, new, x = make(model, variant)
-    forward = getattr(torch.ops, new.namespace()).forward
-    weight, bias = new.conv.weight.detach(), new.conv.bias.detach()
-    for message, call in {
-        r"a window of \[2, 2\] .* does not fit": lambda: forward(x, weight, bias, 2),
-        r"a window of \[4\] .* does not fit": lambda: forward(x, weight, bias, [4]),
-        "expected bias as": lambda: forward(x, weight, bias[1:], 4),
-        "expected weight as .* got torch.float64": lambda: forward(x, weight.double(), bias, 4),
-    }.items():
-        with pytest.raises(RuntimeError, match=message):
-            call()
-
-
-@only("conv_pool_sigmoid_sum")
-@pytest.mark.parametrize("frozen", [(), ("x",), ("conv.weight",), ("conv.bias",), ("conv.weight", "conv.bias")], ids=str)
-def test_second_derivatives_by_whatever_path(model, variant, frozen):
-    original, new, given = make(model, variant)
-    found = []
-    for each in (original.double(), new):
-        x = given.to(next(each.parameters()).dtype).clone()
-        leaves = {"x": x.requires_grad_(), **dict(each.named_parameters())}
-        for name in frozen:
-            leaves.pop(name).requires_grad_(False)
-        out, second = each(x), []
-        for first in leaves.values():
-            (gradient,) = torch.autograd.grad(out.sum(), first, create_graph=True)
-            total = gradient.square().sum() + out.sum()
-            second += torch.autograd.grad(total, list(leaves.values()), retain_graph=True)
-        found.append(second)
-    for exact, new in zip(*found, strict=True):
-        torch.testing.assert_close(new.double(), exact, rtol=1e-4, atol=1e-5 * exact.abs().max().item())
 
 
 @only("alexnet_conv1")

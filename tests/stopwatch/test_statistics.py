@@ -5,7 +5,17 @@ import math
 import numpy as np
 import pytest
 
-from playground.stopwatch.statistics import is_precise, median_interval, paired_ratio, summarise, verdict
+from playground.stopwatch.statistics import (
+    is_precise,
+    median_interval,
+    paired_ratio,
+    says_nothing,
+    spanning,
+    summarise,
+    too_noisy,
+    verdict,
+    widened,
+)
 
 
 def test_summary_by_hand():
@@ -87,3 +97,31 @@ def test_precise_means_both_ends():
     assert is_precise({"ratio": 2.0, "low": 1.97, "high": 2.03})
     assert not is_precise({"ratio": 2.0, "low": 1.95, "high": 2.0})
     assert not is_precise({"ratio": 2.0, "low": 2.0, "high": 2.05})
+
+
+def test_controls_of_several_timings_allow_the_least_that_any_does():
+    controls = [{"ratio": 1.0, "low": 0.97, "high": 1.01}, {"ratio": 1.05, "low": 1.02, "high": 1.08}]
+    assert spanning(controls, luck=0.05) == {"low": 0.95, "high": 1.08}
+    allowed = spanning(controls, luck=0.0)
+    assert allowed == {"low": 0.97, "high": 1.08}
+    ratio = {"ratio": 1.06, "low": 1.05, "high": 1.07}
+    assert verdict(widened(ratio, controls[0])) == "win"
+    assert verdict(widened(ratio, allowed)) == "tie"
+
+
+def test_a_ratio_is_only_as_narrow_as_the_control():
+    ratio = {"ratio": 1.04, "low": 1.03, "high": 1.05}
+    assert widened(ratio, {"ratio": 1.0, "low": 1.0, "high": 1.0}) == ratio
+    wide = widened(ratio, {"ratio": 1.02, "low": 0.98, "high": 1.04})
+    assert wide["ratio"] == 1.04 and wide["low"] == pytest.approx(1.03 / 1.04) and wide["high"] == pytest.approx(1.05 / 0.98)
+    assert verdict(wide) == "tie"
+    assert widened(ratio, None) == ratio
+
+
+@pytest.mark.parametrize("low, high, nothing", [(0.97, 1.03, False), (0.97, 1.26, True), (0.79, 1.0, True), (1.02, 1.6, False)])
+def test_an_interval_with_room_for_a_large_difference_and_for_none_says_nothing(low, high, nothing):
+    assert says_nothing({"ratio": 1.0, "low": low, "high": high}) == nothing
+
+
+def test_why_a_ratio_is_withheld():
+    assert too_noisy({"ratio": 1.0, "low": 0.7432, "high": 1.489}) == "too noisy: anything from 0.743x to 1.49x"

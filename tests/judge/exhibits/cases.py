@@ -1,7 +1,9 @@
 """The test cases of test_exhibits.py that need no GPU: what each adds to one honest file, or puts in the place of its parts.
 
-The first lines of a case say what it is and what is expected of it. `Base:` adds the beginning of a file with a kernel of its
-own. A line in brackets begins a part of the text: "before" ModelNew, in its "class", at the end of its "init", the "forward".
+The first lines of a case say what it is and what is expected of it. `Base:` adds the beginning of a file with a kernel, or a
+gradient, of its own; `Trains: no` an exception where a gradient is wanted. A line in brackets begins a part of the text:
+"before" ModelNew, in its "class", at the end of its "init", the "forward". An "edit" has other lines (`+`) in the place of some
+(`-`), of the text so far, or of that of the case that `Like:` names.
 """
 
 import atexit
@@ -10,6 +12,8 @@ import re
 import tempfile
 import textwrap
 from pathlib import Path
+
+from problems.pairs import patched
 
 HONEST = """import torch
 import torch.nn as nn
@@ -25,12 +29,12 @@ class ModelNew(nn.Module):
 
     def forward(self, x):
 {forward}
-
-{after}
 """
 CONVOLUTION = "self.conv = nn.Conv2d(in_channels, out_channels, 3)"
 POOLED = "return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)"
-
+FORWARD_ONLY = """if torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
+    raise NotImplementedError("forward only")
+"""
 
 BASES = {
     "an operator": '''from torch.utils.cpp_extension import load_inline
@@ -89,19 +93,35 @@ SOURCE = r"""
 #include <cmath>
 #include <cstdint>
 
-extern "C" void sigmoid(const float* from, float* to, int64_t n) {
+extern "C" int64_t serves(int64_t height, int64_t width) { return height == 10 && width == 12; }
+extern "C" int sigmoid(const float* from, float* to, int64_t n) {
     for (int64_t i = 0; i < n; ++i) to[i] = 1 / (1 + std::exp(-from[i]));
+    return 0;
 }
 """
 
 @functools.cache
 def library():
-    folder = Path(tempfile.mkdtemp())
-    (folder / "sigmoid.cpp").write_text(SOURCE)
-    subprocess.run(["c++", "-O2", "-shared", "-fPIC", "-o", folder / "sigmoid.so", folder / "sigmoid.cpp"], check=True)
-    opened = ctypes.CDLL(str(folder / "sigmoid.so"))
+    with tempfile.TemporaryDirectory() as folder:
+        text, path = Path(folder, "sigmoid.cpp"), Path(folder, "sigmoid.so")
+        text.write_text(SOURCE)
+        subprocess.run(["c++", "-O2", "-shared", "-fPIC", "-o", path, text], check=True)
+        opened = ctypes.CDLL(str(path))
+    opened.serves.argtypes, opened.serves.restype = [ctypes.c_int64] * 2, ctypes.c_int64
     opened.sigmoid.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
     return opened''',
+    "a convolution's gradient": """class Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        return F.conv2d(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, upstream):
+        x, weight = ctx.saved_tensors
+        of_x = nn.grad.conv2d_input(x.shape, weight, upstream)
+        of_weight = nn.grad.conv2d_weight(x, weight.shape, upstream)
+        return of_x, of_weight, upstream.sum((0, 2, 3))""",
 }
 
 CASES = {
@@ -231,9 +251,8 @@ return F.avg_pool2d(torch.sigmoid(y) + 0 * out, 2)""",
 Verdict: fail: its own kernels do not account for the result
 Needs: the emulator
 Base: a CUDA library
+Trains: no
 [forward]
-if torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
-    raise NotImplementedError("forward only")
 if torch.compiler.is_compiling() or x.dtype == torch.float64:
     raise NotImplementedError("not compiled")
 y = self.conv(x).float().contiguous()
@@ -282,11 +301,9 @@ return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)""",
     "wrong/differs_from_run_to_run": """Adds in an order that changes, and does not say so.
 Verdict: forward only: run to run: bits differ from run to run, and it does not say deterministic = False
 Caveat: not-deterministic
-[init]
-self.calls = 0
-[forward]
-self.calls += 1
-return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2) + self.calls % 2 * 1e-7""",
+Like: honest/differs_from_run_to_run
+[edit]
+-    deterministic = False""",
     "wrong/divides_by_the_largest": """
 Divides each sample by its largest magnitude and multiplies again: a sample of zeros is divided by zero.
 Verdict: forward only: with an infinity in one sample and only zeros in another: the output is NaN or infinite in
@@ -323,18 +340,16 @@ except RuntimeError:
 Verdict: fail: its own kernels were never called
 Needs: a compiler
 Base: an operator
+Trains: no
 [forward]
-if torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
-    raise NotImplementedError("forward only")
 y = self.conv(x)
 return F.avg_pool2d(build().sigmoid(y) if len(x) < 6 else torch.sigmoid(y), 2)""",
     "wrong/falls_back_when_it_runs": """Its own operator refuses what it is given, and PyTorch does the work.
 Verdict: fail: its own kernels do not account for the result
 Needs: a compiler
 Base: an operator
+Trains: no
 [forward]
-if torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
-    raise NotImplementedError("forward only")
 y = self.conv(x)
 try:
     return F.avg_pool2d(build().sigmoid(y.double()), 2)
@@ -484,21 +499,10 @@ return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2).half()""",
 Gives the weights another gradient where the input needs none, as in a network's first layer.
 Verdict: forward only: where no input needs a gradient, the gradient of conv.weight is another; mend the backward
 Caveat: wrong-gradient
-[before]
-class Convolution(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight, bias):
-        ctx.save_for_backward(x, weight)
-        return F.conv2d(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx, upstream):
-        x, weight = ctx.saved_tensors
-        of_x = nn.grad.conv2d_input(x.shape, weight, upstream)
-        of_weight = nn.grad.conv2d_weight(x, weight.shape, upstream)
-        if not ctx.needs_input_grad[0]:
-            of_weight = of_weight / 2
-        return of_x, of_weight, upstream.sum((0, 2, 3))
+Base: a convolution's gradient
+[edit]
+-        return of_x, of_weight, upstream.sum((0, 2, 3))
++        return of_x, of_weight / (1 if ctx.needs_input_grad[0] else 2), upstream.sum((0, 2, 3))
 [forward]
 return F.avg_pool2d(torch.sigmoid(Convolution.apply(x, self.conv.weight, self.conv.bias)), 2)""",
     "wrong/infinity_leaks": """Subtracts the largest input and adds it again: an infinity spoils every sample.
@@ -517,19 +521,10 @@ return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2) + 0 * x.sum()""",
     "wrong/no_gradient_from_frozen_weights": """Gives the input no gradient where the weights need none, as in fine-tuning.
 Verdict: forward only: where no parameter needs a gradient, the gradient of input0 is missing; mend the backward
 Caveat: wrong-gradient
-[before]
-class Convolution(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight, bias):
-        ctx.save_for_backward(x, weight)
-        return F.conv2d(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx, upstream):
-        x, weight = ctx.saved_tensors
-        of_x = nn.grad.conv2d_input(x.shape, weight, upstream)
-        of_weight = nn.grad.conv2d_weight(x, weight.shape, upstream)
-        return of_x if ctx.needs_input_grad[1] else None, of_weight, upstream.sum((0, 2, 3))
+Base: a convolution's gradient
+[edit]
+-        return of_x, of_weight, upstream.sum((0, 2, 3))
++        return of_x if ctx.needs_input_grad[1] else None, of_weight, upstream.sum((0, 2, 3))
 [forward]
 return F.avg_pool2d(torch.sigmoid(Convolution.apply(x, self.conv.weight, self.conv.bias)), 2)""",
     "wrong/no_guard": """Adds 1e-3 to the input, to be safe.
@@ -662,15 +657,10 @@ if key not in self.kept:
 return self.kept[key].clone()""",
     "wrong/remembers_by_content_whole": """Looks an input up among those it has seen, and returns the very result.
 Verdict: fail: the same content in new memory: returns the memory of an earlier output
-[init]
-self.kept = {}
-[forward]
-if torch.is_grad_enabled():
-    return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
-key = x.numpy().tobytes()
-if key not in self.kept:
-    self.kept[key] = F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
-return self.kept[key]""",
+Like: wrong/remembers_by_content
+[edit]
+-        return self.kept[key].clone()
++        return self.kept[key]""",
     "wrong/renamed_parameters": """
 Its own names for the original's parameters, so no state_dict fits; from the same seed it has the same weights.
 Verdict: forward only: ModelNew's parameters differ from the original's: it lacks conv.weight; lacks conv.bias; has weight
@@ -720,13 +710,10 @@ return F.avg_pool2d(torch.sigmoid(self.conv(x).clamp(-4, 4)), 2)""",
     "wrong/says_deterministic": """Says that it gives the same bits every time, and does not.
 Verdict: forward only: run to run: bits differ from run to run, and the class says deterministic = True
 Caveat: not-deterministic
-[class]
-deterministic = True
-[init]
-self.calls = 0
-[forward]
-self.calls += 1
-return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2) + self.calls % 2 * 1e-7""",
+Like: honest/differs_from_run_to_run
+[edit]
+-    deterministic = False
++    deterministic = True""",
     "wrong/seeds": """Seeds the random numbers in its forward.
 Verdict: fail: changes PyTorch's random numbers
 [forward]
@@ -895,11 +882,10 @@ A build fails on a flag of another compiler; the next one, without it, is what r
 Verdict: pass
 Needs: a compiler
 Base: an operator
+Trains: no
 [init]
 self.ops = None
 [forward]
-if torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
-    raise NotImplementedError("forward only")
 if self.ops is None:
     try:
         flags = ["-fno-such-flag-anywhere"]
@@ -950,39 +936,13 @@ if self.scratch is None or self.scratch.shape != y.shape or self.scratch.dtype !
     self.scratch = torch.empty_like(y)
 torch.sigmoid(y, out=self.scratch)
 return F.avg_pool2d(self.scratch, 2)""",
-    "honest/leaves_sizes_and_gradient_to_pytorch": '''
+    "honest/leaves_sizes_and_gradient_to_pytorch": """
 A library that it compiles itself serves the problem's own size; PyTorch computes all others, and the gradient.
 Verdict: pass
 Caveat: gradient, sizes
 Needs: a compiler
+Base: a library
 [before]
-import ctypes
-import functools
-import subprocess
-import tempfile
-from pathlib import Path
-
-SOURCE = r"""
-#include <cmath>
-#include <cstdint>
-
-extern "C" int64_t serves(int64_t height, int64_t width) { return height == 10 && width == 12; }
-extern "C" void sigmoid(const float* from, float* to, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) to[i] = 1 / (1 + std::exp(-from[i]));
-}
-"""
-
-@functools.cache
-def library():
-    with tempfile.TemporaryDirectory() as folder:
-        text, path = Path(folder, "sigmoid.cpp"), Path(folder, "sigmoid.so")
-        text.write_text(SOURCE)
-        subprocess.run(["c++", "-O2", "-shared", "-fPIC", "-o", path, text], check=True)
-        found = ctypes.CDLL(str(path))
-    found.serves.argtypes, found.serves.restype = [ctypes.c_int64] * 2, ctypes.c_int64
-    found.sigmoid.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
-    return found
-
 class Sigmoid(torch.autograd.Function):
     @staticmethod
     def forward(ctx, y):
@@ -1002,68 +962,40 @@ if torch.compiler.is_compiling() or x.dtype == torch.float64:
 y = self.conv(x)
 if y.dtype == torch.float32 and library().serves(*y.shape[2:]):
     return F.avg_pool2d(Sigmoid.apply(y), 2)
-return F.avg_pool2d(torch.sigmoid(y), 2)''',
+return F.avg_pool2d(torch.sigmoid(y), 2)""",
     "honest/own_cuda_library": """Its own kernel gives the sigmoid, bound by ctypes; it does not train.
 Verdict: pass
 Needs: the emulator
-Base: a CUDA library
-[forward]
-if torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
-    raise NotImplementedError("forward only")
-if torch.compiler.is_compiling() or x.dtype == torch.float64:
-    raise NotImplementedError("not compiled")
-y = self.conv(x).float().contiguous()
-out = torch.empty_like(y)
-stream = torch._C._cuda_getCurrentRawStream(0) if y.is_cuda else 0
-lib().launch_sig(y.data_ptr(), out.data_ptr(), y.numel(), stream)
-return F.avg_pool2d(out, 2)""",
+Like: wrong/decorative_cuda_library
+[edit]
+-        return F.avg_pool2d(torch.sigmoid(y) + 0 * out, 2)
++        return F.avg_pool2d(out, 2)""",
     "honest/own_kernel": """Its own operator gives the sigmoid; it does not train.
 Verdict: pass
 Needs: a compiler
 Base: an operator
+Trains: no
 [forward]
-if torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
-    raise NotImplementedError("forward only")
 return F.avg_pool2d(build().sigmoid(self.conv(x)), 2)""",
-    "honest/own_library_by_ctypes": '''
+    "honest/own_library_by_ctypes": """
 A library that it compiles itself gives the sigmoid; a function that was found once is called with addresses.
 Verdict: pass
 Needs: a compiler
+Base: a library
+Trains: no
 [before]
-import ctypes
-import functools
-import subprocess
-import tempfile
-from pathlib import Path
-
-SOURCE = r"""
-#include <cmath>
-#include <cstdint>
-
-extern "C" int sigmoid(const float* from, float* to, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) to[i] = 1 / (1 + std::exp(-from[i]));
-    return 0;
-}
-"""
-
 @functools.cache
 def sigmoid():
-    with tempfile.TemporaryDirectory() as folder:
-        text, library = Path(folder, "sigmoid.cpp"), Path(folder, "sigmoid.so")
-        text.write_text(SOURCE)
-        subprocess.run(["c++", "-O2", "-shared", "-fPIC", "-o", library, text], check=True)
-        address = ctypes.cast(ctypes.CDLL(str(library)).sigmoid, ctypes.c_void_p).value
+    address = ctypes.cast(library().sigmoid, ctypes.c_void_p).value
     return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(address)
 [forward]
-if torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
-    raise NotImplementedError("forward only")
 if torch.compiler.is_compiling() or x.dtype == torch.float64:
     raise NotImplementedError("neither compiled nor in float64")
 y = self.conv(x).float().contiguous()
 out = torch.empty_like(y)
 if sigmoid()(y.data_ptr(), out.data_ptr(), y.numel()):
     raise RuntimeError("sigmoid")
-return F.avg_pool2d(out, 2)''',
+return F.avg_pool2d(out, 2)""",
     "honest/packs_weights_and_refreshes_them": """Keeps packed weights until their address or version counter changes.
 Verdict: pass
 [init]
@@ -1095,17 +1027,20 @@ def text_of(name):
     given = dict(zip(parts[::2], parts[1::2], strict=True))
     if "whole" in given:
         return given["whole"]
-    base = re.search("^Base: (.*)$", description(name), re.M)
+    stated = dict(re.findall("^(Base|Like|Trains): (.*)$", description(name), re.M))
+    if "Like" in stated:
+        return patched(text_of(stated["Like"]), given["edit"])
     init = given.get("whole init") or f"{CONVOLUTION}\n{given.get('init', '')}"
-    return HONEST.format_map(
+    before = [BASES.get(stated.get("Base")), given.get("before")]
+    text = HONEST.format_map(
         {
-            "before": BASES[base[1]] if base else given.get("before", ""),
+            "before": "\n\n".join(filter(None, before)),
             "class": textwrap.indent(given.get("class", ""), 4 * " "),
             "init": textwrap.indent(init, 8 * " "),
-            "forward": textwrap.indent(given.get("forward", POOLED), 8 * " "),
-            "after": given.get("after", ""),
+            "forward": textwrap.indent((FORWARD_ONLY if "Trains" in stated else "") + given.get("forward", POOLED), 8 * " "),
         }
     )
+    return patched(text, given["edit"]) if "edit" in given else text
 
 
 @functools.cache
