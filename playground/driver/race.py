@@ -73,7 +73,7 @@ class Side:
         self._ask = ask
 
     def start(self):
-        """Warm up. Returns the reply, which `resume` takes where the side is already warm."""
+        """Warm the side up. Returns the reply, which `resume` takes where it is already warm."""
         started = self.ask("start", seeds=[new_seed() for _ in range(WARM_UP_CALLS)])
         self.resume(started)
         return started
@@ -84,7 +84,7 @@ class Side:
         self.peak_mib = started["peak_mib"]
 
     def play(self, last_seed):
-        """One round: a number of calls that cannot be foreseen, the last of them on the content of `last_seed`."""
+        """Play one round: a number of calls that cannot be foreseen, the last of them on the content of `last_seed`."""
         calls = self._settling_calls + self._calls + secrets.randbelow(self._calls + 1)
         seeds = [new_seed() for _ in range(calls - 1)] + [last_seed]
         answer = self.ask("time", seeds=seeds)
@@ -97,7 +97,7 @@ class Side:
         self.launches += answer["launch_ms"][self._settling_calls :] if self.is_trusted else []
 
     def set_last_aside(self):
-        """The last round was disturbed."""
+        """Set the last round aside, as disturbed."""
         self.disturbed.append(self.rounds.pop())
 
     def count_disturbed_where(self, wanted):
@@ -118,7 +118,7 @@ class Side:
         return statistics.summarise(self.samples)["median"]
 
     def back_to_back(self, count, held=2):
-        """Milliseconds a call by the driver's own clock, of `count` calls with nothing between them."""
+        """Return milliseconds a call by the driver's own clock, of `count` calls with nothing between them."""
         self.ask("hold", seeds=[new_seed() for _ in range(held)])
         began = time.perf_counter()
         self.ask("repeat", count=count)
@@ -133,7 +133,7 @@ class Patience:
     whole: "Patience | None" = None
 
     def portion(self, most):
-        """For one timing, which could otherwise use up what a run of hundreds has."""
+        """Return a part, `most` seconds at most, for one timing, which could otherwise use up what a run of hundreds has."""
         return Patience(min(most, self.seconds), self)
 
     def spend(self, seconds):
@@ -149,7 +149,7 @@ class Quiet:
     flush_ms: float = math.inf
 
     def is_disturbed(self, flushes):
-        """Whether too many of these flushes took too long; those of one round of all trusted sides, in milliseconds."""
+        """Return whether too many of these flushes took too long; those of one round of all trusted sides, in milliseconds."""
         if not flushes:
             return False
         self.flush_ms = min(self.flush_ms, statistics.summarise(flushes)["p20"])
@@ -241,7 +241,7 @@ class Race:
         return disturbed
 
     def is_shared(self):
-        """Whether another process works on the GPU at present."""
+        """Return whether another process works on the GPU at present."""
         if self._place != "cuda" or not self.reference or self._quiet.flush_ms == math.inf:
             return False
         took = self.reference.ask("flush_in_a_row", flush_ms=self._quiet.flush_ms)["milliseconds"]
@@ -261,14 +261,14 @@ class Race:
         return all(statistics.is_precise(statistics.paired_ratio(side.rounds, self.variant.rounds)) for side in self._rivals())
 
     def control(self):
-        """{"ratio", "low", "high"}: how much longer the original takes as a baseline than in a process like the variant's.
+        """Return {"ratio", "low", "high"}: how much longer the original takes as a baseline than in a process like a variant's.
 
         None where either does not run.
         """
         return self._control and statistics.paired_ratio(self.reference.rounds, self._control.rounds)
 
     def luck(self):
-        """The share by which two processes that run the same code may differ, whatever the control of two of them says."""
+        """Return the share by which two processes that run the same code may differ, whatever their control says."""
         if self._place != "cuda":
             return 0.0
         fastest = min(side.median for side in self._everybody)
@@ -277,7 +277,7 @@ class Race:
         return GRAPHS_DIFFER_MS / fastest if self.variant.mode.startswith(GRAPHED) else LAUNCHES_DIFFER
 
     def disturbance(self):
-        """What disturbed it so much that nothing can be said of the variant, in one line; None where nothing did."""
+        """Return what disturbed it so much that nothing can be said of the variant, in one line; None where nothing did."""
         too_few = len(self.variant.rounds) < MIN_ROUNDS
         for side in self._everybody:
             side.count_disturbed_where(too_few)
@@ -295,7 +295,7 @@ class Race:
 
 
 def most_cores_for_others(place):
-    """How many processors other processes may keep busy while a round is played that counts."""
+    """Return how many processors other processes may keep busy while a round is played that counts."""
     there = usable_processors()
     return max(BUSY_CORES, there - CORES_FOR_A_GPU if place == "cuda" else BUSY_SHARE * there)
 

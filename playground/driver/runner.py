@@ -64,7 +64,7 @@ class Task:
 
     @functools.cached_property
     def hashes(self):
-        """Of the two files, as the result has them, read once; None where one cannot be read."""
+        """Return the hashes of the two files, as the result has them, read once; None where one cannot be read."""
         files = {
             "source_sha256": (catalog.sha256, self.variant.path),
             "code_sha256": (catalog.code_sha256, self.variant.path),
@@ -75,11 +75,11 @@ class Task:
 
     @property
     def group(self):
-        """What shares an original: the same reference and the same baselines."""
+        """Return what shares an original: the same reference and the same baselines."""
         return self.model.path, self.place, repr(sorted(self.settings.items()))
 
     def names(self, what=None):
-        """(model, variant) as progress shows them; `what` stands in the place of the variant."""
+        """Return (model, variant) as progress shows them; `what` stands in the place of the variant."""
         point = [f"{name}={value}" for name, value in self.point.items()]
         return self.model.name, ", ".join([what or self.variant.name, *point])
 
@@ -89,12 +89,10 @@ class Options:
     """`training` times training steps too; `seconds` is the budget of one timing; `time_limit` that of one request. With
     `check_only` nothing is timed.
 
-    `max_autotune` adds torch.compile's max-autotune to the baselines.
-
-    `debug` has the emulator build without optimisation. `strict` forbids TF32 in every process. `sanitize` has NVIDIA's
-    compute-sanitizer look at what runs on a GPU. `ptxas` has nvcc say what registers and memory kernels take. `accept` is the
-    error, of the output's spread, that is accepted where the limit is smaller. `precision`, "fp16" or "bf16", is that of
-    models and inputs.
+    `max_autotune` adds torch.compile's max-autotune to the baselines, `sanitize` compute-sanitizer, `ptxas` what registers and
+    memory kernels take. `debug` has the emulator build without optimisation. `strict` forbids TF32. `accept` is the error, in
+    the output's spread, that is accepted where the limit is smaller. `precision`, "fp16" or "bf16", is that of models and
+    inputs.
 
     `builds` is the folder where extensions of files that are not the project's are built; None: for each file one of its own in
     torch's, since different files give their extensions the same names. `sandbox`, one of worker.sandbox.MODES, says what runs
@@ -120,16 +118,16 @@ class Options:
         return 1.0 if self.quick else 3.0
 
     def patience(self, tasks):
-        """Seconds that a run waits for a machine that is busy, all its timings together. The tests, which are busy, do not."""
+        """Return the seconds that all timings of a run wait for a busy machine. The tests, which are busy, do not wait."""
         pairs = sum(task.pair is not None for task in tasks)
         return float(os.environ.get("PLAYGROUND_PATIENCE") or (10.0 if self.quick else 30.0) + PATIENCE_FOR_A_PAIR * pairs)
 
     def times(self, task):
-        """Whether the task is timed where it is right."""
+        """Return whether the task is timed where it is right."""
         return task.timed and task.place != "emulator" and not self.check_only
 
     def isolates(self, task):
-        """Whether the task's processes run in a sandbox. What compute-sanitizer looks at does not."""
+        """Return whether the task's processes run in a sandbox. What compute-sanitizer looks at does not."""
         if self.sandbox == "off" or self.sanitize or (self.sandbox == "auto" and task.variant.is_catalogued):
             return False
         try:
@@ -140,7 +138,7 @@ class Options:
             return False
 
     def isolation(self, tasks):
-        """'on (bubblewrap 0.8.0)' or 'off (...)', with the reason."""
+        """Return 'on (bubblewrap 0.8.0)' or 'off (...)', with the reason."""
         if any(map(self.isolates, tasks)):
             return f"on ({sandbox.version()})"
         if self.sandbox == "off":
@@ -155,7 +153,7 @@ class Options:
             return f"off ({missing})"
 
     def sanitizes(self, task):
-        """Whether compute-sanitizer is to look at the task, which it also does where the first call failed."""
+        """Return whether compute-sanitizer is to look at the task, which it also does where the first call failed."""
         return self.sanitize and task.place == "cuda"
 
 
@@ -188,7 +186,7 @@ class Runner:
         self._niceness = 0  # of builds
 
     def run(self, tasks, keep=lambda results: None):
-        """One result a task, in their order. Failures of a variant are its verdict; nothing of it is raised.
+        """Return one result a task, in their order. Failures of a variant are its verdict; nothing of it is raised.
 
         One model comes after the other. `keep` is called with all that are finished whenever there is a new one.
         """
@@ -337,7 +335,7 @@ class Runner:
             self._folder = None
 
     def folder(self, group=None):
-        """Where processes exchange tensors: of the whole run, or of those that share an original."""
+        """Return where processes exchange tensors: of the whole run, or of those that share an original."""
         with self._making_room:
             if not self._folder:
                 self._folder = tempfile.TemporaryDirectory(prefix=sandbox.RUN, dir=roomy_folder())
@@ -349,7 +347,7 @@ class Runner:
             return folder
 
     def room(self, task):
-        """The sandbox of a task; None for one that has the rights of this user."""
+        """Return the sandbox of a task; None for one that has the rights of this user."""
         if not self._options.isolates(task):
             return None
         with self._making_room:
@@ -361,14 +359,14 @@ class Runner:
             return room
 
     def new_room(self, task, shown):
-        """A sandbox that sees the task's problem and what its referee gives, and the files `shown`."""
+        """Return a sandbox that sees the task's problem and what its referee gives, and the files `shown`."""
         builds = Path(self._options.builds or build_locks.extensions_root() / build_locks.JUDGED)
         builds.mkdir(parents=True, exist_ok=True)
         shown = [task.model.path, self.folder(task.group) / GIVEN, *shown]
         return sandbox.Room([path.absolute() for path in shown], self.folder(), builds)
 
     def close_room(self, task):
-        """After the last process in it has ended."""
+        """Close the sandbox of a task, after the last process in it has ended."""
         with self._making_room:
             _, room = self._rooms.pop(id(task), (task, None))
         if room:
@@ -394,7 +392,7 @@ class Runner:
         self._progress.finished("build", *task.names(), result["verdict"] or "built")
 
     def footprint(self, task, size_up):
-        """The Footprint of the task's problem, which the first who needs it asks for; the others wait."""
+        """Return the Footprint of the task's problem, which the first who needs it asks for; the others wait."""
         with self._sizing.setdefault(task.group, threading.Lock()):
             if task.group not in self._footprints:
                 self._footprints[task.group] = size_up()
@@ -409,7 +407,7 @@ class Runner:
         return MEMORY.taken("call", footprint.of_call(task.place), self.is_over)
 
     def room_for_judgement(self, task, size_up):
-        """(a context in which there is memory for a judgement, the share of all results that has room there).
+        """Return (a context in which there is memory for a judgement, the share of all results that has room there).
 
         What is emulated waits for nobody: it is begun in another order than its originals, and made small.
         """
@@ -421,7 +419,7 @@ class Runner:
         return MEMORY.taken("judgement", footprint.of_judgement(task.place, share), self.is_over), share
 
     def is_over(self):
-        """Whether nobody needs to wait for anything any more."""
+        """Return whether nobody needs to wait for anything any more."""
         return self._is_over
 
     def build_in(self, worker, task, result):
@@ -446,7 +444,7 @@ class Runner:
 
     @contextlib.contextmanager
     def answering_for(self, result):
-        """What goes wrong here, and not in a worker, costs one result, not the run: it may have gone on for hours."""
+        """Have what goes wrong here, and not in a worker, cost one result, not the run: it may have gone on for hours."""
         try:
             yield
         except NoRoom as full:
@@ -457,7 +455,7 @@ class Runner:
             give(result, "error", *internal_error(exception))
 
     def worker_for(self, task):
-        """The process in which a variant is judged and timed. While it is, the next one starts."""
+        """Return the process in which a variant is judged and timed. While it is, the next one starts."""
         kind = task.place == "emulator", self.room(task)
         with self._taking:
             worker = self._ready.pop(kind, None)
@@ -483,7 +481,7 @@ class Runner:
         return Session(task, self.original(task), self._options, self._progress, self, granted)
 
     def original(self, task):
-        """How a worker makes the original of a task."""
+        """Return how a worker makes the original of a task."""
         return {
             "problem": str(task.model.path),
             "settings": task.settings,
@@ -508,7 +506,7 @@ class _Pool(ThreadPoolExecutor):
 
 
 def has_several_points(tasks):
-    """Whether a model runs at several settings: their baselines compile the same kernels, and wait for each other's locks."""
+    """Return whether a model runs at several settings: their baselines compile the same kernels, and wait for locks."""
     return len({task.group for task in tasks}) > len({(task.model.path, task.place) for task in tasks})
 
 
@@ -552,7 +550,7 @@ def _make_emulator(file):
 
 
 def roomy_folder():
-    """Where tensors are exchanged: the folder that TMPDIR names, else memory where there is plenty of it, else the disk."""
+    """Return where tensors are exchanged: the folder that TMPDIR names, else memory where there is plenty, else the disk."""
     enough = 8 << 30
     if "TMPDIR" not in os.environ and os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free > enough:
         return SHARED_MEMORY

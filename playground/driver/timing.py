@@ -138,11 +138,11 @@ class Stopwatch:
 
     @property
     def workers(self):
-        """The processes that are timed beside the variant's."""
+        """Return the processes that are timed beside the variant's."""
         return [each for each in (self._worker, self._control_worker) if each]
 
     def time(self, worker, result):
-        """The timing keys of the result of a variant that `worker` has loaded and judged. Raises Rejected, WorkerFailure."""
+        """Return the timing keys of the result of a variant that `worker` has loaded. Raises Rejected, WorkerFailure."""
         with self._in_use:
             return self._time(worker, result)
 
@@ -523,15 +523,16 @@ class Stopwatch:
 
 
 def launches_count(timings):
-    """Whether a mode, by its timings without a CUDA graph, is timed under one as well: its fastest side takes below 1 ms,
-    or the host's launches take as long as eager PyTorch.
+    """Return whether a mode, by its timings without a CUDA graph, is timed under one: its fastest side takes below 1 ms.
+
+    Or the host takes as long to launch as eager PyTorch.
     """
     medians = [timings["time_ms"]["median"], *(each["median"] for each in timings["baselines_ms"].values())]
     return min(medians) < GRAPHED_BELOW_MS or launches_bind(timings)
 
 
 def launches_bind(timings):
-    """Whether eager PyTorch takes about as long as the host needs to launch it."""
+    """Return whether eager PyTorch takes about as long as the host needs to launch it."""
     eager = timings["baselines_ms"].get("eager")
     return bool(eager and timings["launch_ms"] and timings["launch_ms"] > LAUNCHES_BIND * eager["median"] > 0)
 
@@ -541,12 +542,12 @@ def _is_measured(timings):
 
 
 def too_slow_to_graph(baselines_ms):
-    """The names of the baselines that need no CUDA graph, by their times without one."""
+    """Return the names of the baselines that need no CUDA graph, by their times without one."""
     return [name for name, each in baselines_ms.items() if each["median"] > LAUNCHES_COUNT_BELOW_MS]
 
 
 def graph_notes(eager, graphed):
-    """What to say about a step under a CUDA graph where the baseline that counts without one is missing."""
+    """Return what to say about a step under a CUDA graph where the baseline that counts without one is missing."""
     usual, against = ((timings["outcome"] or {}).get("against") for timings in (eager, graphed))
     if usual not in graphed["baselines_unavailable"]:
         return []
@@ -555,7 +556,7 @@ def graph_notes(eager, graphed):
 
 
 def own_clock(side, claimed, limit, load=None):
-    """Milliseconds a call back to back: the first measurement that is within the limit, else the least of several.
+    """Return milliseconds a call back to back: the first measurement that is within the limit, or the least of several.
 
     Those beyond the first few are for the case that other programs took the processors. They come after pauses, and some are
     short: one that fits between two turns of another program is not disturbed. `load` watches all of them.
@@ -580,7 +581,7 @@ def own_clock(side, claimed, limit, load=None):
 
 
 def taken_by_others(load, place):
-    """The largest share of a call's time, by the driver's clock, that is due to other processes under an OtherLoad.
+    """Return the largest share of a call's time, by the driver's clock, that is due to other processes under an OtherLoad.
 
     Kernels on the CPU have a thread on each processor and wait for the last of them, so whenever another process runs on any,
     they may stand still. Those on a GPU are started by one thread, which finds its processor taken as often as any is.
@@ -589,7 +590,7 @@ def taken_by_others(load, place):
 
 
 def outcome(variant, others, result, control, disturbance=None):
-    """{"verdict", "against", "ratio", "low", "high", "precise", "any_precision", "reason"}; None without baselines.
+    """Return {"verdict", "against", "ratio", "low", "high", "precise", "any_precision", "reason"}; None without baselines.
 
     The verdict is "win", "tie" or "loss" against the fastest baseline that is at least as precise as the variant, by the
     interval that the control allows; "any_precision" names the fastest of all, where that is another one. Where there was a

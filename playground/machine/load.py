@@ -32,12 +32,12 @@ class OtherLoad:
 
     @property
     def cores(self):
-        """How many processors the others kept busy on average; the counters advance in steps of 10 ms."""
+        """Return how many processors the others kept busy on average; the counters advance in steps of 10 ms."""
         return max(0.0, self._taken / self._wall) if self._wall else 0.0
 
     @property
     def share(self):
-        """`cores` as a share of all there are."""
+        """Return `cores` as a share of all there are."""
         return min(1.0, self.cores / len(self._processors))
 
     def _own_seconds(self):
@@ -58,7 +58,7 @@ class Others:
         self._seconds = {process.pid: _seconds(process, children=False) for process in psutil.process_iter()}
 
     def busiest(self, least_steal, most=2):
-        """['python3 train.py, pid 4242, used 0.98 cores'] of those that used a tenth of a processor since then.
+        """Return ['python3 train.py, pid 4242, used 0.98 cores'] of those that used a tenth of a processor since then.
 
         Other virtual machines are named where they took `least_steal` processors.
         """
@@ -76,7 +76,7 @@ class Others:
 
 
 def usable_processors():
-    """How many processors this process may run on."""
+    """Return how many processors this process may run on."""
     return len(_usable_processors())
 
 

@@ -21,7 +21,7 @@ def fitting(kind, name, given, source):
 
 
 def misfit(error, kind, name, given, source):
-    """Return that WrongInterface; None for another cause: it was entered, takes what is given, or there is no class."""
+    """Return that WrongInterface; None where another cause is seen: the method was entered, or fits, or there is no class."""
     entered = any(is_of_user(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
     function = _own_method(kind, name)
     if entered or not isinstance(kind, type):

@@ -142,7 +142,7 @@ class WorkerProcess:
         return self._process.pid
 
     def make_nice(self, niceness):
-        """Of the process and what it has started."""
+        """Set the niceness of the process and of what it has started."""
         for pid in _families([self._process]):
             with contextlib.suppress(psutil.Error):
                 psutil.Process(pid).nice(niceness)
@@ -170,7 +170,7 @@ class WorkerProcess:
             stopped.close()
 
     def ask(self, what, limit, **arguments):
-        """The reply (a dict) to the request `what`, a name in playground.worker.requests.
+        """Return the reply (a dict) to the request `what`, a name in playground.worker.requests.
 
         Raises WorkerFailure when the request raised, the process died or ended, `limit` seconds passed in which it was not
         paused, or what came is no reply (a judged file can write to the pipe); in all but the first case the process is gone
@@ -266,11 +266,11 @@ class WorkerProcess:
         return sandbox.named(crashed, self.room.limits) if self.room else crashed
 
     def output(self):
-        """The end of what the process and its children printed, to both of their outputs."""
+        """Return the end of what the process and its children printed, to both of their outputs."""
         return _part_of(self._output, -SHOWN_BYTES) + _part_of(self._printed, -SHOWN_BYTES)
 
     def printed(self):
-        """The beginning of what the process printed to its standard output, kernels' printf among it."""
+        """Return the beginning of what the process printed to its standard output, kernels' printf among it."""
         text = _part_of(self._printed, SHOWN_BYTES)
         more = os.fstat(self._printed.fileno()).st_size - SHOWN_BYTES
         return text + f"\n({more} more bytes)\n" if more > 0 else text
