@@ -267,7 +267,9 @@ class _Case:
             self._leave(probe)
         if not required and (failed := ran["complaints"].pop("launch", None)):
             self.complain(BY_NAME[probe.removesuffix(AT_OWN_SIZE)].caveat.tag, _under(probe, failed), DROP_IN)
-        self._heed(ran["complaints"])
+        for check, reason in ran["complaints"].items():
+            if check not in self._referee.side_effects:  # what the original does, too, is no complaint
+                self._behaved(check, reason, None)
         if probe == "own" and self._referee.checks_itself:
             self._check["own_check"] = {"complaint": self._referee.own_check(probe, str(self._outputs))}
         if required and ran["form"] != prepared["form"]:
@@ -381,12 +383,6 @@ class _Case:
 
     def _note_probe(self, probe, note, complaint=None):
         self._check["probes"][probe] = dict.fromkeys(FIGURES) | {"complaint": complaint, "note": note}
-
-    def _heed(self, complaints):
-        """What a call did besides, unless the original does it too."""
-        for check, reason in complaints.items():
-            if check not in self._referee.side_effects:
-                self._behaved(check, reason, None)
 
     def _behaved(self, check, complaint, note):
         if self._check["behaviour"].get(check, {}).get("complaint"):

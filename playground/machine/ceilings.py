@@ -11,8 +11,6 @@ import psutil
 import torch
 from torch.utils import benchmark
 
-from . import requirements
-
 MIB = 2**20
 CPU_MATRIX = 2048
 CUDA_MATRIX = 8192
@@ -40,12 +38,6 @@ def measure(device: str | torch.device) -> Ceilings:
     device = torch.device(device)
     if device.type == "cpu":
         return _measure_cpu()
-    if device.type != "cuda":
-        raise ValueError(f"ceilings are measured on 'cpu' and 'cuda', not on {str(device)!r}")
-    if missing := requirements.missing_gpu():
-        raise RuntimeError(str(missing))
-    if device.index is not None and device.index >= torch.cuda.device_count():
-        raise ValueError(f"there is no {str(device)!r}: this machine has {torch.cuda.device_count()} GPU(s)")
     with torch.cuda.device(device):
         return _measure_cuda()
 
