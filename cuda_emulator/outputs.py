@@ -69,4 +69,5 @@ class OperatorWatch:
                 check(result, file, self.builder.kernel_lines)
                 return result
 
+            call.__wrapped__ = function
             setattr(module, name, call)

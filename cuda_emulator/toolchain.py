@@ -254,7 +254,7 @@ def runtime_library():
     """The emulator's own runtime, compiled once."""
 
     def make(path):
-        flags = ["-std=c++17", "-O2", "-g", "-fPIC", *machine_flags(), f"-I{INCLUDE}"]
+        flags = ["-std=c++17", "-O2", *LINES_ONLY, "-fPIC", *machine_flags(), f"-I{INCLUDE}"]
         sources = sorted(RUNTIME.glob("*.cpp"))
         objects = [str(path.with_name(source.stem + ".o")) for source in sources]
         with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -62,7 +62,7 @@ class Model:
 
     @property
     def catalogued_as(self):
-        """The name under which the project has sizes and formulas for it; None for a file from elsewhere, whatever its name."""
+        """Return the name under which the project has sizes and formulas for it; None for a file from elsewhere."""
         return self.path.stem if self.path.resolve().parent == MODELS.resolve() else None
 
     def settings(self, place):
@@ -83,17 +83,17 @@ class Variant:
 
     @property
     def is_catalogued(self):
-        """Whether it is one of the project's own."""
+        """Return whether it is one of the project's own."""
         return self.path.resolve().parent.parent == KERNELS.resolve()
 
 
 def sha256(path):
-    """Of a file's bytes, in hexadecimal."""
+    """Return the SHA-256 of a file's bytes, in hexadecimal."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def code_sha256(path):
-    """Of a Python file without its module docstring: an explanation can be mended without measuring again.
+    """Return the SHA-256 of a Python file without its module docstring: that can be mended without measuring again.
 
     Of all its bytes where it cannot be parsed.
     """
@@ -110,7 +110,7 @@ def code_sha256(path):
 
 
 def kernels_sha256(path):
-    """Of the text of a variant's kernels, the string constants CUDA and CPP of its file; None where it has neither.
+    """Return the SHA-256 of a variant's kernels, the strings CUDA and CPP of its file; None where it has neither.
 
     What runs on the GPU is all in there; the code around it checks arguments, allocates and speaks to autograd.
     """
@@ -152,13 +152,10 @@ def find_model(name_or_path):
 
 
 def variants(model):
-    """The project's variants of a model, as a reader should learn them: v1, v2, ..., those for training, then the CPU's."""
-    paths = sorted((KERNELS / model.name).glob("*.py"), key=_learning_order)
-    return [_variant(path) for path in paths if not path.stem.startswith("_")]
-
-
-def _learning_order(path):
-    return path.stem.startswith("cpu_"), path.stem.startswith("training_"), natural_order(path.stem)
+    """Return the project's variants of a model in reading order: v1, v2, ..., those for training, then the CPU's."""
+    names = {path.stem: path for path in (KERNELS / model.name).glob("[!_]*.py")}
+    order = sorted(names, key=lambda name: (name.startswith("cpu_"), name.startswith("training_"), natural_order(name)))
+    return [_variant(names[name]) for name in order]
 
 
 def natural_order(name):
@@ -293,46 +290,52 @@ def constants(path):
 
 
 def require_constants(path, who, names):
-    """Raises CatalogError, which begins with `who`, where a model's file assigns one of the names nowhere at its top level."""
+    """Raise CatalogError, which begins with `who`, where a model's file assigns one of the names nowhere at its top level."""
     known = constants(path) if names else []
     if unknown := [name for name in names if name not in known]:
         raise CatalogError(f"{who} has no constant called {', '.join(unknown)}; it has: {', '.join(known) or 'none'}")
 
 
-def load_variant(path, content=None, names=None):
+def load_variant(path, content=None, names=None, model_new_of=None):
     """Return the module of a variant's file. Raises CatalogError when it defines no ModelNew; its own errors come through.
 
     `content`, bytes, is run in the place of what is in the file by now. The module has `names`, {name: value}, beforehand.
+    `model_new_of(module)`, where the problem has it, returns the ModelNew of a file in another format.
     """
     path = Path(path)
     content = path.read_bytes() if content is None else content
     lines = content.decode("utf-8", errors="replace").splitlines(keepends=True)
     linecache.cache[str(path)] = len(content), None, lines, str(path)  # tracebacks and inspect.getsource see what runs
-    return _run("variant", path, content, names or {}, ["ModelNew"])
+    return _run("variant", path, content, names or {}, ["ModelNew"], model_new_of)
 
 
-def _run(kind, path, code, names, required):
+def _run(kind, path, code, names, required, model_new_of=None):
     """The module of a file: it has `names`, and `code` runs in it. Raises CatalogError where it lacks what is required."""
     module = types.ModuleType(f"{kind}_{path.stem}")
     module.__file__ = str(path)
     vars(module).update(names)
     sys.modules[module.__name__] = module
     exec(compile(code, str(path), "exec"), vars(module))
+    if model_new_of:
+        module.ModelNew = model_new_of(module)
     if missing := [name for name in required if not hasattr(module, name)]:
         raise CatalogError(f"{path.name} does not define {', '.join(missing)}")
     return module
 
 
 def borrowed_names(variant, problem):
-    """The names that a variant's file uses and does not define, and that the problem's file defines at its top level, sorted.
+    """Return the names, sorted, that a variant's file uses without defining them, and that the problem's file defines.
 
-    KernelBench runs a solution in the namespace of its problem. None for a file that is no Python.
+    KernelBench runs a solution in the namespace of its problem. None for a file that is no Python, nor of a problem that makes
+    a ModelNew of its solutions itself.
     """
     try:
         own, given = (
             symtable.symtable(Path(path).read_text(encoding="utf-8"), str(path), "exec") for path in (variant, problem)
         )
     except (SyntaxError, ValueError, OSError):
+        return []
+    if "model_new_of" in given.get_identifiers():
         return []
     used, defined = set(), set(dir(builtins)) | {symbol.get_name() for symbol in own.get_symbols() if _is_bound(symbol)}
     waiting = [own]

@@ -11,7 +11,7 @@ NEEDED = ("torch", "numpy", "rich", "pygments", "psutil", "filelock")
 
 
 def missing():
-    """One line that says which packages this Python lacks, or that it is too old, and what to do; None where it will do."""
+    """Return one line that says which packages this Python lacks, or that it is too old, and what to do; or None."""
     if sys.version_info < OLDEST:
         found, needed = (".".join(map(str, version[:2])) for version in (sys.version_info, OLDEST))
         how = "make a virtual environment with a newer one, such as `python3.12 -m venv .venv`"

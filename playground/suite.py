@@ -61,15 +61,14 @@ class Pair:
 
 @dataclass(frozen=True)
 class Suite:
-    """`pairs` in the order in which they are judged; `unsolved` are the names of the problems of the same levels
-    that have no solution."""
+    """The `pairs` in the order in which they are judged; `unsolved` are problems of the same levels without a solution."""
 
     pairs: tuple[Pair, ...]
     unsolved: tuple[str, ...] = ()
 
     @property
     def levels(self):
-        """KernelBench's levels among the pairs, sorted."""
+        """Return KernelBench's levels among the pairs, sorted."""
         return sorted({pair.level for pair in self.pairs if pair.level is not None})
 
 

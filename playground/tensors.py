@@ -31,7 +31,7 @@ class NoRoom(Exception):
 
 
 def is_full(error):
-    """Return whether it says that a file system, or a share of it, is full."""
+    """Return whether an error says that a file system, or a share of it, is full."""
     return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)
 
 
@@ -215,7 +215,7 @@ WARN = 1  # torch.get_deterministic_debug_mode's number for "warn"
 
 @contextlib.contextmanager
 def uninitialised_is_nan():
-    """While active, torch fills what it would leave uninitialised with NaN (or the largest integer), as in deterministic mode.
+    """Have torch fill what it would leave uninitialised with NaN (or the largest integer), as in deterministic mode.
 
     torch.use_deterministic_algorithms would import torch._inductor, which takes a second, and leave what a variant compiles
     deterministic from then on.
@@ -237,7 +237,7 @@ _modes = []  # of torch's determinism, as they were before
 
 
 def deterministic_mode():
-    """Torch's mode, as it would be without uninitialised_is_nan: a file may set the usual one again after a call of its own."""
+    """Return torch's mode, as it would be without uninitialised_is_nan: a file may set the usual one after its call."""
     mode = torch.get_deterministic_debug_mode()
     return _modes[0] if _modes and mode == WARN else mode
 
@@ -278,7 +278,7 @@ def made_on(device, make):
 
 
 def make_inputs(problem, seed):
-    """As inputs_of, after torch's generators were seeded."""
+    """Return inputs_of(problem), after torch's generators were seeded."""
     torch.manual_seed(seed)
     return inputs_of(problem)
 
@@ -375,7 +375,7 @@ _known = None
 
 
 def known_classes_only():
-    """From now on in this process, `flatten` refuses collections of classes that are made from now on and override reading.
+    """Have `flatten` refuse, in this process, collections of classes that are made from now on and override reading.
 
     Such may compute when somebody reads them, after the clock stopped. What is known may be defined by the problem's file, or
     by what that imports; it is read as the tuple, list or dict that it is, whatever its methods say.
@@ -392,7 +392,7 @@ def known_classes_only():
 
 
 def flatten(outputs):
-    """The tensors of a model's result, which may be one, a tuple, a list or a dict; those of a dict in the order of its keys.
+    """Return the tensors of a model's result: one, a tuple, a list or a dict; those of a dict in the order of its keys.
 
     Numbers among them become tensors, so that they are compared, too. Raises TypeError when there are no tensors, and for
     those of require_plain.
@@ -404,7 +404,7 @@ def flatten(outputs):
 
 
 def form(outputs):
-    """How a model's result is made up, such as "(tensor, {'mean': tensor})"; a number counts as a tensor, a list as a tuple."""
+    """Return how a model's result is made up: "(tensor, {'mean': tensor})"; a number counts as a tensor, a list as a tuple."""
     kind, parts = _parts(outputs)
     if kind is dict:
         return "{" + ", ".join(f"{key!r}: {form(value)}" for key, value in parts) + "}"
@@ -414,7 +414,7 @@ def form(outputs):
 
 
 def require_plain(outputs):
-    """Raises TypeError for tensors and collections of a class of their own: such may compute when they are read.
+    """Raise TypeError for tensors and collections of a class of their own: such may compute when they are read.
 
     That would be after the clock stopped. Which classes of collections may be returned, known_classes_only says.
     """
@@ -445,7 +445,6 @@ def _parts(value):
 
 
 def _leaves(outputs):
-    """Tensors and numbers."""
     kind = _type(outputs)
     if kind is _Tensor or kind is _Parameter or kind in _NUMBERS:
         yield outputs
@@ -483,7 +482,7 @@ def in_float32(outputs):
 
 
 def gradients(model, inputs, upstream, wanted_inputs, before_backward=lambda outputs: None):
-    """One forward and backward pass; between them `before_backward(outputs)` is called.
+    """Run one forward and backward pass; between them `before_backward(outputs)` is called.
 
     `upstream` holds a gradient for each output (None for one that has none). Returns (outputs, {name: gradient or None}, in
     which inputs are called input0, input1, ...). Raises what forward or backward raise.

@@ -31,7 +31,7 @@ def write_document(report, path):
 
 
 def write_files(outputs, tasks, report, axes):
-    """What was asked for besides."""
+    """Write the files that options asked for besides the JSON document."""
     if plot := outputs.get("--plot"):
         plot.write(lambda path: sweep_plot.write(report, axes, path))
     if results := outputs.get("--eval-results"):

@@ -9,7 +9,7 @@ from playground.driver import runner
 from playground.emulator import step
 from playground.machine import build_locks, requirements
 from playground.nvidia import sanitizer
-from playground.report import document, sweep_plot
+from playground.report import document
 from playground.worker import sandbox
 
 
@@ -17,14 +17,8 @@ class Impossible(Exception):
     """The machine cannot do what was asked; the text is the line that says what is missing and how to get it."""
 
 
-def require_plot(given, axes):
-    if not axes:
-        raise Impossible("--plot draws a sweep: name what is to be swept with --sweep NAME=V1,V2,...")
-    sweep_plot.require(given.plot)
-
-
 def require_eval_results(file, pairs):
-    """KernelBench's format has its numbers for keys, and one file a level."""
+    """Raise Impossible for pairs without KernelBench's numbers, or one file for several levels."""
     unnumbered = [pair.solution for pair in pairs.pairs if pair.level is None or pair.problem_id is None]
     if unnumbered:
         raise Impossible(
@@ -34,11 +28,6 @@ def require_eval_results(file, pairs):
     if len(pairs.levels) > 1 and "{level}" not in file.name:
         levels = ", ".join(map(str, pairs.levels))
         raise Impossible(f"--eval-results: a file holds one level, and these are levels {levels}: name it eval_{{level}}.json")
-
-
-def require_device(device, ask):
-    if missing := ask(requirements.missing_for, "cuda" if device == "cuda" else "cpu"):
-        raise Impossible(str(missing))
 
 
 def require_sandbox(given, ask):
@@ -70,7 +59,7 @@ def tell_how_to_step(tasks, device):
 
 
 def missing_folder(places):
-    """Of those that builds and temporary files go to: all of them would fail, each with a verdict that blames a variant."""
+    """Return the first folder of builds or temporary files that cannot be used: every variant would be blamed for it."""
     emulator = ("the emulator's builds", cuda_emulator.CACHE_VARIABLE, cuda_emulator.cache_folder)
     folders = [emulator] if "emulator" in places else []
     if places - {"emulator"}:
@@ -79,7 +68,7 @@ def missing_folder(places):
 
 
 def clear_locks():
-    """A build that was killed leaves a lock on which the next one would wait for ever, or a folder that nobody needs."""
+    """Remove what builds that were killed have left: a lock on which the next one would wait for ever, folders."""
     cuda_emulator.sweep()
     runner.sweep()
     locks = build_locks.clear_stale_locks()

@@ -17,12 +17,12 @@ class Interrupted(KeyboardInterrupt):
 
 
 def end_at_once():
-    """Until `heed` is called there is nothing to clear away. An exception would come out of the middle of some import."""
+    """End at once on a signal, until `heed` is called: an exception would come out of the middle of some import."""
     _handle(_leave)
 
 
 def heed():
-    """From now on a signal raises Interrupted in the main thread."""
+    """Have a signal raise Interrupted in the main thread from now on."""
     latest = float("-inf")
 
     def interrupt(number, _):

@@ -46,7 +46,7 @@ class CannotReach(Exception):
 
 @contextlib.contextmanager
 def connected(where, side_by_side=True, without_gpu=1):
-    """The Cluster of "local", whose workers end with the block, or of a running scheduler's address. Raises CannotReach.
+    """Yield the Cluster of "local", whose workers end with the block, or of a running scheduler. Raises CannotReach.
 
     Without `side_by_side` a local worker judges one pair at a time. Without a GPU there are `without_gpu` of them.
     """
@@ -121,13 +121,13 @@ class Cluster:
         self.lost = 0
 
     def ask(self, function, *arguments):
-        """What a function says on a worker's machine; it raises here what it raises there."""
+        """Return what a function says on a worker's machine; it raises here what it raises there."""
         if self._is_local:
             return function(*arguments)
         return self._client.submit(function, *arguments, pure=False, priority=1).result()
 
     def results(self, tasks, options):
-        """(task, result) of each as soon as it is there. What is under way ends with the generator."""
+        """Yield (task, result) of each as soon as it is there. What is under way ends with the generator."""
         run = uuid.uuid4().hex
         hosts = Counter(address.rpartition(":")[0] for address in self._client.nthreads())
         judge_one = functools.partial(judge, options=options, run=run, shared_by=max(hosts.values()))
@@ -180,7 +180,7 @@ _preparing = threading.Lock()
 
 
 def judge(task, texts, options, run, shared_by):
-    """The result of a task whose files have these texts. `shared_by`: so many workers share this host's memory."""
+    """Return the result of a task whose files have these texts. `shared_by`: so many workers share this host's memory."""
     with _preparing:
         slot = _prepare(shared_by)
     silent = Console(file=io.StringIO(), quiet=True)

@@ -22,10 +22,10 @@ class CannotMeasure(Exception):
 
 
 def measure(tasks, options, file=None, resume=None, add=lambda finished: finished, show=None, cluster=None):
-    """The document of a run, here or on a cluster.Cluster.
+    """Return the document of a run, here or on a cluster.Cluster.
 
-    Every result is written to `file`, an Output, as soon as it is there; of a run of thousands, where writing takes time, by
-    and by, but always before the run ends, interrupted or not. Results that the document in the file `resume` has of these
+    Every result is written to `file`, an Output, as soon as it is there, of a run of thousands by and by, but always before
+    the run ends, interrupted or not. Results that the document in the file `resume` has of these
     tasks are taken over. "complete" in the environment says whether there is a result of each. What `add` makes of the finished
     document is what is written last, and returned. `show` is called with the document so far whenever there is a new result,
     and gives what can be drawn of what is not complete. Raises CannotMeasure.

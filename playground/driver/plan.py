@@ -15,7 +15,7 @@ LEAST_ACCURACY = 0.01  # of an output's spread: beyond it, wrong is no matter of
 
 
 def of_variants(model, variants, device, points, standard=None):
-    """A task for each variant that `device` concerns, at each of the points. Their settings win over the place's own.
+    """Return a task for each variant that `device` concerns, at each of the points. Their settings win over the place's own.
 
     Without a `standard` the project's variants have to be drop-in, files from elsewhere to meet forward.
     """
@@ -32,7 +32,7 @@ def of_variants(model, variants, device, points, standard=None):
 
 
 def of_suite(suite, device, standard=None, lacks_gpu=None):
-    """A task for each pair of a Suite, in its order; those that cannot be judged are settled.
+    """Return a task for each pair of a Suite, in its order; those that cannot be judged are settled.
 
     `lacks_gpu` says whether the machine that judges them has no GPU, or lacks what it needs; None asks this one.
     """
@@ -61,7 +61,7 @@ def _of_pair(pair, device, standard, lacks_gpu):
 
 
 def failed(tasks, rows):
-    """The tasks that did not meet their standard in rows of an earlier document; each begins with what it failed on."""
+    """Return the tasks that did not meet their standard in rows of an earlier document; each begins with what it failed on."""
     chosen = []
     for task in tasks:
         if row := next((row for row in rows if _is_of(task, row) and not meets(row) and row["verdict"] != "skipped"), None):
@@ -76,7 +76,7 @@ def _is_of(task, row):
 
 
 def failing_probe(row):
-    """The first probe on which a variant was wrong; None where it was not that which it failed on."""
+    """Return the first probe on which a variant was wrong; None where it was not that which it failed on."""
     probes = (row["check"] or {}).get("probes", {})
     return next((name for name, probe in probes.items() if probe["complaint"]), None)
 
@@ -105,19 +105,19 @@ def _is_untried(task):
 
 
 def settled(task):
-    """The result of a task that cannot run."""
+    """Return the result of a task that cannot run."""
     result = blank_result(task)
     give(result, *task.settled)
     return result
 
 
 def standard_of(variant):
-    """What a variant has to meet where nobody says it."""
+    """Return what a variant has to meet where nobody says it."""
     return DROP_IN if variant.is_catalogued else FORWARD
 
 
 def place_of(variant, device, lacks_gpu=None):
-    """Where a variant runs: "cuda", "cpu" or "emulator"; None when it is of no concern to the device."""
+    """Return where a variant runs: "cuda", "cpu" or "emulator"; None when it is of no concern to the device."""
     if variant.backend == "cpu":
         return "cpu" if device in ("auto", "cpu") else None
     if device == "auto":
@@ -128,6 +128,6 @@ def place_of(variant, device, lacks_gpu=None):
 
 
 def placed(variant, place):
-    """The variant as it runs at a place: a file that does not tell where has the backend of the place."""
+    """Return the variant as it runs at a place: a file that does not tell where has the backend of the place."""
     backend = "cpu" if place == "cpu" else "cuda"
     return dataclasses.replace(variant, backend=backend) if variant.backend == "any" else variant

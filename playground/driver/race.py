@@ -73,7 +73,7 @@ class Side:
         self._ask = ask
 
     def start(self):
-        """Warm up. Returns the reply, which `resume` takes where the side is already warm."""
+        """Warm the side up. Returns the reply, which `resume` takes where it is already warm."""
         started = self.ask("start", seeds=[new_seed() for _ in range(WARM_UP_CALLS)])
         self.resume(started)
         return started
@@ -84,7 +84,7 @@ class Side:
         self.peak_mib = started["peak_mib"]
 
     def play(self, last_seed):
-        """One round: a number of calls that cannot be foreseen, the last of them on the content of `last_seed`."""
+        """Play one round: a number of calls that cannot be foreseen, the last of them on the content of `last_seed`."""
         calls = self._settling_calls + self._calls + secrets.randbelow(self._calls + 1)
         seeds = [new_seed() for _ in range(calls - 1)] + [last_seed]
         answer = self.ask("time", seeds=seeds)
@@ -97,7 +97,7 @@ class Side:
         self.launches += answer["launch_ms"][self._settling_calls :] if self.is_trusted else []
 
     def set_last_aside(self):
-        """The last round was disturbed."""
+        """Set the last round aside, as disturbed."""
         self.disturbed.append(self.rounds.pop())
 
     def count_disturbed_where(self, wanted):
@@ -118,7 +118,7 @@ class Side:
         return statistics.summarise(self.samples)["median"]
 
     def back_to_back(self, count, held=2):
-        """Milliseconds a call by the driver's own clock, of `count` calls with nothing between them."""
+        """Return milliseconds a call by the driver's own clock, of `count` calls with nothing between them."""
         self.ask("hold", seeds=[new_seed() for _ in range(held)])
         began = time.perf_counter()
         self.ask("repeat", count=count)
@@ -133,7 +133,7 @@ class Patience:
     whole: "Patience | None" = None
 
     def portion(self, most):
-        """For one timing, which could otherwise use up what a run of hundreds has."""
+        """Return a part, `most` seconds at most, for one timing, which could otherwise use up what a run of hundreds has."""
         return Patience(min(most, self.seconds), self)
 
     def spend(self, seconds):
@@ -149,7 +149,7 @@ class Quiet:
     flush_ms: float = math.inf
 
     def is_disturbed(self, flushes):
-        """Whether too many of these flushes took too long; those of one round of all trusted sides, in milliseconds."""
+        """Return whether too many of these flushes took too long; those of one round of all trusted sides, in milliseconds."""
         if not flushes:
             return False
         self.flush_ms = min(self.flush_ms, statistics.summarise(flushes)["p20"])
@@ -162,7 +162,8 @@ class Race:
 
     `others` are the Sides of the baselines. `control` is that of the original in a process like the variant's; None where it
     does not run. `pids` are their processes and the driver's. `rivals()` gives the baselines whose ratios matter; under
-    `paused()`, a context, the variant's processes stand still. `rechecked` says how many results were.
+    `paused()`, a context, the variant's processes stand still. `rechecked` says how many results were; `reference` is eager
+    PyTorch's Side, or None.
     """
 
     def __init__(self, place, variant, others, control, pids, quiet, rivals, paused=contextlib.nullcontext):
@@ -170,8 +171,8 @@ class Race:
         self.variant = variant
         self.others = others
         self._everybody = [variant, *others, *filter(None, [control])]
-        self._reference = next((side for side in others if side.name == "eager"), None)
-        self._control = control if self._reference else None
+        self.reference = next((side for side in others if side.name == "eager"), None)
+        self._control = control if self.reference else None
         self._pids = pids
         self._quiet = quiet
         self._rivals = rivals
@@ -232,7 +233,7 @@ class Race:
             try:
                 disturbed |= self._quiet.is_disturbed(flushes) or self.is_shared()
             except WorkerFailure as failure:
-                raise BaselineFailed(self._reference, str(failure)) from failure
+                raise BaselineFailed(self.reference, str(failure)) from failure
         if disturbed:
             for side in running:
                 side.set_last_aside()
@@ -240,10 +241,10 @@ class Race:
         return disturbed
 
     def is_shared(self):
-        """Whether another process works on the GPU at present."""
-        if self._place != "cuda" or not self._reference or self._quiet.flush_ms == math.inf:
+        """Return whether another process works on the GPU at present."""
+        if self._place != "cuda" or not self.reference or self._quiet.flush_ms == math.inf:
             return False
-        took = self._reference.ask("flush_in_a_row", flush_ms=self._quiet.flush_ms)["milliseconds"]
+        took = self.reference.ask("flush_in_a_row", flush_ms=self._quiet.flush_ms)["milliseconds"]
         return took > SLOW_FLUSH * self._quiet.flush_ms
 
     def _contenders(self):
@@ -253,21 +254,21 @@ class Race:
         return [side for side in self._everybody if side in that_matter or side.median <= far]
 
     def _those_that_matter(self):
-        control = [self._reference, self._control] if self._control else []
+        control = [self.reference, self._control] if self._control else []
         return list(dict.fromkeys([self.variant, *self._rivals(), *control]))
 
     def _is_precise(self):
         return all(statistics.is_precise(statistics.paired_ratio(side.rounds, self.variant.rounds)) for side in self._rivals())
 
     def control(self):
-        """{"ratio", "low", "high"}: how much longer the original takes as a baseline than in a process like the variant's.
+        """Return {"ratio", "low", "high"}: how much longer the original takes as a baseline than in a process like a variant's.
 
         None where either does not run.
         """
-        return self._control and statistics.paired_ratio(self._reference.rounds, self._control.rounds)
+        return self._control and statistics.paired_ratio(self.reference.rounds, self._control.rounds)
 
     def luck(self):
-        """The share by which two processes that run the same code may differ, whatever the control of two of them says."""
+        """Return the share by which two processes that run the same code may differ, whatever their control says."""
         if self._place != "cuda":
             return 0.0
         fastest = min(side.median for side in self._everybody)
@@ -276,32 +277,25 @@ class Race:
         return GRAPHS_DIFFER_MS / fastest if self.variant.mode.startswith(GRAPHED) else LAUNCHES_DIFFER
 
     def disturbance(self):
-        """What disturbed it so much that nothing can be said of the variant, in one line; None where nothing did."""
+        """Return what disturbed it so much that nothing can be said of the variant, in one line; None where nothing did."""
         too_few = len(self.variant.rounds) < MIN_ROUNDS
         for side in self._everybody:
             side.count_disturbed_where(too_few)
-        seen = _seen(too_few, self._reference, self._control, self.control(), max(CONTROL_OFF, self.luck()))
+        seen = ["other processes used what is timed"] if too_few else []
+        for side in filter(None, (self.reference, self._control)):
+            spread = statistics.summarise(side.samples)
+            if spread["p80"] > SPREAD * spread["p20"]:
+                seen.append(f"the original took {spread['p20']:.3g} to {spread['p80']:.3g} ms")
+        ratio = self.control()
+        if ratio and abs(ratio["ratio"] - 1) > max(CONTROL_OFF, self.luck()) and statistics.verdict(ratio) != "tie":
+            seen.append(f"the original against itself came out at {ratio['ratio']:.3g}x")
         if not seen:
             return None
-        busiest = self._others.busiest(most_cores_for_others(self._place))
-        return f"the machine is busy ({'; '.join(busiest or [seen])})"
-
-
-def _seen(too_few, reference, control, ratio, allowed):
-    """The sign of a disturbance; None where there is none."""
-    if too_few:
-        return "other processes used what is timed"
-    for side in filter(None, (reference, control)):
-        spread = statistics.summarise(side.samples)
-        if spread["p80"] > SPREAD * spread["p20"]:
-            return f"the original took {spread['p20']:.3g} to {spread['p80']:.3g} ms"
-    if ratio and abs(ratio["ratio"] - 1) > allowed and statistics.verdict(ratio) != "tie":
-        return f"the original against itself came out at {ratio['ratio']:.3g}x"
-    return None
+        return f"the machine is busy ({'; '.join(self._others.busiest(most_cores_for_others(self._place)) or seen[:1])})"
 
 
 def most_cores_for_others(place):
-    """How many processors other processes may keep busy while a round is played that counts."""
+    """Return how many processors other processes may keep busy while a round is played that counts."""
     there = usable_processors()
     return max(BUSY_CORES, there - CORES_FOR_A_GPU if place == "cuda" else BUSY_SHARE * there)
 

@@ -10,7 +10,6 @@ import functools
 import hashlib
 import math
 import os
-import re
 import secrets
 import shutil
 import subprocess
@@ -24,15 +23,15 @@ from pathlib import Path
 import cuda_emulator
 from playground import catalog
 from playground.driver.race import Patience
-from playground.driver.session import Session, SharedSession, load_candidate, submit
-from playground.driver.timing import Measured
+from playground.driver.session import Session, SharedSession, load_candidate
+from playground.driver.timing import OUT_OF_MEMORY, Measured
 from playground.driver.verdict import DROP_IN, blank_standards, give, give_failure
 from playground.judge.sample import IN_A_RUN
 from playground.machine import build_locks, ptxas
 from playground.machine.builds import MOST_JUDGED_AT_ONCE, builds_at_once, judged_at_once
 from playground.machine.memory import MEMORY
 from playground.tensors import NoRoom, is_full, no_room_in
-from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, kill_all, owner, sandbox
+from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, kill_all, owner, sandbox, submit
 from playground.worker.failures import internal_error
 from playground.worker.referee_client import GIVEN, sized_up
 
@@ -40,7 +39,6 @@ LOOK_AGAIN = 0.5  # seconds
 PATIENCE_FOR_A_PAIR = 3.0  # seconds, of a whole run, which would have used up a short run's at its beginning
 SHARED_MEMORY = "/dev/shm"
 PREPARED_AT_ONCE = 2 * MOST_JUDGED_AT_ONCE  # originals whose reference and baselines are made ready, or in use
-OUT_OF_MEMORY = re.compile("OutOfMemoryError|out of memory", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class Task:
 
     @functools.cached_property
     def hashes(self):
-        """Of the two files, as the result has them, read once; None where one cannot be read."""
+        """Return the hashes of the two files, as the result has them, read once; None where one cannot be read."""
         files = {
             "source_sha256": (catalog.sha256, self.variant.path),
             "code_sha256": (catalog.code_sha256, self.variant.path),
@@ -77,11 +75,11 @@ class Task:
 
     @property
     def group(self):
-        """What shares an original: the same reference and the same baselines."""
+        """Return what shares an original: the same reference and the same baselines."""
         return self.model.path, self.place, repr(sorted(self.settings.items()))
 
     def names(self, what=None):
-        """(model, variant) as progress shows them; `what` stands in the place of the variant."""
+        """Return (model, variant) as progress shows them; `what` stands in the place of the variant."""
         point = [f"{name}={value}" for name, value in self.point.items()]
         return self.model.name, ", ".join([what or self.variant.name, *point])
 
@@ -91,12 +89,10 @@ class Options:
     """`training` times training steps too; `seconds` is the budget of one timing; `time_limit` that of one request. With
     `check_only` nothing is timed.
 
-    `max_autotune` adds torch.compile's max-autotune to the baselines.
-
-    `debug` has the emulator build without optimisation. `strict` forbids TF32 in every process. `sanitize` has NVIDIA's
-    compute-sanitizer look at what runs on a GPU. `ptxas` has nvcc say what registers and memory kernels take. `accept` is the
-    error, of the output's spread, that is accepted where the limit is smaller. `precision`, "fp16" or "bf16", is that of
-    models and inputs.
+    `max_autotune` adds torch.compile's max-autotune to the baselines, `sanitize` compute-sanitizer, `ptxas` what registers and
+    memory kernels take. `debug` has the emulator build without optimisation. `strict` forbids TF32. `accept` is the error, in
+    the output's spread, that is accepted where the limit is smaller. `precision`, "fp16" or "bf16", is that of models and
+    inputs.
 
     `builds` is the folder where extensions of files that are not the project's are built; None: for each file one of its own in
     torch's, since different files give their extensions the same names. `sandbox`, one of worker.sandbox.MODES, says what runs
@@ -122,16 +118,16 @@ class Options:
         return 1.0 if self.quick else 3.0
 
     def patience(self, tasks):
-        """Seconds that a run waits for a machine that is busy, all its timings together. The tests, which are busy, do not."""
+        """Return the seconds that all timings of a run wait for a busy machine. The tests, which are busy, do not wait."""
         pairs = sum(task.pair is not None for task in tasks)
         return float(os.environ.get("PLAYGROUND_PATIENCE") or (10.0 if self.quick else 30.0) + PATIENCE_FOR_A_PAIR * pairs)
 
     def times(self, task):
-        """Whether the task is timed where it is right."""
+        """Return whether the task is timed where it is right."""
         return task.timed and task.place != "emulator" and not self.check_only
 
     def isolates(self, task):
-        """Whether the task's processes run in a sandbox. What compute-sanitizer looks at does not."""
+        """Return whether the task's processes run in a sandbox. What compute-sanitizer looks at does not."""
         if self.sandbox == "off" or self.sanitize or (self.sandbox == "auto" and task.variant.is_catalogued):
             return False
         try:
@@ -142,7 +138,7 @@ class Options:
             return False
 
     def isolation(self, tasks):
-        """'on (bubblewrap 0.8.0)' or 'off (...)', with the reason."""
+        """Return 'on (bubblewrap 0.8.0)' or 'off (...)', with the reason."""
         if any(map(self.isolates, tasks)):
             return f"on ({sandbox.version()})"
         if self.sandbox == "off":
@@ -157,7 +153,7 @@ class Options:
             return f"off ({missing})"
 
     def sanitizes(self, task):
-        """Whether compute-sanitizer is to look at the task, which it also does where the first call failed."""
+        """Return whether compute-sanitizer is to look at the task, which it also does where the first call failed."""
         return self.sanitize and task.place == "cuda"
 
 
@@ -176,7 +172,7 @@ class Runner:
         self._is_alone = judge_slot is None
         self.judge_slot = judge_slot or contextlib.nullcontext()  # is held while a variant is judged, and not while it is timed
         self._ready = {}  # {(is it never timed?, its Room): a worker that waits}
-        self._taking = threading.Lock()
+        self._taking = threading.RLock()
         self._coming = []  # tasks that are still to be judged in a process of their own, in their order
         self._folder, self._hold = None, contextlib.ExitStack()  # of all that processes exchange; it is not swept meanwhile
         self._rooms = {}  # {id(task): (task, its Room)}
@@ -185,12 +181,12 @@ class Runner:
         self._turns = {}  # id(task): the place in the order in which tasks are judged
         self._judged = 0  # of these
         self._shared = {}  # {group: SharedSession}
-        self._footprints = {}  # by group
+        self._footprints, self._sizing = {}, {}  # by group: its Footprint, and the lock of who asks for it
         self._is_over = False
         self._niceness = 0  # of builds
 
     def run(self, tasks, keep=lambda results: None):
-        """One result a task, in their order. Failures of a variant are its verdict; nothing of it is raised.
+        """Return one result a task, in their order. Failures of a variant are its verdict; nothing of it is raised.
 
         One model comes after the other. `keep` is called with all that are finished whenever there is a new one.
         """
@@ -247,9 +243,9 @@ class Runner:
             try:
                 built = {}
                 for task, result in (pair for pairs in models for pair in _in_building_order(pairs)):
-                    emulated = functools.partial(self._build_and_check, task, result, finish)
-                    build = emulated if task.place == "emulator" else functools.partial(self._build_in_turn, task, result)
-                    built[id(result)] = submit(building, build)
+                    emulated = functools.partial(self._check_and_time, finish=finish, build=True)
+                    build = emulated if task.place == "emulator" else self._build_in_turn
+                    built[id(result)] = submit(building, build, task, result)
                 if at_once > 1:
                     self._prepare_ahead(preparing, self._coming)
                 self._judge_all(built, judging, in_turn, finish, beside_others=at_once > 1)
@@ -276,7 +272,7 @@ class Runner:
         """
         earlier = None
         for task in {task.group: task for task in tasks}.values():
-            submit(preparing, functools.partial(self._prepare, task, earlier))
+            submit(preparing, self._prepare, task, earlier)
             earlier = self._shared[task.group]
 
     def _prepare(self, task, earlier):
@@ -298,18 +294,14 @@ class Runner:
             else:
                 finish(task, result)
 
-        judged = [
-            submit(judging, functools.partial(self._judge, built[id(result)], task, result, finish_or_postpone))
-            for task, result in in_turn
-        ]
+        judged = [submit(judging, self._judge, built[id(result)], task, result, finish_or_postpone) for task, result in in_turn]
         for call in [*judged, *built.values()]:
             call.result()
         for task, result in postponed:
             built = {key: result[key] for key in ("build_seconds", "built", "ptxas")}
             result.update(blank_result(task) | built)
             self._shared[task.group] = SharedSession(functools.partial(self.session_for, task), 1)
-            self._check_and_time(task, result)
-            finish(task, result)
+            self._check_and_time(task, result, finish)
 
     def _judge(self, build, task, result, finish):
         build.result()
@@ -318,14 +310,14 @@ class Runner:
         with self._turn:
             self._judged += 1
             self._turn.notify_all()
-        self._check_and_time(task, result)
-        self._leave(task)
-        finish(task, result)
+        self._check_and_time(task, result, finish)
 
-    def _check_and_time(self, task, result, **how):
+    def _check_and_time(self, task, result, finish, build=False):
         with self._shared[task.group] as shared, self.answering_for(result):
             if result["verdict"] is None or self._options.sanitizes(task):
-                shared.session().check_and_time(task, result, **how)
+                shared.session().check_and_time(task, result, build)
+        self._leave(task)
+        finish(task, result)
 
     def close(self):
         """End what the variants of the last model shared, and what waits for the next."""
@@ -343,7 +335,7 @@ class Runner:
             self._folder = None
 
     def folder(self, group=None):
-        """Where processes exchange tensors: of the whole run, or of those that share an original."""
+        """Return where processes exchange tensors: of the whole run, or of those that share an original."""
         with self._making_room:
             if not self._folder:
                 self._folder = tempfile.TemporaryDirectory(prefix=sandbox.RUN, dir=roomy_folder())
@@ -355,7 +347,7 @@ class Runner:
             return folder
 
     def room(self, task):
-        """The sandbox of a task; None for one that has the rights of this user."""
+        """Return the sandbox of a task; None for one that has the rights of this user."""
         if not self._options.isolates(task):
             return None
         with self._making_room:
@@ -367,24 +359,20 @@ class Runner:
             return room
 
     def new_room(self, task, shown):
-        """A sandbox that sees the task's problem and what its referee gives, and the files `shown`."""
+        """Return a sandbox that sees the task's problem and what its referee gives, and the files `shown`."""
         builds = Path(self._options.builds or build_locks.extensions_root() / build_locks.JUDGED)
         builds.mkdir(parents=True, exist_ok=True)
         shown = [task.model.path, self.folder(task.group) / GIVEN, *shown]
         return sandbox.Room([path.absolute() for path in shown], self.folder(), builds)
 
     def close_room(self, task):
-        """After the last process in it has ended."""
+        """Close the sandbox of a task, after the last process in it has ended."""
         with self._making_room:
             _, room = self._rooms.pop(id(task), (task, None))
         if room:
             if worker := self._ready.pop((task.place == "emulator", room), None):
                 worker.close()
             room.close()
-
-    def _build_and_check(self, task, result, finish):
-        self._check_and_time(task, result, build=True)
-        finish(task, result)
 
     def build(self, task, result):
         """Build the variant once, so that what is timed later finds it built. Sets the verdict when that fails."""
@@ -404,9 +392,10 @@ class Runner:
         self._progress.finished("build", *task.names(), result["verdict"] or "built")
 
     def footprint(self, task, size_up):
-        """The Footprint of the task's problem, which the first who needs it asks for."""
-        if task.group not in self._footprints:
-            self._footprints[task.group] = size_up()
+        """Return the Footprint of the task's problem, which the first who needs it asks for; the others wait."""
+        with self._sizing.setdefault(task.group, threading.Lock()):
+            if task.group not in self._footprints:
+                self._footprints[task.group] = size_up()
         return self._footprints[task.group]
 
     def _room_for_call(self, task):
@@ -418,7 +407,7 @@ class Runner:
         return MEMORY.taken("call", footprint.of_call(task.place), self.is_over)
 
     def room_for_judgement(self, task, size_up):
-        """(a context in which there is memory for a judgement, the share of all results that has room there).
+        """Return (a context in which there is memory for a judgement, the share of all results that has room there).
 
         What is emulated waits for nobody: it is begun in another order than its originals, and made small.
         """
@@ -430,7 +419,7 @@ class Runner:
         return MEMORY.taken("judgement", footprint.of_judgement(task.place, share), self.is_over), share
 
     def is_over(self):
-        """Whether nobody needs to wait for anything any more."""
+        """Return whether nobody needs to wait for anything any more."""
         return self._is_over
 
     def build_in(self, worker, task, result):
@@ -455,7 +444,7 @@ class Runner:
 
     @contextlib.contextmanager
     def answering_for(self, result):
-        """What goes wrong here, and not in a worker, costs one result, not the run: it may have gone on for hours."""
+        """Have what goes wrong here, and not in a worker, cost one result, not the run: it may have gone on for hours."""
         try:
             yield
         except NoRoom as full:
@@ -466,7 +455,7 @@ class Runner:
             give(result, "error", *internal_error(exception))
 
     def worker_for(self, task):
-        """The process in which a variant is judged and timed. While it is, the next one starts."""
+        """Return the process in which a variant is judged and timed. While it is, the next one starts."""
         kind = task.place == "emulator", self.room(task)
         with self._taking:
             worker = self._ready.pop(kind, None)
@@ -480,8 +469,9 @@ class Runner:
     def start_ahead(self, task):
         """Have a process wait for a task: until PyTorch is imported there, seconds pass."""
         kind = task.place == "emulator", self.room(task)
-        if kind not in self._ready:
-            self._ready[kind] = WorkerProcess(UNTIMED if kind[0] else None, room=kind[1])
+        with self._taking:
+            if kind not in self._ready:
+                self._ready[kind] = WorkerProcess(UNTIMED if kind[0] else None, room=kind[1])
 
     def _leave(self, task):
         """It has its process, or needs none any more."""
@@ -491,7 +481,7 @@ class Runner:
         return Session(task, self.original(task), self._options, self._progress, self, granted)
 
     def original(self, task):
-        """How a worker makes the original of a task."""
+        """Return how a worker makes the original of a task."""
         return {
             "problem": str(task.model.path),
             "settings": task.settings,
@@ -516,7 +506,7 @@ class _Pool(ThreadPoolExecutor):
 
 
 def has_several_points(tasks):
-    """Whether a model runs at several settings: their baselines compile the same kernels, and wait for each other's locks."""
+    """Return whether a model runs at several settings: their baselines compile the same kernels, and wait for locks."""
     return len({task.group for task in tasks}) > len({(task.model.path, task.place) for task in tasks})
 
 
@@ -560,7 +550,7 @@ def _make_emulator(file):
 
 
 def roomy_folder():
-    """Where tensors are exchanged: the folder that TMPDIR names, else memory where there is plenty of it, else the disk."""
+    """Return where tensors are exchanged: the folder that TMPDIR names, else memory where there is plenty, else the disk."""
     enough = 8 << 30
     if "TMPDIR" not in os.environ and os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free > enough:
         return SHARED_MEMORY

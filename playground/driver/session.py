@@ -1,7 +1,6 @@
 """What the variants of one model share: where each is judged, in its processes, and timed beside the same baselines."""
 
 import contextlib
-import contextvars
 import functools
 import hashlib
 import os
@@ -18,7 +17,7 @@ from playground.driver.verdict import give, give_doubt, give_examination, give_f
 from playground.machine import build_locks
 from playground.nvidia.sanitizer import examine, small_case
 from playground.report.figures import TIMED
-from playground.worker import UNTIMED, WorkerFailure, WorkerProcess
+from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, submit
 from playground.worker.referee_client import RefereeClient
 
 # A finding of the emulator's.
@@ -58,6 +57,10 @@ class Session:
             room, share = run.room_for_judgement(task, self._referee.size_up)
             memory.enter_context(room)
             granted()
+            # Until PyTorch is imported there seconds pass: meanwhile the reference is computed.
+            run.start_ahead(task)
+            if options.times(task):
+                self._stopwatch.start_processes()
             progress.started("truth", *task.names("float64"))
             self._description = self._referee.prepare(share)
             self._original["varied"] = self._description["varied"]  # the stopwatch has the same arguments
@@ -196,7 +199,7 @@ class SharedSession:
         self._lock = threading.Lock()
 
     def session(self):
-        """The session, which is made when it is first asked for; None when all uses are over."""
+        """Return the session, which is made when it is first asked for; None when all uses are over."""
         with self._lock:
             try:
                 if self._uses_left and not self._bench:
@@ -215,7 +218,7 @@ class SharedSession:
                 self.close()
 
     def close(self):
-        """Safe to call twice."""
+        """Close the session. Safe to call twice."""
         self.granted.set()
         self.over.set()
         if self._bench:
@@ -223,11 +226,11 @@ class SharedSession:
 
 
 def named_failure(model, failure):
-    """Why an original does not run, behind the name of its file and the line, where that is known."""
-    line = re.match(rf"{re.escape(str(model.path))}:(\d+): ", failure.details)
-    if re.match(rf"{re.escape(str(model.path))}:\d+: ", str(failure)):
+    """Return why an original does not run, behind the line, where that is known, in its file or in another that it uses."""
+    if re.match(r"/.*?:\d+: ", str(failure)):
         return str(failure)
-    return f"{model.path}:{line[1]}: {failure}" if line else f"{model.path}: {failure}"
+    place = re.match(r"(/.*?:\d+): ", failure.details)
+    return f"{place[1] if place else model.path}: {failure}"
 
 
 def load_candidate(worker, original, task, options, weights):
@@ -237,7 +240,7 @@ def load_candidate(worker, original, task, options, weights):
 
 
 def candidate_arguments(original, task, options, weights, room=None):
-    """The arguments of candidate.load, with the file's content: what runs is what was hashed. Raises WorkerFailure."""
+    """Return the arguments of candidate.load, with the file's content: what runs is what was hashed. Raises WorkerFailure."""
     builds, path = None, task.variant.path
     content = path.read_bytes() if os.access(path, os.R_OK) else None
     if content is not None and hashlib.sha256(content).hexdigest() != task.hashes["source_sha256"]:
@@ -253,8 +256,3 @@ def candidate_arguments(original, task, options, weights, room=None):
         "debug": options.debug,
         "builds": builds,
     }
-
-
-def submit(pool, call):
-    """A future of a call in one of the pool's threads, whose workers have the same owner as this thread's."""
-    return pool.submit(contextvars.copy_context().run, call)

@@ -9,7 +9,7 @@ import functools
 from dataclasses import asdict, dataclass, replace
 
 from playground.judge.accuracy import APPROXIMATE, AS_PYTORCH, CLASSES, FLOAT32, WRONG, named, names_one
-from playground.judge.checks import BY_NAME, CAVEATS, DROP_IN, FORWARD, SIDE_EFFECTS, STRESS_TESTS, WATCHED
+from playground.judge.checks import BY_NAME, CAVEATS, DROP_IN, FORWARD, SHOWN, SIDE_EFFECTS, STRESS_TESTS, WATCHED
 from playground.judge.mutations import LOOK_ALIKE
 from playground.judge.probes import AT_OWN_SIZE, EVAL, FORWARD_PROBES, FRESH, OF_PARAMETERS, OF_SEEDS, PROBES, size_of
 from playground.judge.work import Text
@@ -47,7 +47,7 @@ def judge(
     borrowed=(),
     with_mutants=True,
 ):
-    """Every check of the variant that `worker` has loaded. Sets verdict, standards and caveats in `result`.
+    """Run every check of the variant that `worker` has loaded. Sets verdict, standards and caveats in `result`.
 
     `file` is the variant's. `renew()` gives a worker that has loaded it again, for what is left after a crash. `accept` is the
     error, of the spread, that the caller accepts. `first` is the probe to begin with, and `tell(complaint)` is called with what
@@ -81,13 +81,13 @@ def judge(
 
 
 def blank_check():
-    """What is known before anything was checked."""
+    """Return what is known before anything was checked."""
     figures = dict.fromkeys((*FIGURES, "gradients", "mutants_rejected"))
     return figures | {"probes": {}, "behaviour": {}, "work": None}
 
 
 def blank_standards():
-    """What is known of both standards before anything was checked."""
+    """Return what is known of both standards before anything was checked."""
     return {name: {"verdict": None, "reasons": []} for name in ("forward", "drop_in")}
 
 
@@ -101,7 +101,7 @@ def _merged(complaints):
 
 
 def conclude(result, complaints):
-    """The verdict that follows from all complaints: first those that cost most, and of the others a wrong gradient."""
+    """Set the verdict that follows from all complaints: first those that cost most, and of the others a wrong gradient."""
     ordered = sorted(_merged(complaints), key=lambda each: ((FORWARD, DROP_IN, None).index(each.costs), each.tag != FIRST))
     against_forward = [each.text for each in ordered if each.costs == FORWARD]
     against_drop_in = [each.text for each in ordered if each.costs]
@@ -525,10 +525,11 @@ class _Case:
         done = self._ask("try_out", trial=trial, **files)
         if trial == "a CUDA graph" and (done["note"] or "").startswith("raises") and self._renew:
             self.worker = self._renew()  # where a capture failed, torch's generator draws other numbers from a seed
-        complaint = done["complaint"] and f"{trial}: {done['complaint']}"
+        title = SHOWN.get(trial, trial)
+        complaint = done["complaint"] and f"{title}: {done['complaint']}"
         if done["of"] in probes and not complaint:
             compared = self._compare("outputs", probes[done["of"]])
-            complaint = compared["complaint"] and f"{trial}: {compared['complaint']}"
+            complaint = compared["complaint"] and f"{title}: {compared['complaint']}"
             if compared["unjudged"]:
                 self.complain("not-judged", complaint, None)
                 return self._behaved(trial, None, compared["complaint"])
@@ -578,7 +579,7 @@ def give_loaded(result, loaded):
 
 
 def permitted_to(result):
-    """What is permitted to a judged variant beyond the strict limit, as `declared` of worker.referee's requests; or None."""
+    """Return what is permitted to a variant beyond the strict limit, as `declared` of worker.referee's requests; or None."""
     accuracy = result.get("accuracy") or {}
     accepted = accuracy.get("accepted") or (FLOAT32 if accuracy.get("class") == FLOAT32 else None)
     return accepted or result["variant_precision"]
@@ -591,7 +592,7 @@ def give(result, verdict, reason, details=""):
 
 
 def give_failure(result, failure):
-    """A variant that ends a request without a result has an error; one in which the emulator finds a mistake has failed."""
+    """Give an error to a variant that ends a request without a result, "fail" where the emulator found a mistake."""
     if failure.is_finding:
         give_findings(result, [str(failure)])
     else:
@@ -599,7 +600,7 @@ def give_failure(result, failure):
 
 
 def give_findings(result, findings):
-    """Mistakes that were seen in the variant's kernels, one line each, are the verdict."""
+    """Make mistakes that were seen in the variant's kernels, one line each, the verdict."""
     result["findings"] += findings
     result["check"] = result["check"] or blank_check()
     give(result, "fail", findings[0])
@@ -613,7 +614,7 @@ def give_examination(result, examination):
 
 
 def give_doubt(result):
-    """A variant that was to be sanitized and could not be has an error, however right its results are."""
+    """Give an error to a variant that was to be sanitized and could not be, however right its results are."""
     problem = (result["sanitizer"] or {}).get("problem")
     if problem:
         give(result, "error", f"compute-sanitizer: {problem}")

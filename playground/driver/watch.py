@@ -48,7 +48,7 @@ class Watch:
         self._results = {}  # {(model, variant, place, settings): result}
 
     def run(self):
-        """Until what ends it is raised in this thread: KeyboardInterrupt, as a rule. Nothing of it is left then."""
+        """Judge at each save, until what ends it is raised in this thread: KeyboardInterrupt, as a rule."""
         tasks = self._make_tasks()
         try:
             while True:

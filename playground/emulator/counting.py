@@ -3,7 +3,6 @@
 python -m playground.emulator.counting --model NAME_OR_PATH --variant NAME_OR_PATH
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import torch
 
 import cuda_emulator as emulator
 from playground import catalog, tensors
+from playground.emulator.step import parse
 
 SEED = 0
 
@@ -21,7 +21,7 @@ def traffic(found, unit):
 
 
 def figures():
-    """{kernel: {figure: number}} of what has run since the last reset; memory that a kernel does not use is left out."""
+    """Return {kernel: {figure: number}} of what has run since the last reset; memory that a kernel does not use is left out."""
     result = {}
     for kernel, found in emulator.counts().items():
         accesses = {
@@ -40,19 +40,14 @@ def figures():
 
 
 def counted(function):
-    """(function's result, the figures of the kernels that it ran)"""
+    """Return (function's result, the figures of the kernels that it ran)"""
     emulator.reset_counts()
     result = function()
     return result, figures()
 
 
-def compiler_name():
-    """The compiler that decides which loads of the text remain: its first line without the distribution's remarks."""
-    return emulator.compiler_name()
-
-
 def measure(model, variant, settings):
-    """{"settings", "compiler", "source_sha256", "forward", "training forward", "backward"}.
+    """Return {"settings", "compiler", "source_sha256", "forward", "training forward", "backward"}.
 
     The last two are None for one that does not train.
 
@@ -74,7 +69,7 @@ def measure(model, variant, settings):
             training, backward = None, None
     return {
         "settings": {name: repr(value) for name, value in settings.items()},
-        "compiler": compiler_name(),
+        "compiler": emulator.compiler_name(),  # which decides what loads of the text remain
         "source_sha256": catalog.sha256(variant.path),
         "forward": forward,
         "training forward": "as forward" if training == forward else training,
@@ -87,7 +82,7 @@ def command(model, variant):
 
 
 def measure_apart(model, variant):
-    """measure() in a process of its own. Raises RuntimeError with what it printed when it fails."""
+    """Return measure() of a process of its own. Raises RuntimeError with what it printed when it fails."""
     done = subprocess.run([sys.executable, *command(model, variant)], cwd=catalog.ROOT, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"counting {model.name}/{variant.name} failed:\n{done.stderr[-2000:]}")
@@ -95,15 +90,7 @@ def measure_apart(model, variant):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="python -m playground.emulator.counting", description=__doc__.splitlines()[0])
-    parser.add_argument("--model", metavar="NAME_OR_PATH", required=True)
-    parser.add_argument("--variant", metavar="NAME_OR_PATH", required=True)
-    given = parser.parse_args(arguments)
-    try:
-        model = catalog.find_model(given.model)
-        variant = catalog.find_variant(model, given.variant)
-    except catalog.CatalogError as complaint:
-        sys.exit(str(complaint))
+    model, variant, *_ = parse("counting", __doc__.splitlines()[0], arguments, sets=False)
     json.dump(measure(model, variant, model.settings("counted")), sys.stdout, indent=1)
     print()
 

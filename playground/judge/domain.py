@@ -40,7 +40,7 @@ class Structure:
 
     @property
     def text(self):
-        """In words; None where there is nothing to keep."""
+        """Return the structure in words; None where there is nothing to keep."""
         words = [self.frozen] if self.frozen else []
         words += ["zeros that stay zeros"] if self.zeros else []
         words += ["positive definite"] if self.definite else ["symmetric"] if self.symmetric else []
@@ -77,7 +77,7 @@ class Domain:
 
     @property
     def plain(self):
-        """{number of a float input: the fields of its Structure}, of which `Domain.of` makes the Domain again."""
+        """Return {number of a float input: the fields of its Structure}, of which `Domain.of` makes the Domain again."""
         return {i: vars(each) for i, each in self._structures.items()}
 
     @classmethod
@@ -86,7 +86,7 @@ class Domain:
 
     @property
     def texts(self):
-        """['input 0: sorted', ...] of what there is to keep."""
+        """Return ['input 0: sorted', ...] of what there is to keep."""
         return [f"input {i}: {each.text}" for i, each in self._structures.items() if each.text]
 
     def forbids(self, probe):

@@ -13,7 +13,7 @@ from playground.judge.sample import LEAST, MOST
 
 GIB = 1 << 30
 OWN_PROBES, REPEATED = 6, 8  # of the problem's own size; those that are repeated there for a variant that takes no other
-TIMED = 3  # further truths of that size, for timed calls
+TIMED = 3  # further references of that size, for timed calls
 PROCESSES = 4  # referee, candidate, baselines, control
 HOST_BYTES = {"cuda": 3 * GIB // 2, "cpu": GIB // 2, "emulator": GIB // 2}  # of a process that has loaded torch
 DEVICE_BYTES = {"cuda": 5 * GIB // 8, "cpu": 0, "emulator": 0}  # of a CUDA context
@@ -36,8 +36,8 @@ class Footprint:
         Host: the probes' files, three times the inputs of the one that is made, those of the baselines, the outputs as the
         candidate and the referee have them, the weights; of what is compared, the float64 reference with its masks for each
         probe, and for the present one what the precision permits. Device: the referee's float64 with all that a backward needs;
-        the others take less, and not at the same time. Repeated probes are only there where everything is compared; where it
-        is a part, each process draws the inputs, on the device.
+        the others take less, and not at the same time. Where only a part is compared, each process draws the inputs, on the
+        device.
         """
         in_part = share < 1.0
         own = OWN_PROBES + (0 if in_part else REPEATED)
@@ -57,8 +57,7 @@ class Footprint:
         return {"host": 2 * bytes_of_call + HOST_BYTES[place], "files": 0, "device": on_device}
 
     def share_for(self, place, host, most=math.inf):
-        """The share of all results that can be compared with so many bytes of host memory, and in the time that `most` bytes of
-        one of them take."""
+        """Return the share of all results for which so many bytes of host memory, and the time for `most` bytes of one, do."""
         largest = max(self.inputs, self.outputs, self.parameters)
         if largest > most:
             return min(self.share_for(place, host), max(LEAST, min(MOST, most / largest)))

@@ -64,14 +64,14 @@ _RECURRENT = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})
 
 
 def round_to_tf32(x):
-    """Nearest TF32 value (10 explicit mantissa bits, ties away from zero, as cvt.rna.tf32.f32 does), in x's own type."""
+    """Return the nearest TF32 value (10 explicit mantissa bits, ties away from zero, as cvt.rna.tf32.f32), in x's own type."""
     bits = x.to(torch.float32).view(torch.int32)
     rounded = ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
     return torch.where(torch.isnan(x), x, rounded.to(x.dtype))  # the sum of bits can end a NaN; an infinity stays one
 
 
 def cut_to_tf32(x):
-    """As round_to_tf32, towards zero: what tensor cores make of float32 that nobody has rounded before."""
+    """Return x rounded to TF32 towards zero, as tensor cores do with float32 that nobody has rounded before."""
     cut = (x.to(torch.float32).view(torch.int32) & ~0x1FFF).view(torch.float32)
     return torch.where(torch.isnan(x), x, cut.to(x.dtype))
 
@@ -96,14 +96,14 @@ def tf32_families(device, emulated=False):
 
 
 def forbid_tf32():
-    """Settings of this process, of torch 2.9 and later; the older ones cannot be read back beside them."""
+    """Forbid TF32 in this process, by torch 2.9's settings; the older ones cannot be read back beside them."""
     for setting in FAMILIES.values():
         setting.fp32_precision = "ieee"
 
 
 @contextlib.contextmanager
 def without_tf32(device):
-    """While active, float32 is computed in float32 on the device."""
+    """Have float32 computed in float32 on the device while this is active."""
     before = {setting: setting.fp32_precision for setting in FAMILIES.values()} if device.type == "cuda" else {}
     try:
         for setting in before:

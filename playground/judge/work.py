@@ -50,7 +50,9 @@ class OwnCode:
                 setattr(module, name, self._watched(name, function))
 
     def _watched(self, name, function):
-        """The function in whose place the calls are counted, by this OwnCode alone."""
+        """The function in whose place the calls are counted, by this OwnCode alone and once."""
+        if getattr(getattr(function, "__wrapped__", None), "counted_by", None) is self:  # the emulator looks around it
+            return function
         function = getattr(function, "of_own_code", function)
         self.names[function] = name
 
@@ -58,7 +60,7 @@ class OwnCode:
         def watched(*args, **kwargs):
             return self.run(function, args, kwargs)
 
-        watched.of_own_code = function
+        watched.of_own_code, watched.counted_by = function, self
         return watched
 
     def run(self, function, args, kwargs):
@@ -114,19 +116,19 @@ class OwnCode:
         _spoil(value)
 
     def hears_all(self):
-        """Whether each call that hands memory to its code can be seen from Python: not one by C++, as of an autograd node."""
+        """Return whether Python sees each call that hands memory to its code: none is made by C++, as of an autograd node."""
         return not self.operators and not self.modules
 
     @contextlib.contextmanager
     def counted(self):
-        """While it lasts, `handed_memory` counts from 0; operators, for which PyTorch is put in another mode, do not count."""
+        """Count `handed_memory` from 0 while this lasts; operators, for which PyTorch is put in another mode, do not count."""
         self.handed_memory = 0
         with foreign.watched(self.run_foreign):
             yield self
 
     @contextlib.contextmanager
     def watched(self, spoiling=False, with_integers=False, contiguous=False):
-        """While it lasts, operators and functions of ctypes are seen too. (Functions of modules and of cffi always are.)"""
+        """See operators and functions of ctypes, too, while this lasts. (Functions of modules and of cffi always are.)"""
         self.spoiling, self.with_integers, self.spoiled = spoiling, with_integers, 0
         self.contiguous, self.strided = contiguous, None
         try:
@@ -242,7 +244,7 @@ def _spoil(tensor):
 
 
 def names_cuda(path, content=None):
-    """Whether a file speaks of CUDA: .cuda(), device="cuda", torch.cuda.synchronize(), a text for nvcc, one of its headers.
+    """Return whether a file speaks of CUDA: .cuda(), device="cuda", torch.cuda.synchronize(), nvcc's text, a header of CUDA's.
 
     `content` are its bytes, where they were read already.
     """
@@ -273,7 +275,7 @@ class Text:
         self.means_to_build = bool(names & {"load_inline"} or self.cuda_kernels)
 
     def line_of(self, pattern):
-        """The number of the first line that a regular expression is found in, ModelNew's before the others'; None without."""
+        """Return the number of the first line in which a pattern is found, ModelNew's before the others'; None without."""
         found = [number for number, line in enumerate(self._lines, 1) if re.search(pattern, line)]
         return next((number for number in found if number >= self._first_of_model), found[0] if found else None)
 
@@ -302,7 +304,7 @@ def own_share(kernels, names):
 
 
 def pending_cuda_error():
-    """The text of an error that the CUDA runtime still holds, such as that of a launch nobody looked at; None without one."""
+    """Return the text of an error that the CUDA runtime still holds, as of a launch nobody looked at; None without one."""
     runtime = _cuda_runtime()
     if runtime is None:
         return None

@@ -9,12 +9,12 @@ COMPILER_BYTES = 2 << 30  # what nvcc or a C++ compiler takes at most for one fi
 
 
 def builds_at_once(shared_by=1):
-    """As many as there are processors and free memory for, at least one. `shared_by`: so many processes of this host build."""
+    """Return as many as there are processors and free memory for, at least one. `shared_by`: so many processes here build."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     fitting = free_on_host() // COMPILER_BYTES
     return max(1, min(usable, fitting) // shared_by)
 
 
 def judged_at_once(shared_by=1):
-    """How many models are judged at the same time on one GPU: each keeps a referee, a candidate and two baselines busy."""
+    """Return how many models are judged at once on one GPU: each keeps a referee, a candidate and two baselines busy."""
     return max(1, min(MOST_JUDGED_AT_ONCE, builds_at_once(shared_by) // CORES_OF_A_JUDGEMENT))

@@ -30,13 +30,12 @@ class Ceilings:
 
 
 def measure(device: str | torch.device) -> Ceilings:
-    """The ceilings of `device`, 'cpu' (with torch.get_num_threads() threads) or a CUDA device, in 3 seconds at most or so.
+    """Measure the ceilings of `device`, 'cpu' (torch.get_num_threads() threads) or a CUDA device, in about 3 seconds.
 
     Bytes: a sum over n float32 values reads 4 n bytes; a copy of them reads 4 n and writes 4 n, 8 n in all. n is far larger
-    than the caches. FLOPs: a product of two matrices of m x m takes m multiplications and m additions for each of its m^2
-    elements (the first addition counted as the others), 2 m^3 in all, on random values: constants draw less power, so
-    that a GPU would run faster than it does on real data. On the CPU the same product is also computed as a convolution with
-    a kernel of 1 x 1, by another library (oneDNN), and the faster one counts.
+    than the caches. FLOPs: a product of two m x m matrices takes 2 m^3, on random values: constants draw less power, and a GPU
+    would run faster. On the CPU a convolution with a kernel of 1 x 1, by another library (oneDNN), computes the same; the
+    faster one counts.
     """
     device = torch.device(device)
     if device.type == "cpu":

@@ -55,7 +55,7 @@ def sample():
 
 
 def parse(line):
-    """Clocks from nvidia-smi's line, such as "1980, 1980, 41, 0x0000000000000004", with or without the counters behind it.
+    """Return the Clocks of nvidia-smi's line, as "1980, 1980, 41, 0x0000000000000004", with or without counters behind it.
 
     Raises ValueError for "[N/A]".
     """
@@ -67,14 +67,14 @@ def parse(line):
 
 
 def record(before, after):
-    """{"before", "after"} for the JSON document, or None where nothing could be sampled."""
+    """Return {"before", "after"} for the JSON document, or None where nothing could be sampled."""
     if before is None or after is None:
         return None
     return {"before": asdict(before), "after": asdict(after)}
 
 
 def notes(before, after):
-    """What is worth saying about a timing that began and ended with these: slowdowns, and a clock that changed."""
+    """Return what is worth saying about a timing that began and ended with these: slowdowns, and a clock that changed."""
     if before is None or after is None:
         return []
     found = []

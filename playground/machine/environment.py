@@ -18,7 +18,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 
 def describe() -> dict:
-    """The "environment" of a JSON report. What the machine does not have, or does not tell, is None (GPUs: an empty list).
+    """Return the "environment" of a JSON report. What the machine lacks or does not tell is None (GPUs: an empty list).
 
     Initialises CUDA where there is a GPU.
     """
@@ -87,7 +87,7 @@ def _nvcc_release() -> str | None:
 
 
 def cpu_name() -> str | None:
-    """What the processor calls itself."""
+    """Return what the processor calls itself."""
     if sys.platform == "darwin":
         return requirements.output("sysctl", "-n", "machdep.cpu.brand_string")
     try:

@@ -17,7 +17,7 @@ RECLAIMED = "inactive_file"
 
 
 def free_on_host(root=Path("/sys/fs/cgroup")):
-    """Bytes, of the machine or of the container that this is."""
+    """Return the free bytes of the machine, or of the container that this is."""
     free = psutil.virtual_memory().available
     for limit, usage in GROUPS:
         with contextlib.suppress(OSError, ValueError):  # no such limit: "max" is no number
@@ -28,7 +28,7 @@ def free_on_host(root=Path("/sys/fs/cgroup")):
 
 
 def limit(pid, share):
-    """From now on an allocation of a process beyond this share of what is free raises there.
+    """Have an allocation of a process beyond this share of what is free raise there from now on.
 
     Linux gives it otherwise, and ends some process when it is used. Elsewhere nothing is limited, nor is one that has ended.
     """
@@ -60,8 +60,10 @@ class Memory:
         self._changed = threading.Condition()
 
     def capacity(self, folder, on_gpu):
-        """{"host", "files", "device"}: the bytes that all together may take; read again when nobody has any. `folder` is where
-        files are."""
+        """Return {"host", "files", "device"}: the bytes that all together may take; read again when nobody has any.
+
+        Files are in `folder`.
+        """
         with self._changed:
             if not self._taken or not self._capacity:
                 host, files = free_on_host(), shutil.disk_usage(folder).free

@@ -25,7 +25,7 @@ class DeviceCode:
 
     @property
     def architectures(self):
-        """Those that the variant's own flags name (load_inline then adds none), or else none."""
+        """Return those that the variant's own flags name (load_inline then adds none), or else none."""
         return tuple(sorted({name for flag in self.flags if "arch" in flag for name in re.findall(r"sm_\d+[af]?", flag)}))
 
     @property
@@ -50,7 +50,7 @@ class Kernel:
 
 
 def find_nvcc():
-    """The path of nvcc, in the order in which torch looks, or None."""
+    """Return the path of nvcc, in the order in which torch looks, or None."""
     homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
     candidates = [Path(home) / "bin" / "nvcc" for home in homes if home]
     candidates += [Path(found) for found in [shutil.which("nvcc")] if found] + [Path("/usr/local/cuda/bin/nvcc")]
@@ -58,7 +58,7 @@ def find_nvcc():
 
 
 def describe(codes, capability=None):
-    """{architecture: [a Kernel's fields, ...]} of some DeviceCodes, or {"unknown": why} where that cannot be told.
+    """Return {architecture: [a Kernel's fields, ...]} of some DeviceCodes, or {"unknown": why} where that cannot be told.
 
     Compiled for the architecture that a text's own flags name, or else for a GPU of `capability` such as "9.0", or else for
     ARCHITECTURES. Never raises for what a text contains.
@@ -85,7 +85,7 @@ def describe(codes, capability=None):
 
 
 def compile_cubin(nvcc, code, architecture, folder):
-    """(kernels, warnings) of the text for one architecture. Raises Refused.
+    """Return (kernels, warnings) of the text for one architecture. Raises Refused.
 
     What ptxas calls a potential loss of performance, matrix products that it makes wait for one another, is a warning, too.
     """

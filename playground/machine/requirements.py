@@ -45,7 +45,7 @@ class Toolkit:
 
 
 def missing_for(backend: str) -> Missing | None:
-    """The first thing that keeps this machine from building and running kernels for 'cuda' or 'cpu'; None if nothing does."""
+    """Return the first thing that keeps this machine from building and running kernels for 'cuda' or 'cpu', or None."""
     if backend not in ("cuda", "cpu"):
         raise ValueError(f"backend must be 'cuda' or 'cpu', not {backend!r}")
     prepare_environment()
@@ -70,7 +70,7 @@ def prepare_environment() -> None:
 
 
 def missing_folder(folders) -> Missing | None:
-    """The first folder in which nothing can be kept, of (what for, the variable that names another, a function that gives it).
+    """Return the first folder in which nothing can be kept, of (what for, its variable, a function that gives it).
 
     The folder of temporary files is looked at besides.
     """
@@ -96,7 +96,7 @@ def missing_folder(folders) -> Missing | None:
 
 
 def missing_compiler() -> Missing | None:
-    """No C++ compiler that runs. torch takes $CXX, or else c++; nvcc takes one of its own, which is not looked at here."""
+    """Return a Missing where no C++ compiler runs. torch takes $CXX, or else c++; nvcc one of its own, not looked at here."""
     compiler = os.environ.get("CXX", "c++")
     if _runs(*shlex.split(compiler)):
         return None
@@ -113,7 +113,7 @@ def missing_compiler() -> Missing | None:
 
 
 def missing_ninja() -> Missing | None:
-    """No ninja that runs, neither on PATH nor beside this Python (see `prepare_environment`)."""
+    """Return a Missing where no ninja runs, neither on PATH nor beside this Python (see `prepare_environment`)."""
     if _runs("ninja"):
         return None
     broken = shutil.which("ninja")
@@ -121,7 +121,7 @@ def missing_ninja() -> Missing | None:
 
 
 def missing_gpu() -> Missing | None:
-    """A torch without CUDA, no driver, a driver too old for torch, or no GPU."""
+    """Return a Missing for a torch without CUDA, no driver, one too old for torch, or no GPU."""
     if torch.version.cuda is None:
         what = f"torch {torch.__version__} is built without CUDA"
         return Missing(what, "install a CUDA build of torch (https://pytorch.org/get-started/locally)")
@@ -145,7 +145,7 @@ def missing_gpu() -> Missing | None:
 
 
 def missing_toolkit(torch_cuda: str) -> Missing | None:
-    """No CUDA toolkit, a CUDA_HOME that holds none, or one whose major version is not that of `torch_cuda`, such as '13.0'."""
+    """Return a Missing for no CUDA toolkit, a CUDA_HOME without one, or another major version than `torch_cuda`'s, '13.0'."""
     major = torch_cuda.split(".")[0]
     install = f"install a CUDA {major} toolkit (https://developer.nvidia.com/cuda-downloads) and set CUDA_HOME to it"
     found = find_toolkit(torch_cuda)
@@ -167,12 +167,12 @@ def missing_toolkit(torch_cuda: str) -> Missing | None:
 
 
 def named_home() -> str | None:
-    """What the environment names as the toolkit, in the order in which torch looks; None where it is silent."""
+    """Return what the environment names as the toolkit, in the order in which torch looks; None where it is silent."""
     return os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or None
 
 
 def toolkit_at(home: Path) -> Toolkit | None:
-    """The toolkit in `home`, if it has an nvcc that runs and the runtime's headers."""
+    """Return the toolkit in `home`, if it has an nvcc that runs and the runtime's headers."""
     printed = output(str(home / "bin" / "nvcc"), "--version")
     release = re.search(r"release (\d+\.\d+)", printed or "")
     if release is None or not any((home / folder / "cuda_runtime.h").is_file() for folder in _include_folders(home)):
@@ -181,14 +181,14 @@ def toolkit_at(home: Path) -> Toolkit | None:
 
 
 def find_toolkit(torch_cuda: str | None = None) -> Toolkit | None:
-    """A toolkit installed here, whatever CUDA_HOME says: of the major version of `torch_cuda` if there is one, or else any."""
+    """Return a toolkit installed here, whatever CUDA_HOME says: of `torch_cuda`'s major version if there is one, or any."""
     toolkits = [toolkit for home in dict.fromkeys(_homes()) if (toolkit := toolkit_at(home))]
     fitting = [toolkit for toolkit in toolkits if torch_cuda and toolkit.major == torch_cuda.split(".")[0]]
     return next(iter(fitting + toolkits), None)
 
 
 def set_cuda_home(torch_cuda: str) -> None:
-    """Where the environment names no toolkit, name one of the major version of `torch_cuda`, if there is one."""
+    """Name a toolkit of `torch_cuda`'s major version in the environment where it names none, if there is one."""
     if named_home():
         return
     toolkit = find_toolkit(torch_cuda)

@@ -49,12 +49,12 @@ _TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 
 def kernel_of(tool):
-    """The name of the kernel that holds the tool's mistake."""
+    """Return the name of the kernel that holds the tool's mistake."""
     return f"{NAME}_{tool}"
 
 
 def build(load_inline, device="cuda"):
-    """The function control(tool) that makes the tool's mistake on the device. `load_inline` is torch's."""
+    """Return the function control(tool) that makes the tool's mistake on the device. `load_inline` is torch's."""
     load_inline(NAME, BINDING, CUDA, extra_cuda_cflags=["-lineinfo"], is_python_module=False, no_implicit_headers=True)
 
     def control(tool):

@@ -5,7 +5,7 @@ from playground.nvidia import metrics
 
 
 def counted(model, variant):
-    """{"settings": {name: text}, "kernels": {name: {where: {"per_request", "least"}}}} of the forward pass.
+    """Return {"settings": {name: text}, "kernels": {name: {where: {"per_request", "least"}}}} of the forward pass.
 
     None for a problem that has no size for the emulator: at its own it would take hours. Raises RuntimeError when counting
     fails.
@@ -30,7 +30,7 @@ def _per_request(figures):
 
 
 def of_kernel(name, measured_names, counts):
-    """The counted figures of the kernel that Nsight Compute calls `name`; {} where it cannot be told which they are.
+    """Return the counted figures of the kernel that Nsight Compute calls `name`; {} where it cannot be told which they are.
 
     The emulator knows a kernel by the name in its launch: with template parameters in place of their values, or that of a
     pointer. One that is left over on either side is the other's counterpart.

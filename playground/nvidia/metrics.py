@@ -2,7 +2,7 @@
 
 Names and meanings are those of NVIDIA's documentation (https://docs.nvidia.com/nsight-compute/ProfilingGuide, "Metrics
 Reference" and "Statistical Sampler"; `ncu --query-metrics --chip gh100` lists the names). Shares of a peak are over all cycles
-that a kernel takes ("elapsed"), but for issue slots and occupancy, which are over those in which a multiprocessor has work.
+that a kernel takes ("elapsed"), but for issue slots and occupancy, which are over those in which an SM has work.
 """
 
 import csv
@@ -79,7 +79,7 @@ MICROSECONDS = {"ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "ms": 1e
 
 
 def launches(text):
-    """[{"kernel": name, metric: number or None}] of the raw page as CSV, in the order of the launches.
+    """Return [{"kernel": name, metric: number or None}] of the raw page as CSV, in the order of the launches.
 
     Its lines are names, units, and each launch. Lines before them, Nsight Compute's own or the program's, are skipped. [] where
     there is no such table.
@@ -101,7 +101,7 @@ def _number(text, unit):
 
 
 def kernels(launched):
-    """[{"kernel", "launches", "microseconds", "registers", "shares", "per_request", "stalls"}], a figure for each kernel.
+    """Return [{"kernel", "launches", "microseconds", "registers", "shares", "per_request", "stalls"}], one for each kernel.
 
     "shares" are percentages by the keys of SHARES, "per_request" {where: transactions a request} and "stalls" {reason:
     share of the time that warps are resident}, the largest first. What the device does not tell is None, or missing.
@@ -113,7 +113,7 @@ def kernels(launched):
 
 
 def short_name(kernel):
-    """'fused_tail<1024>' from 'void fused_tail<1024>(const float *, ...)': no result type, no parameters, no namespaces."""
+    """Return 'fused_tail<1024>' of 'void fused_tail<1024>(const float *, ...)': no type, parameters or namespaces."""
     text = kernel.removeprefix("void ").replace("(anonymous namespace)", "").replace("<unnamed>", "")
     text = re.sub(r"\((?:int|unsigned int|bool|long)\)", "", text)  # of template arguments: fused_tail<(int)1024>
     text = text.split("(")[0].strip()
@@ -122,7 +122,7 @@ def short_name(kernel):
 
 
 def base_name(kernel):
-    """'fused_tail' from 'fused_tail<1024>'."""
+    """Return 'fused_tail' from 'fused_tail<1024>'."""
     return short_name(kernel).partition("<")[0]
 
 

@@ -34,7 +34,7 @@ class ProfilerError(Exception):
 
 
 def profile(model, variant, settings, time_limit):
-    """[kernel figures] of one forward pass of the variant, as metrics.kernels gives them.
+    """Return [kernel figures] of one forward pass of the variant, as metrics.kernels gives them.
 
     `settings` change the model's constants; each of the processes may take `time_limit` seconds. Raises ProfilerError.
     """
@@ -50,7 +50,7 @@ def profile(model, variant, settings, time_limit):
 
 
 def command(program, names, wanted=metrics.ALL):
-    """The command line, a list, that has Nsight Compute measure the kernels `names` of the command that is put behind it."""
+    """Return the command line, a list, that has Nsight Compute measure the kernels `names` of the command put behind it."""
     options = ["--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(wanted)]
     options += ["--kernel-name-base", "function", "--kernel-name", f"regex:^({'|'.join(sorted(names))})$"]
     options += ["--clock-control", "none", "--target-processes", "all"]

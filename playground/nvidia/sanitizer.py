@@ -53,7 +53,7 @@ class Examination:
 
     @property
     def outcome(self):
-        """A few words."""
+        """Return the outcome in a few words."""
         if self.findings:
             return "fail"
         return f"error: {self.problem}" if self.problem else "nothing found" if self.tools else NOTHING_TO_DO
@@ -64,7 +64,7 @@ class Examination:
 
 @contextlib.contextmanager
 def small_case(model, original, seed, limit):
-    """Yields (arguments of Candidate.load but for the variant, files of inputs to try in turn, a folder).
+    """Yield (arguments of Candidate.load but for the variant, files of inputs to try in turn, a folder).
 
     The tools make a kernel thousands of times slower, so a model that has a size for the emulator is shown at that one, unless
     `original`, the arguments of referee.load, asks for another. Raises WorkerFailure where the original does not run.
@@ -81,7 +81,7 @@ def small_case(model, original, seed, limit):
 
 
 def examine(load, probes, folder, limit):
-    """An Examination of a variant. A tool, or the first run without one, may take `limit` seconds.
+    """Return an Examination of a variant. A tool, or the first run without one, may take `limit` seconds.
 
     `load` are the arguments of Candidate.load; `probes` the files of inputs to try in turn until the variant takes one;
     `folder` is for files. Raises KeyboardInterrupt and the like with nothing left running.
@@ -135,7 +135,7 @@ def _run_tools(found, request, kernels, folder):
 
 
 def command(program, tool, kernels):
-    """The command line, a list, of a tool that runs what is put behind it.
+    """Return the command line, a list, of a tool that runs what is put behind it.
 
     `kernels` are names of __global__ functions: only kernels whose mangled names hold one of them are looked at, by the tools
     that can leave the others out.

@@ -55,7 +55,7 @@ class Site:
 
     @property
     def where(self):
-        """What tells it from other places in the source."""
+        """Return what tells it from other places in the source."""
         return (self.file, self.line) if self.line else (self.function, self.offset)
 
 
@@ -73,22 +73,22 @@ class Finding:
 
     @property
     def alike(self):
-        """What it shares with the reports that are counted as one with it: the kind of mistake, the kernel, the places."""
+        """Return what it shares with the reports that count as one with it: the kind of mistake, the kernel, the places."""
         kind = self.what.partition(": ")[0]
         return kind, self.kernel, frozenset(site.where for site in (self.sites if kind == RACE else self.sites[:1]))
 
     def concerns(self, kernels, file):
-        """Whether it is about one of these kernels, or about a line of the file."""
+        """Return whether it is about one of these kernels, or about a line of the file."""
         words = {word for site in self.sites for word in re.findall(r"\w+", site.function)}
         return bool(words & set(kernels)) or any(site.is_in(file) for site in self.sites)
 
     def line_in(self, file):
-        """'name.py:65' of the innermost site in the file, or else of the innermost that has a line; None without one."""
+        """Return 'name.py:65' of the innermost site in the file, or else of the innermost that has a line; None without one."""
         known = sorted((site for site in self.sites if site.line), key=lambda site: not site.is_in(file))
         return f"{Path(known[0].file).name}:{known[0].line}" if known else None
 
     def describe(self, file):
-        """One line, beginning with the place."""
+        """Return one line, beginning with the place."""
         place = self.line_in(file)
         who = [f"{name} {value}" for name, value in (("block", self.block), ("thread", self.thread)) if value]
         more = f", {self.count - 1} more like it" if self.count > 1 else ""
@@ -106,7 +106,7 @@ class Log:
 
 
 def read(tool, text):
-    """The Log in the text of a tool. Raises Unreadable for a report that looks like a finding and cannot be understood."""
+    """Return the Log in the text of a tool. Raises Unreadable for a report that looks like a finding and is not understood."""
     findings, troubles, complete = {}, [], False
     for headline, lines in _reports(text):
         if _SUMMARY.match(headline):

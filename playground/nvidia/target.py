@@ -30,7 +30,7 @@ KEEPS_LINES = ("-lineinfo", "--generate-line-info", "-G", "--device-debug")
 
 
 def main(request_file, reply_file):
-    """Returns the error, or None."""
+    """Run what the request file asks for, and write the reply. Returns the error, or None."""
     request = json.loads(Path(request_file).read_text())
     signal.alarm(int(request["limit"]) + 60)  # if the process that asked is gone by then
     load_inline, candidate = cpp_extension.load_inline, Candidate()
@@ -94,7 +94,7 @@ def _build_with_lines(variant):
 
 
 def numbered(load_inline, file):
-    """`load_inline` (or `load`) whose CUDA text tells nvcc which line of `file` each of its lines is."""
+    """Return `load_inline` (or `load`) whose CUDA text tells nvcc which line of `file` each of its lines is."""
     signature = inspect.signature(load_inline)
 
     def with_lines(*args, **kwargs):

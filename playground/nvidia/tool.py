@@ -29,14 +29,14 @@ class Program:
     usual: tuple = ()
 
     def find(self):
-        """Its path: on PATH, in the toolkit that CUDA_HOME names, or where NVIDIA installs it; None without one."""
+        """Return its path: on PATH, in the toolkit that CUDA_HOME names, or where NVIDIA installs it; None without one."""
         home = requirements.named_home()
         folders = [os.environ.get("PATH"), *(Path(home) / folder for folder in ("bin", self.name) if home)]
         folders += [path for pattern in self.usual for path in sorted(Path("/").glob(pattern), reverse=True)]
         return next((path for folder in folders if folder and (path := shutil.which(self.name, path=str(folder)))), None)
 
     def missing(self):
-        """A requirements.Missing where this machine lacks the program, else None."""
+        """Return a requirements.Missing where this machine lacks the program, else None."""
         return None if self.find() else requirements.Missing(f"no {self.title} on this machine", self.remedy)
 
 
@@ -76,29 +76,29 @@ class Run:
         kill_family(self._process)
 
     def wait(self):
-        """Until it has ended, or its time limit is over, which sets `timed_out`."""
+        """Wait until it has ended, or its time limit is over, which sets `timed_out`."""
         try:
             self._process.wait(max(0.0, self._deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self.timed_out = True
 
     def reply(self):
-        """What the target wrote at its end; None where it did not come so far."""
+        """Return what the target wrote at its end; None where it did not come so far."""
         try:
             return json.loads(self._reply.read_text())
         except (OSError, ValueError):
             return None
 
     def log(self):
-        """What the tool wrote."""
+        """Return what the tool wrote."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def said(self):
-        """The log, and what the target and the tool printed."""
+        """Return the log, and what the target and the tool printed."""
         return f"{self.log()}\n{self._output.read_text(errors='replace')}"
 
     def last_words(self):
-        """One line on why it ended early."""
+        """Return one line on why it ended early."""
         lines = [line for line in self.said().splitlines() if line.strip("= ") and not _NO_WORDS.search(line)]
         telling = [line for line in lines if re.search(r"error|unable|not supported", line, re.I)]
         return _TAG.sub("", (telling or lines[-1:] or ["it printed nothing"])[0])[:300]

@@ -67,7 +67,7 @@ def date_of(environment):
 
 
 def is_stale(result, variant_file, model_file):
-    """Whether the variant's file, but for its docstring, or the model's is not the one that was measured, or is not there."""
+    """Return whether the variant's file, but for its docstring, or the model's is another than was measured, or missing."""
     if not (variant_file.is_file() and model_file.is_file()):
         return True
     now = {"source_sha256": sha256(variant_file), "code_sha256": code_sha256(variant_file), "model_sha256": sha256(model_file)}

@@ -92,9 +92,9 @@ def why_not_pass(result):
 
 
 def raised_at(result):
-    """Return ' (FILE:LINE)', where the user's file raised what a result ended with; "" where that is not known."""
-    found = re.match(r"(\S.*:\d+): in ", result.get("details") or "")
-    return f" ({one_line(found[1])})" if found else ""
+    """Return ' (FILE:LINE)', where the user's file raised what a result ended with; "" where that is not known, or said."""
+    found, reason = re.match(r"(\S.*:\d+): in ", result.get("details") or ""), result["reason"] or ""
+    return f" ({one_line(found[1])})" if found and not reason.startswith("/") and found[1] not in reason else ""
 
 
 def caveat_line(caveat, result):
@@ -104,20 +104,20 @@ def caveat_line(caveat, result):
 
 
 def ordered_baselines(names):
-    """Known baselines first, in their usual order, then any others."""
+    """Return known baselines first, in their usual order, then any others."""
     names = list(names)
     return [name for name in BASELINES if name in names] + [name for name in names if name not in BASELINES]
 
 
 def baseline_name(name):
-    """Its name for people; 'eager with cudnn.benchmark' of "eager+benchmark", which ran under what the variant had set."""
+    """Return a baseline's name for people; 'eager with cudnn.benchmark' of "eager+benchmark", as the variant had set it."""
     name, *settings = name.split("+")
     shown = BASELINES.get(name, name)
     return f"{shown} with {' and '.join(SETTINGS.get(each, each) for each in settings)}" if settings else shown
 
 
 def fastest_baseline(medians):
-    """Of {baseline: ms} the name of the fastest that is in float32; None where there is none."""
+    """Return the name of the fastest of {baseline: ms} that is in float32; None where there is none."""
     return min((name for name in medians if name != LOWER_PRECISION), key=medians.get, default=None)
 
 
@@ -183,7 +183,7 @@ def timed_modes(result):
 
 
 def under_graphs(result):
-    """'CUDA graph: forward 0.140 ms, 2.00x over eager; training, weights 0.180 ms, ...'; None where nothing was timed so."""
+    """Return 'CUDA graph: forward 0.140 ms, 2.00x over eager; training, weights 0.180 ms, ...'; None without any."""
     parts = []
     for title, timings in timed_modes(result).items():
         if title.endswith(GRAPH) and timings.get("time_ms"):
@@ -247,7 +247,7 @@ def gradient_verdict(check):
 
 
 def mutants(result):
-    """'mutants 14/14 rejected', with the names of those that the check cannot tell from the original; None where none ran."""
+    """Return 'mutants 14/14 rejected', with the names of those that the check cannot tell apart; None where none ran."""
     check = result.get("check") or {}
     if not check.get("mutants_rejected"):
         return None
@@ -276,7 +276,7 @@ def listed(value):
 
 
 def changed_sizes(result, root=ROOT):
-    """The constants that differ from the original's: {name: (value, original)}; the original is None when it is not known.
+    """Return the constants that differ from the original's: {name: (value, original)}; an unknown original is None.
 
     The originals are result["shape"]["defaults"] where the driver recorded them, otherwise the model's file tells.
     """
@@ -307,13 +307,13 @@ def inputs_text(result):
 
 
 def isolation(environment):
-    """'sandbox: on (bubblewrap 0.8.0)'; None where only the project's own files ran, and of a run from before there was one."""
+    """Return 'sandbox: on (bubblewrap 0.8.0)'; None where only the project's own files ran, and of runs before sandboxes."""
     found = environment.get("sandbox")
     return one_line(f"sandbox: {found}") if found and "all files are the project's" not in found else None
 
 
 def machine(environment):
-    """One line on where a document was measured."""
+    """Return one line on where a document was measured."""
     versions = (("torch", "torch"), ("CUDA", "cuda"), ("driver", "driver"))
     parts = [environment.get("gpu") or environment.get("cpu") or "no GPU"]
     parts += [f"{name} {environment[key]}" for name, key in versions if environment.get(key)]

@@ -40,7 +40,7 @@ class Box:
 
     @property
     def at(self):
-        """The left and upper edge, in units."""
+        """Return the left and upper edge, in units."""
         return MARGIN + int(self.place[1:]) * SLOT, _band(self.place[0]) + HEAD
 
     @property

@@ -50,7 +50,7 @@ class Output:
 
     @property
     def is_special(self):
-        """A pipe or a device, which takes everything at once."""
+        """Return whether it is a pipe or a device, which takes everything at once."""
         return self.path.exists() and not self.path.is_file()
 
     def _try_out(self, path):
@@ -68,7 +68,7 @@ class Output:
                 trial.unlink(missing_ok=True)
 
     def write(self, make):
-        """`make(path)` writes the file. Where it cannot, it writes a temporary one instead, which a line on stderr names."""
+        """Write the file by `make(path)`, or else a temporary one instead, which a line on stderr names."""
         try:
             make(self.path)
         except OSError as complaint:

@@ -51,13 +51,13 @@ class Progress:
             self._display.stop()
 
     def expect(self, variants):
-        """So many variants are going to be `done`: the display counts them."""
+        """Expect so many more variants to be `done`: the display counts them."""
         self._expected, self._counted = variants, 0
         if self._live:
             self._total = self._display.add_task(self._count(), total=None)
 
     def hush(self):
-        """The run was interrupted: how the rest of it ends is not told."""
+        """Stop telling: how the rest of an interrupted run ends is of no concern."""
         self._is_hushed = True
 
     def draw(self, above):
@@ -66,7 +66,7 @@ class Progress:
 
     @contextlib.contextmanager
     def aside(self):
-        """Leaves the terminal to whoever prints there meanwhile."""
+        """Leave the terminal to whoever prints there meanwhile."""
         self.__exit__()
         try:
             yield
@@ -82,7 +82,7 @@ class Progress:
         return found
 
     def done(self, model, variant, outcome):
-        """Nothing more happens to the variant. What it had begun and did not finish, because it failed there, ends here."""
+        """Count a variant as done. What it had begun and did not finish, because it failed there, ends here."""
         with self._lock:
             self._counted += 1
             unfinished = [key for key, begun in self._running.items() if key[1:] == (model, variant) for _ in begun]
@@ -101,7 +101,7 @@ class Progress:
         return f"{text}, about {f'{max(10, round(left, -1)):.0f} s' if left < 100 else f'{left / 60:.0f} min'} left"
 
     def started(self, stage, model, variant=None):
-        """`stage`, such as 'build', 'check' or 'time', begins for a variant (or for something that has none)."""
+        """Tell that a `stage`, such as 'build', 'check' or 'time', begins for a variant (or something that has none)."""
         what = _label(stage, model, variant)
         task = self._display.add_task(what, total=None) if self._live else None
         with self._lock:
@@ -110,7 +110,7 @@ class Progress:
             self._line(Text(f"{what} ..."))
 
     def finished(self, stage, model, variant=None, outcome=""):
-        """The stage ended; `outcome` is a verdict or another short text."""
+        """Tell that a stage ended; `outcome` is a verdict or another short text."""
         outcome, now = one_line(outcome), time.monotonic()
         line = Text(f"{_label(stage, model, variant)}: ")
         line.append(outcome or "done", style=STYLES.get(outcome.partition(":")[0], ""))
@@ -125,7 +125,7 @@ class Progress:
         self._line(line)
 
     def said(self, stage, model, variant, what):
-        """What is known of a stage before its end."""
+        """Tell what is known of a stage before its end."""
         self._line(Text(f"{_label(stage, model, variant)}: {one_line(what)}"))
 
     def _line(self, text):

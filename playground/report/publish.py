@@ -12,6 +12,7 @@ plot leave it out, and the ladders' tables name it.
 import argparse
 import re
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +41,7 @@ OTHER_KERNELS = {  # those that are not the variant's, by a part of their names
     "elementwise_kernel": "PyTorch: elementwise",
 }
 OUTSIDE, LEAST_SHARE = "outside the profiled kernels", 0.02  # what these leave of the measured time; of it, to be told
+LONGEST_REASON = 100  # characters of a cell
 KERNELS_HEAD = ("step", "where its time goes, by PyTorch's profiler")
 PERMITTED = {"tf32": "TF32 permitted", "fp32": "strict fp32"}  # by PyTorch's settings, to the model's operators
 PICTURE = (
@@ -96,7 +98,7 @@ def main(arguments=None, root=figures.ROOT):
 def files(root):
     """Yield (path from `root`, text) of every file that this command keeps."""
     runs = newest_runs(root)
-    models = sorted((file.stem for file in _python_files(root / "models")), key=reading_order)
+    models = sorted((file.stem for file in (root / "models").glob("[!_]*.py")), key=reading_order)
     readme = _between(root, README, "best", best(runs, models))
     if solutions := published.read(root):
         readme = _between(root, README, "published", published.sentence(solutions), readme)
@@ -104,7 +106,7 @@ def files(root):
         yield PICTURES / "published_solutions.svg", published.image(solutions)
     yield README, readme
     newest = max(runs, key=lambda run: date_of(run.environment), default=None)
-    timed = {model: [each for each in newest.of(model) if each["time_ms"]] for model in models} if newest else {}
+    timed = {model: [each for each in newest.of(model) if each["time_ms"]] for model in models if newest}
     for model in models:
         ladder = Path("docs") / f"ladder_{model}.md"
         if (root / ladder).is_file():
@@ -141,11 +143,6 @@ def _limited(root, gpu):
 def _is_stale(root, result):
     model, variant = result["model"], result["variant"]
     return is_stale(result, root / "kernels" / model / f"{variant}.py", root / "models" / f"{model}.py")
-
-
-def _python_files(folder):
-    """In the order of their names, v10 behind v9."""
-    return sorted((file for file in folder.glob("[!_]*.py")), key=lambda file: natural_order(file.stem))
 
 
 def _between(root, path, name, block, text=None):
@@ -202,9 +199,9 @@ def _ladder(root, run, path, model):
     permitted = sorted({PERMITTED[result["precision"]] for result in results if result["precision"] in PERMITTED})
     title = ", ".join([f"**{model}**", *[f"input {markdown_cell(inputs)}"] * bool(inputs), *permitted])
     rows = [*_baseline_rows(results)]
-    for file in _python_files(root / "kernels" / model):
-        key = model, file.stem
-        if not file.stem.startswith("cpu_"):
+    for variant in sorted((file.stem for file in (root / "kernels" / model).glob("[!_]*.py")), key=natural_order):
+        key = model, variant
+        if not variant.startswith("cpu_"):
             rows.append([_link(path, *key), *(["stale"] if key in run.stale else _figures(run.current.get(key)))])
             limited = [each for each in run.limited if (each["model"], each["variant"]) == key]
             rows += [[f"... built for {each['shared_limit_kb']} KB", *_figures(each)] for each in limited]
@@ -217,7 +214,8 @@ def _ladder(root, run, path, model):
         caption += f" Built for less shared memory than the GPU has: `{LIMITED}/`, short runs."
     caption += " Stale: the file has changed since it was measured." * any(of == model for of, _ in run.stale)
     steps = [(_link(path, model, each["variant"]), *_kernels(each)) for each in results if each["time_ms"]]
-    kernels = f"\n\n{markdown_table(KERNELS_HEAD, steps)}" if any(len(step) > 1 for step in steps) else ""
+    several = [step for step in steps if "%, " in "".join(step[1:])]
+    kernels = f"\n\n{markdown_table(KERNELS_HEAD, several)}" if several else ""
     return f"{title}\n\n{markdown_table(HEAD, rows)}\n\n{caption}{kernels}"
 
 
@@ -253,7 +251,7 @@ def _figures(result):
     if result is None:
         yield "not measured yet"
     elif result["verdict"] != "pass":
-        yield markdown_cell(f"{result['verdict']}: {result['reason']}")
+        yield markdown_cell(textwrap.shorten(f"{result['verdict']}: {result['reason']}", LONGEST_REASON, placeholder=" ..."))
     elif result["time_ms"] is None:
         yield "passed, not timed"
     else:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from playground.report import contract, document
 from playground.report.figures import TIMED, headline, why_not_measured
+from playground.report.text import grouped
 
 STANDARDS = tuple(contract.STANDARDS.values())
 THRESHOLDS = (0.0, 0.5, 1.0, 1.5, 2.0)
@@ -52,7 +53,7 @@ def summarise(report, unsolved=()):
 
 
 def own_check(result):
-    """What the problem's own check says of the outputs, where the file has one: the same as the judge, or how it differs."""
+    """Return what the problem's own check, if there is one, says of the outputs: the same as the judge, or how it differs."""
     found = (result["check"] or {}).get("own_check")
     if not found or result["verdict"] in ("error", "skipped"):
         return None if not found else f"the problem's own check: {found['complaint'] or 'accepts it'}"
@@ -71,11 +72,8 @@ def _cases(results):
     `geometric_mean_ms` is that of their median times, `over_eager` that of their speed-ups; None unless all tests and
     benchmarks are right, and all benchmarks timed. `ranking` is how the problem's file ranks: "geom", "mean" or "last".
     """
-    groups = {}
-    for result in results:
-        if (result.get("pair") or {}).get("case"):
-            groups.setdefault((result["model"], result["variant"]), []).append(result)
-    for (problem, solution), rows in groups.items():
+    of_cases = [result for result in results if (result.get("pair") or {}).get("case")]
+    for (problem, solution), rows in grouped(of_cases, lambda result: (result["model"], result["variant"])).items():
         case = rows[0]["pair"]["case"]
         kinds = {kind: [row for row in rows if row["pair"]["case"]["kind"] == kind] for kind in ("test", "benchmark")}
         listed = {"test": len(kinds["test"]), "benchmark": case["benchmarks"]}
@@ -127,7 +125,7 @@ def _standard(results, standard, count):
 
 
 def eval_results(report):
-    """{level: KernelBench's eval_results.json of the pairs of that level} (eval_from_generations.py, add_to_eval_results_file).
+    """Return {level: KernelBench's eval_results.json of its pairs} (eval_from_generations.py, add_to_eval_results_file).
 
     `correctness` is that of the standard `forward`, which is its question. `runtime` is in milliseconds: the median of the
     calls, where KernelBench has their mean, and -1, as there, of what is wrong. What was skipped is left out, as KernelBench
@@ -167,13 +165,13 @@ def _eval_entry(result, sample, environment):
 
 
 def write_eval_results(report, file):
-    """One file a level; where there are several, `{level}` in its name is the level."""
+    """Write one file a level; where there are several, `{level}` in its name is the level."""
     for level, found in eval_results(report).items():
         document.write_whole(str(file).replace("{level}", str(level)), json.dumps(found, indent=4) + "\n")
 
 
 def facts(report):
-    """What may be kept of a run over other people's solutions: hashes, verdicts, figures, and the judge's own sentences."""
+    """Return what may be kept of a run over other people's solutions: hashes, verdicts, figures, the judge's sentences."""
     environment = {key: report["environment"].get(key) for key in (*contract.ENVIRONMENT_KEYS, "options", "complete")}
     results = []
     for result in report["results"]:

@@ -6,7 +6,7 @@ NOTHING = "-"
 
 
 def significant(value):
-    """Three significant digits: 0.142, 11.3, 206, 12300, 1.2e-5 as 1.20e-5; '-' for what was not measured."""
+    """Return three significant digits: 0.142, 11.3, 206, 12300, 1.2e-5 as 1.20e-5; '-' for what was not measured."""
     if value is None or not math.isfinite(value):
         return NOTHING
     exponent = int(f"{value:.2e}".partition("e")[2])
@@ -16,7 +16,7 @@ def significant(value):
 
 
 def scientific(value):
-    """Three significant digits with an exponent, so that errors can be compared at a glance: 1.10e-5."""
+    """Return three significant digits with an exponent, so that errors can be compared at a glance: 1.10e-5."""
     if value is None or not math.isfinite(value):
         return NOTHING
     if value == 0:
@@ -53,6 +53,14 @@ def plain(text):
     """Return `text` with every invisible character written out; line breaks, tabs and all kinds of letters stay."""
     odd = {character for character in str(text) if not (character.isprintable() or character in "\n\t\u00a0")}
     return str(text).translate({ord(character): f"[U+{ord(character):04X}]" for character in odd})
+
+
+def grouped(values, key):
+    """Return {key(value): [values that have it]}, in their order."""
+    groups = {}
+    for value in values:
+        groups.setdefault(key(value), []).append(value)
+    return groups
 
 
 def markdown_table(head, rows):

@@ -50,13 +50,13 @@ SETTINGS = {
 
 
 def named(name):
-    """The Baseline of a name of BASELINES, or of one with settings behind it, such as "eager+benchmark"."""
+    """Return the Baseline of a name of BASELINES, or of one with settings behind it, such as "eager+benchmark"."""
     name, *settings = name.split("+")
     return replace(BASELINES[name], settings=tuple(settings))
 
 
 def under(settings, names):
-    """What to time beside a variant that has set these for itself: all of `names` under the same, and the first as it is.
+    """Return what to time beside a variant that has set these for itself: all of `names` under the same, the first as it is.
 
     Strict ones have no place beside a variant that permits itself TF32.
     """
@@ -67,7 +67,7 @@ def under(settings, names):
 
 
 def names_for(place, mode, quick, max_autotune, strict):
-    """The baselines worth timing: channels_last for inference, few when in a hurry, strict ones beside those of a forward pass.
+    """Return the baselines worth timing: channels_last for inference, few when in a hurry, strict ones beside a forward pass.
 
     `strict` says that TF32 is forbidden to all. Of a training step strict baselines take up to 20 times as long as the others:
     only a strict run times them. fp16 is timed beside the forward pass, where it is what many would pick instead.
@@ -85,7 +85,7 @@ def names_for(place, mode, quick, max_autotune, strict):
 
 
 def peers(names, precision, settings=()):
-    """Those of the baselines under a variant's settings that are at least as precise: where it is strict ("fp32"), strict ones.
+    """Return the baselines, under a variant's settings, at least as precise as it: where it is strict ("fp32"), strict ones.
 
     Where no baseline is marked as strict (on the CPU, which has no TF32) all in float32 are. One in fp16 is a peer only of a
     variant that declares a lower precision, too.
@@ -99,7 +99,7 @@ def peers(names, precision, settings=()):
 
 
 def prepare(model, baseline):
-    """(a copy of the model, memory format and dtype of its inputs) for a baseline; None: as they are.
+    """Return (a copy of the model, memory format and dtype of its inputs) for a baseline; None: as they are.
 
     Its precision holds where `precision_of` does.
 
@@ -120,7 +120,7 @@ def prepare(model, baseline):
 
 @contextlib.contextmanager
 def precision_of(baseline):
-    """The baseline's settings; TF32 is forbidden where it is strict.
+    """Put the baseline's settings in force; TF32 is forbidden where it is strict.
 
     By the flags of torch 2.9 and later; older ones cannot be read beside them.
     """

@@ -53,7 +53,7 @@ class Floor:
 
 
 def floor(work, ceilings, precision):
-    """The larger of the two times. `ceilings` is a machine.ceilings.Ceilings; `precision` is "fp32" or a lower one."""
+    """Return the larger of the two times. `ceilings` is a machine.ceilings.Ceilings; `precision` is "fp32" or a lower one."""
     memory = work.bytes / max(ceilings.read_bytes_per_second, ceilings.copy_bytes_per_second) * 1e3
     fast = max(ceilings.tf32_flops or 0, ceilings.fp16_flops or 0)  # 11 bits of each factor, sums in float32
     rate = max(ceilings.fp32_flops, fast / 3 if precision == "fp32" else fast)
@@ -62,7 +62,7 @@ def floor(work, ceilings, precision):
 
 
 def count_work(name, model, inputs, outputs, mode):
-    """Work of one step of a model called `name`, for these inputs and outputs. `mode` is one of stopwatch.workload.MODES."""
+    """Return the Work of one step of a model called `name`, on these inputs and outputs; `mode` is one of workload.MODES."""
     trained = [p for p in model.parameters() if p.requires_grad]
     wanted = [value for value in inputs if tensors.differentiable(value)]
     moved = _bytes([*model.parameters(), *inputs, *outputs])
@@ -162,7 +162,7 @@ class _Traffic(TorchDispatchMode):
 
 
 def as_written(model, inputs, mode):
-    """Work of a step whose operators run one by one: bytes of all operands and results; FLOPs of convolutions and products.
+    """Return the Work of a step whose operators run one by one: bytes of all operands and results; FLOPs of products.
 
     FLOPs are those of torch.utils.flop_counter. On meta tensors, so that nothing is computed.
     """

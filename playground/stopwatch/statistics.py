@@ -11,13 +11,13 @@ TIE = 0.01  # two processes that run the very same code can differ by as much, w
 
 
 def summarise(samples_ms):
-    """{"median", "p20", "p80"} in milliseconds."""
+    """Return {"median", "p20", "p80"} in milliseconds."""
     p20, median, p80 = np.percentile(samples_ms, [20, 50, 80])
     return {"median": float(median), "p20": float(p20), "p80": float(p80)}
 
 
 def paired_ratio(baseline_rounds, candidate_rounds):
-    """{"ratio", "low", "high"}: how much longer the baseline takes than the candidate, with a 95% interval.
+    """Return {"ratio", "low", "high"}: how much longer the baseline takes than the candidate, with a 95% interval.
 
     Each argument is a list of rounds, each a list of milliseconds; round i of one side was taken beside round i of the other,
     and only as many as both have are used. A round gives one ratio, of its two medians, so that what slows both sides (a clock
@@ -29,7 +29,7 @@ def paired_ratio(baseline_rounds, candidate_rounds):
 
 
 def median_interval(values):
-    """The two values between which the median lies with at least 95%, whatever the distribution.
+    """Return the two values between which the median lies with at least 95%, whatever the distribution.
 
     The k-th smallest and the k-th largest of n enclose it unless fewer than k fall on one side, which has the probability
     2 P(Binomial(n, 1/2) < k); k is the largest for which that is at most 5% (David and Nagaraja, Order Statistics, 7.1).
@@ -46,12 +46,12 @@ def median_interval(values):
 
 
 def is_precise(ratio):
-    """Whether both ends of the interval are within PRECISE of the ratio."""
+    """Return whether both ends of the interval are within PRECISE of the ratio."""
     return ratio["high"] <= (1 + PRECISE) * ratio["ratio"] and ratio["low"] >= (1 - PRECISE) * ratio["ratio"]
 
 
 def spanning(controls, luck):
-    """The interval {"low", "high"} of several controls that reaches from 1 - luck to 1 + luck at least.
+    """Return the interval {"low", "high"} of several controls that reaches from 1 - luck to 1 + luck at least.
 
     Short calls of the same two processes differ by some 5% from one timing to the next, and so do those of a variant's process:
     one control may by chance be near 1 where the variant's is not. `luck` is the share that is known beforehand.
@@ -63,7 +63,7 @@ def spanning(controls, luck):
 
 
 def widened(ratio, control):
-    """The ratio with the interval that a control allows: the original's own ratio to itself, {"low", "high"} or None.
+    """Return the ratio with the interval that a control allows: the original's own ratio to itself, {"low", "high"} or None.
 
     A control whose interval reaches up to 1.03 says that a ratio may be 3% too high.
     """
@@ -77,7 +77,7 @@ def widened(ratio, control):
 
 
 def verdict(ratio):
-    """ "win", "loss", or "tie" where the interval reaches into 1 +- TIE."""
+    """Return "win", "loss", or "tie" where the interval reaches into 1 +- TIE."""
     if ratio["low"] > 1 + TIE:
         return "win"
     return "loss" if ratio["high"] < 1 - TIE else "tie"

@@ -32,7 +32,7 @@ _glibc = ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None
 
 
 def clock_for(device):
-    """A CudaClock or a CpuClock."""
+    """Return a CudaClock or a CpuClock."""
     return CudaClock() if torch.device(device).type == "cuda" else CpuClock()
 
 
@@ -55,15 +55,15 @@ class CpuClock:
         self._flush_ms = (self._now() - began) / 1e6
 
     def flush_ms(self):
-        """What the last flush took."""
+        """Return what the last flush took."""
         return self._flush_ms
 
     def launch_ms(self):
-        """0: the host does all of a call itself."""
+        """Return 0: the host does all of a call itself."""
         return 0.0
 
     def time(self, step):
-        """(milliseconds, False, a copy of the result) of step().
+        """Return (milliseconds, False, a copy of the result) of step().
 
         The copy is made at once: what another thread would write after the step returned is not in it.
         """
@@ -83,15 +83,14 @@ class CpuClock:
             _glibc.mallopt(M_TRIM_THRESHOLD, -1)
 
     def wait(self):
-        """Until what was started is done: on the CPU it is."""
+        """Do nothing: on the CPU, what was started is done."""
 
 
 class CudaClock:
     """`flush()` and `time(step)` with CUDA events on the stream that is current when the step begins.
 
     The GPU waits a moment before the first event, so that the host has launched all of a short step when it begins: what takes
-    4 us on the device would otherwise take anything up to 50, as fast as the host happens to be. It waits longer where the host
-    was slower of late: on a busy one the same eight launches take 0.1 ms or 0.5.
+    4 us on the device would otherwise take up to 50. It waits longer where the host was slower of late.
 
     Other streams wait with it, and are waited for, on the device alone (`_AllStreams`). On an NVIDIA H200 such an end is 1.3
     to 2 us after that of a stream that was alone, beside another process at work, too.
@@ -137,15 +136,15 @@ class CudaClock:
         return start, end
 
     def flush_ms(self):
-        """What the last flush took, on a device that is idle by now."""
+        """Return what the last flush took, on a device that is idle by now."""
         return self._elapsed(*self._flush_events)
 
     def launch_ms(self):
-        """What the host took to launch the last call."""
+        """Return what the host took to launch the last call."""
         return self._launches_ms[-1]
 
     def flush_in_a_row(self, flush_ms):
-        """What each of as many flushes takes as fill LONG_MS where one takes `flush_ms`.
+        """Return what each of as many flushes takes as fill LONG_MS where one takes `flush_ms`.
 
         A single one fits between the turns of another process on this GPU; these hold such turns.
         """
@@ -155,7 +154,7 @@ class CudaClock:
         return self._elapsed(start, end) / count
 
     def time(self, step):
-        """(milliseconds, whether other streams were busy after the current one, result) of step().
+        """Return (milliseconds, whether other streams were busy after the current one, result) of step().
 
         The milliseconds are until the current stream is done, or all of them are where that is later.
         """
@@ -183,10 +182,10 @@ class CudaClock:
         return on_stream + late, True, result
 
     def keep_memory(self):
-        """torch's allocator keeps what is freed."""
+        """Do nothing: torch's allocator keeps what is freed."""
 
     def wait(self):
-        """Until the device is idle."""
+        """Wait until the device is idle."""
         self._synchronize()
 
 
@@ -229,7 +228,7 @@ class Timed:
         self._held = []
 
     def start(self, seeds):
-        """Warm up with a call for each seed. {"milliseconds": of making content, flushing and calling, "peak_mib"}."""
+        """Call once for each seed, to warm up. {"milliseconds": of making content, flushing and calling, "peak_mib"}."""
         for seed in seeds:
             began = time.perf_counter()
             content = self.workload.fresh(seed)
@@ -240,7 +239,7 @@ class Timed:
         return {"milliseconds": milliseconds, "peak_mib": peak_mib}
 
     def time(self, seeds):
-        """Times one call for each seed, each on content of its own, and keeps the last one's result.
+        """Time one call for each seed, each on content of its own, and keep the last one's result.
 
         {"samples_ms", "late", "flush_ms", "launch_ms"}: see the clocks; the last is what the host took to launch each call. The
         first `settling_calls` of them are for settling.
@@ -259,7 +258,7 @@ class Timed:
         return {"samples_ms": samples, "late": late, "flush_ms": flushes, "launch_ms": launches}
 
     def result(self):
-        """(result of the last timed call, names of the gradients, None where it is no list of such)."""
+        """Return (result of the last timed call, names of the gradients, None where it is no list of such)."""
         return self._result, self.workload.names(self._content)
 
     def hold(self, seeds):
@@ -284,7 +283,7 @@ def _copy(result):
 
 
 def peak_memory(step, device):
-    """(result of step(), MiB that it took at its peak on top of what was in use), None where that cannot be measured.
+    """Return (result of step(), MiB that it took at its peak on top of what was in use), None where that cannot be measured.
 
     On CUDA what torch's allocator handed out; on Linux the growth of the process's resident memory (VmHWM, reset through
     clear_refs as proc(5) describes), which leaves out memory that the allocator already held.

@@ -14,7 +14,7 @@ WARM_UP_CALLS = 3
 
 
 def step_of(mode):
-    """The one of MODES whose step is timed in `mode`, which may be in a CUDA graph."""
+    """Return the one of MODES whose step is timed in `mode`, which may be in a CUDA graph."""
     return mode.removeprefix(GRAPHED)
 
 
@@ -27,7 +27,7 @@ class Content:
 
 
 def fresh_inputs(problem, seed, device):
-    """What the problem's get_inputs gives after every generator was seeded, made on the device where that works.
+    """Return what the problem's get_inputs gives after every generator was seeded, made on the device where that works.
 
     The same seed gives the same content in every process on the same kind of device.
     """
@@ -42,7 +42,7 @@ def _seeded(problem, seed):
 
 
 def upstream_for(outputs, seed, device):
-    """A gradient for each floating-point output, None for the others; it follows from the seed and the outputs' shapes."""
+    """Return a gradient for each floating-point output, None for others; it follows from the seed and the shapes."""
     torch.manual_seed(seed + 1)
     return [
         torch.rand(output.shape, dtype=output.dtype, device=device) if tensors.differentiable(output) else None
@@ -67,7 +67,7 @@ class Workload:
         self._outputs = None
 
     def fresh(self, seed):
-        """Content that follows from the seed."""
+        """Return content that follows from the seed."""
         inputs = [self._prepared(value) for value in fresh_inputs(self._problem, seed, self._device)]
         if self._mode == "forward":
             content = Content(inputs, [])
@@ -111,7 +111,7 @@ class Workload:
         return torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
 
     def names(self, content):
-        """Of the gradients: the parameters', then input0, input1, ... as tensors.gradients calls them; None for outputs."""
+        """Return the names of gradients: the parameters', then input0, ..., as of tensors.gradients; None for outputs."""
         if self._mode == "forward":
             return None
         names = [name for name, p in self._model.named_parameters() if p.requires_grad]

@@ -30,11 +30,11 @@ class Baselines(Clocked):
         return {}
 
     def ceilings(self):
-        """The fields of a machine.ceilings.Ceilings of this device, measured now."""
+        """Return the fields of a machine.ceilings.Ceilings of this device, measured now."""
         return vars(ceilings.measure(self.device))
 
     def work(self, name, counted):
-        """{"least", "as_written", "certain"}, each {"bytes", "flops"}, of a step of the mode `counted`; `name` is the model's.
+        """Return {"least", "as_written", "certain"}, each {"bytes", "flops"}, of a step of the mode `counted` of model `name`.
 
         "certain" is what must move in a forward pass. See stopwatch.floors.
         """
@@ -49,12 +49,12 @@ class Baselines(Clocked):
         return {"least": vars(least), "as_written": vars(as_written), "certain": vars(certain)}
 
     def free_memory(self):
-        """{"mib"} of GPU memory that no process has taken, but for what this one keeps at hand."""
+        """Return {"mib"} of GPU memory that no process has taken, but for what this one keeps at hand."""
         kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return {"mib": (torch.cuda.mem_get_info()[0] + kept) / 2**20}
 
     def flush_in_a_row(self, side, mode, flush_ms):
-        """{"milliseconds"} of each of many flushes; see stopwatch.timer.CudaClock. Any side's process can do it."""
+        """Return {"milliseconds"} of each of many flushes; see stopwatch.timer.CudaClock. Any side's process can do it."""
         return {"milliseconds": self.clock.flush_in_a_row(flush_ms)}
 
     def _subject(self, side):

@@ -23,7 +23,7 @@ from playground.tensors import Results
 from playground.worker.builds import BuildWatch
 from playground.worker.clocked import Clocked
 from playground.worker.failures import describe, is_of_judge
-from playground.worker.interface import WrongInterface, misfit, place_of
+from playground.worker.interface import WrongInterface, fitting, place_of
 
 IN_PART = 0.05  # of a gradient's norm: more than rounding and near ties do to it
 REFUSALS = (AssertionError, RuntimeError, TypeError, ValueError)  # of torch, or of a file, where there is no GPU
@@ -50,14 +50,13 @@ class Candidate(Clocked):
     ):
         """Make a ModelNew of the variant's file and give it the weights in the file `weights` (its own when None).
 
-        Where names or shapes of its parameters are not the original's, both have the weights that the seed gives. Returns
-        {"precision": the declared one or None, "weights": "by name" or "by seed", "difference": what differs, or None}.
-        Without a `variant` the original itself is taken for one. `precision` is that of weights and inputs, one of HALF.
-        `place` is "cuda", "cpu" or "emulator", which builds without optimisation for `debug`. Nothing of ours is built before
-        the first call. `builds` is the folder where its extensions are built, below torch's own unless it is absolute. Raises
-        CatalogError, WrongInterface (for a `precision` that there is not) and whatever the file raises. `content` are the bytes
-        of the variant's file, as latin-1, that run in the place of what is in it by now; `borrowed` are the names that it has
-        from the problem's. `varied` says that the problem's inputs are varied: see judge.domain.
+        Where names or shapes of its parameters are not the original's, both have the seed's weights. Returns {"precision": the
+        declared one or None, "weights": "by name" or "by seed", "difference": what differs, or None}. Without a `variant` the
+        original itself is taken. `precision` is that of weights and inputs, one of HALF. `place` is "cuda", "cpu" or
+        "emulator", which builds without optimisation for `debug`. `builds` is the folder of its extensions, below torch's own
+        unless it is absolute. `content` are the file's bytes, as latin-1, that run whatever is in it by now; `borrowed` are
+        names that it has from the problem's. `varied`: see judge.domain. Raises CatalogError, WrongInterface and whatever the
+        file raises.
         """
         if builds:
             os.environ["TORCH_EXTENSIONS_DIR"] = str(build_locks.extensions_root() / builds)
@@ -82,7 +81,7 @@ class Candidate(Clocked):
             tensors.known_classes_only()  # those that the problem's file has made, too
         fresh = catalog.load_problem(problem, settings) if borrowed or not variant else None
         names = {name: vars(fresh)[name] for name in borrowed if name in vars(fresh)}
-        self.kind = self._loaded_class(variant, content, names) if variant else fresh.Model
+        self.kind = self._loaded_class(variant, content, names, self.problem.model_new_of) if variant else fresh.Model
         self.seed, self.model = seed, self._made(seed)
         difference = None if weights is None else self._take_weights(tensors.load(weights))
         self.first_buffers = {name: value.clone() for name, value in self.model.named_buffers()}
@@ -115,10 +114,9 @@ class Candidate(Clocked):
     def _made(self, seed):
         """The variant's model with the weights of a seed; under the emulator "cuda" may stand for its memory."""
         try:
-            return tensors.make_model(self.problem, self.kind, seed, self.device)
-        except REFUSALS as error:
-            if complaint := misfit(error, self.kind, "__init__", self.problem.get_init_inputs(), "get_init_inputs"):
-                raise complaint from None
+            with fitting(self.kind, "__init__", self.problem.get_init_inputs(), "get_init_inputs"):
+                return tensors.make_model(self.problem, self.kind, seed, self.device)
+        except REFUSALS:
             if not self._may_emulate_device:
                 raise
             self.kind, self.emulates_device = _on_emulated_device(self.kind), True
@@ -148,7 +146,7 @@ class Candidate(Clocked):
         return {"seconds": self.builds.seconds if self.builds.names else None, "built": self.builds.built}
 
     def device_code(self):
-        """{"texts": [{"text", "flags"}], "capability": the GPU's, such as "9.0", or None}.
+        """Return {"texts": [{"text", "flags"}], "capability": the GPU's, such as "9.0", or None}.
 
         The texts are the CUDA texts that were given to load_inline so far, also in vain.
         """
@@ -157,11 +155,11 @@ class Candidate(Clocked):
         return {"texts": self.builds.device_code, "capability": capability}
 
     def accepted_races(self):
-        """{"lines": {line of the variant's file: how many races the emulator found there, which its text calls benign}}."""
+        """Return {"lines": {line of the variant's file: races that the emulator found there and its text calls benign}}."""
         return {"lines": {str(line): count for line, count in emulator.accepted_races().items()} if self.emulator else {}}
 
     def run(self, inputs, outputs, poison, may_refuse):
-        """Forward on the probe in one file; the outputs go to another.
+        """Run forward on the probe in one file; the outputs go to another.
 
         Returns {"peak_mib", "complaints", "refused", "form", "handed_memory"}. With `poison`, memory that torch hands out
         uninitialised is NaN, so that an element that is not written shows. (The emulator sees such elements by itself.)
@@ -192,7 +190,7 @@ class Candidate(Clocked):
         return answer
 
     def try_out(self, trial, first, second, outputs):
-        """A trial of behaviour.StressTests on the probes in two files; its outputs go to another file.
+        """Run a trial of behaviour.StressTests on the probes in two files; its outputs go to another file.
 
         Returns {"of", "complaint", "note"}: which of the probes the outputs belong to ("first" or "second"; None where there
         are none), what was wrong, and what is worth knowing, such as why it was not run.
@@ -219,7 +217,7 @@ class Candidate(Clocked):
         return {"of": done.of if done.outputs is not None else None, "complaint": done.complaint, "note": done.note}
 
     def work(self, inputs, outputs):
-        """One call in which the variant's own code is watched, and one in which all that it gives is random numbers.
+        """Watch the variant's own code in one call, and make another in which all that it gives is random numbers.
 
         The outputs of the second go to a file. Returns {"builds": [name, ...], "opened": [own library that is open, ...],
         "means_to_build", "triton", "own_calls", "spoiled": whether there are outputs of the second call, "kernels": those
@@ -332,7 +330,7 @@ class Candidate(Clocked):
         return describe(getattr(exception, "inner_exception", exception))[0]  # torch.compile wraps what went wrong
 
     def differentiate(self, inputs, outputs):
-        """Forward and backward on the inputs and upstream gradients in one file; the gradients go to another.
+        """Run forward and backward on the inputs and upstream gradients in one file; the gradients go to another.
 
         Returns {"unsupported", "failed", "complaints", "in_part"}: the text of a NotImplementedError when the variant refuses
         to train, and of any other exception; there are no gradients then. "complaints" say what else is wrong with the two
@@ -432,7 +430,7 @@ class Candidate(Clocked):
         return any(output.requires_grad for output in outputs) and not any(other.requires_grad for other in others)
 
     def probe_in(self, file):
-        """The probe in a file, or as the file says how to draw it; for a GPU it is mapped, since it is copied there anyway."""
+        """Return the probe in a file, or as the file says how to draw it; for a GPU it is mapped, being copied there anyway."""
         content = tensors.load(file, mapped=self.device.type == "cuda")
         if "drawing" in content:
             return vars(probes.Drawing(**content["drawing"]).make(self.problem, self.device))
@@ -450,11 +448,8 @@ class Candidate(Clocked):
             self.emulator.configure(schedule=next(self.schedules))
 
     def _forward(self, inputs, evaluates=False):
-        try:
-            with torch.no_grad():
-                result = probes.in_eval(self.model, *inputs) if evaluates else self.model(*inputs)
-        except (TypeError, NotImplementedError) as error:
-            raise misfit(error, self.kind, "forward", inputs, "get_inputs") or error from None
+        with torch.no_grad(), fitting(self.kind, "forward", inputs, "get_inputs"):
+            result = probes.in_eval(self.model, *inputs) if evaluates else self.model(*inputs)
         self._synchronize()
         if result is None:
             raise WrongInterface(f"{place_of(self.kind, 'forward')}forward returns None: end it with `return`, and its result")
@@ -478,7 +473,8 @@ def _not_contiguous(gradient):
 
 def _kept(problem):
     """What a problem's module has now: a variant that replaces its functions there changes nothing here."""
-    return types.SimpleNamespace(get_inputs=problem.get_inputs, get_init_inputs=problem.get_init_inputs)
+    names = {"get_inputs": problem.get_inputs, "get_init_inputs": problem.get_init_inputs}
+    return types.SimpleNamespace(**names, model_new_of=getattr(problem, "model_new_of", None))
 
 
 def _declared_precision(cls):
@@ -492,7 +488,7 @@ def _declared_precision(cls):
 
 
 def copy_weights(model, weights):
-    """load_state_dict by name, strictly. Raises WrongInterface, which says how the parameters differ."""
+    """Load weights by name, strictly. Raises WrongInterface, which says how the parameters differ."""
     own = model.state_dict()
     complaints = [f"lacks {name}" for name in weights if name not in own]
     complaints += [f"has {name}, which the original lacks" for name in own if name not in weights]

@@ -34,7 +34,7 @@ class Channel:
             raise ChannelClosed from None
 
     def receive(self, seconds=None):
-        """The next message. Raises TimeoutError after `seconds`, ChannelClosed at the end of the stream.
+        """Return the next message. Raises TimeoutError after `seconds`, ChannelClosed at the end of the stream.
 
         Raises ValueError or RecursionError where it is no JSON, nested too deeply, or longer than LONGEST.
         """

@@ -192,7 +192,7 @@ class _OnGpu:
 
 
 def memory_is_short():
-    """Whether more than half of the GPU's memory is taken: what torch's allocator keeps should then be given back."""
+    """Return whether more than half of the GPU's memory is taken: what torch's allocator keeps should then be given back."""
     if not torch.cuda.is_initialized():
         return False
     free, total = torch.cuda.mem_get_info()

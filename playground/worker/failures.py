@@ -34,7 +34,7 @@ JUDGE_BROKE = "internal error (report it): "
 
 
 def describe(exception):
-    """(reason, details): one line for the table, and what whoever wants more needs: `FILE:LINE: ...`, then the traceback.
+    """Return (reason, details): one line for the table, and for whoever wants more `FILE:LINE: ...`, then the traceback.
 
     It is without the playground's own frames where one of the user's is in it.
     """
@@ -66,12 +66,12 @@ def internal_error(exception):
 
 
 def is_of_machine(reason):
-    """Whether a failure's reason is the machine's. A file in a sandbox that has filled what it has there is at fault itself."""
+    """Return whether a failure's reason is the machine's. A file that has filled its sandbox is at fault itself."""
     return (reason or "").startswith(NO_ROOM) and SANDBOX_ALLOWS not in reason
 
 
 def is_of_judge(exception):
-    """Whether it is a mistake in a line of the judge's, and no code of the user's was running.
+    """Return whether it is a mistake in a line of the judge's, and no code of the user's was running.
 
     Not what a line raises to say what it expected of the file, nor RuntimeError: torch's, on tensors that the file has made.
     """
@@ -83,7 +83,7 @@ def is_of_judge(exception):
 
 
 def is_of_user(file):
-    """Whether a file is neither the playground's nor the emulator's nor Python's nor a package's."""
+    """Return whether a file is neither the playground's nor the emulator's nor Python's nor a package's."""
     return not file.startswith(("<", OURS, EMULATOR, *OTHERS))
 
 
@@ -103,14 +103,14 @@ def _strip(told):
 
 
 def crash_place(output):
-    """'forward, FILE:LINE', the user's innermost function when faulthandler wrote its report into `output`; None without."""
+    """Return 'forward, FILE:LINE', the user's innermost function in faulthandler's report in `output`; None without."""
     _, _, report = output.rpartition(CRASH)
     frames = [match for match in FRAME.finditer(report) if is_of_user(match["file"])]
     return f"{frames[0]['function']}, {frames[0]['file']}:{frames[0]['line']}" if frames else None
 
 
 def without_our_frames(output):
-    """What a process printed, its faulthandler's report without the playground's frames and the list of modules."""
+    """Return what a process printed, its faulthandler's report without the playground's frames and the list of modules."""
     before, found, report = output.rpartition(CRASH)
     lines = [line for line in report.splitlines(keepends=True) if not line.startswith("Extension modules: ")]
     theirs = [line for line in lines if not (match := FRAME.match(line)) or is_of_user(match["file"])]

@@ -36,7 +36,7 @@ BINDS = re.compile(r"\bPYBIND11_|\bpy::|\bpybind11\b")
 
 
 def folder_for(root, cpp, cuda, has_functions, implicit):
-    """The folder, below `root`, of the headers that serve these two texts; None where they need the whole, or none at all.
+    """Return the folder, below `root`, of headers that serve these two texts; None where they need the whole, or none.
 
     `has_functions` says that load_inline adds a binding to the C++ text, `implicit` that it adds torch's headers to both.
     """

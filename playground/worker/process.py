@@ -19,6 +19,7 @@ import psutil
 
 from cuda_emulator import CALL_OFF, SECONDS_TO_ANSWER
 from playground.catalog import ROOT
+from playground.machine.load import family
 from playground.tensors import NoRoom
 from playground.worker import sandbox
 from playground.worker.channel import Channel, ChannelClosed
@@ -141,7 +142,7 @@ class WorkerProcess:
         return self._process.pid
 
     def make_nice(self, niceness):
-        """Of the process and what it has started."""
+        """Set the niceness of the process and of what it has started."""
         for pid in _families([self._process]):
             with contextlib.suppress(psutil.Error):
                 psutil.Process(pid).nice(niceness)
@@ -169,7 +170,7 @@ class WorkerProcess:
             stopped.close()
 
     def ask(self, what, limit, **arguments):
-        """The reply (a dict) to the request `what`, a name in playground.worker.requests.
+        """Return the reply (a dict) to the request `what`, a name in playground.worker.requests.
 
         Raises WorkerFailure when the request raised, the process died or ended, `limit` seconds passed in which it was not
         paused, or what came is no reply (a judged file can write to the pipe); in all but the first case the process is gone
@@ -260,15 +261,16 @@ class WorkerProcess:
             return f"ended the process (exit status {status})"
         hint = ", which is how a machine that is out of memory ends a process" if -status == signal.SIGKILL else ""
         place = crash_place(self.output())
-        crashed = f"crashed ({_name_of_signal(-status)}{f' in {place}' if place else ''}{hint})"
+        name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"  # a real-time one
+        crashed = f"crashed ({name}{f' in {place}' if place else ''}{hint})"
         return sandbox.named(crashed, self.room.limits) if self.room else crashed
 
     def output(self):
-        """The end of what the process and its children printed, to both of their outputs."""
+        """Return the end of what the process and its children printed, to both of their outputs."""
         return _part_of(self._output, -SHOWN_BYTES) + _part_of(self._printed, -SHOWN_BYTES)
 
     def printed(self):
-        """The beginning of what the process printed to its standard output, kernels' printf among it."""
+        """Return the beginning of what the process printed to its standard output, kernels' printf among it."""
         text = _part_of(self._printed, SHOWN_BYTES)
         more = os.fstat(self._printed.fileno()).st_size - SHOWN_BYTES
         return text + f"\n({more} more bytes)\n" if more > 0 else text
@@ -364,11 +366,6 @@ def _part_of(file, count):
     return os.pread(file.fileno(), abs(count), start).decode(errors="replace")
 
 
-def _name_of_signal(number):
-    """'SIGSEGV'; real-time signals have no names."""
-    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-
-
 def kill_family(process):
     """End a Popen that has a session of its own, and everything it started."""
     _signal(_families([process]), signal.SIGKILL)
@@ -381,20 +378,8 @@ def _families(processes):
     Those are their trees, since compilers run in process groups of their own, and their sessions: when a process is dead
     already, what it started has another parent but is still there.
     """
-    family = {process.pid for process in processes if process.returncode is None}  # a number may be another's afterwards
-    sessions = {process.pid for process in processes}
-    children = {}
-    for process in psutil.process_iter(["ppid"]):
-        children.setdefault(process.info["ppid"], []).append(process.pid)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if os.getsid(process.pid) in sessions:
-                family.add(process.pid)
-    found = list(family)
-    while found:
-        new = [child for child in children.get(found.pop(), []) if child not in family]
-        family.update(new)
-        found += new
-    return family
+    alive = {process.pid for process in processes if process.returncode is None}  # a number may be another's afterwards
+    return family(alive, {process.pid for process in processes})
 
 
 def _signal(pids, number):
@@ -430,6 +415,11 @@ def pause_others(but, on_gpu=False):
             for worker in others:
                 worker._paused += now - worker._paused_since
                 worker._paused_since = None
+
+
+def submit(pool, call, *arguments):
+    """A future of a call in one of the pool's threads, whose workers have the same owner as this thread's."""
+    return pool.submit(contextvars.copy_context().run, call, *arguments)
 
 
 def kill_all(of=None):

@@ -28,13 +28,13 @@ def remove(file):
 
 
 def erase(file):
-    """As `remove`, of results whose place others of the same size take next."""
+    """Erase a file of results, whose memory others of the same size take next; what is no file is removed."""
     if not tensors.erase_results(file):
         remove(file)
 
 
 def sized_up(worker, original, limit):
-    """The footprint.Footprint of an original, as a worker tells that has loaded no variant's file yet."""
+    """Return the footprint.Footprint of an original, as a worker tells that has loaded no variant's file yet."""
     return Footprint(**worker.ask("referee.size_up", limit, **{key: original[key] for key in SIZED_BY}))
 
 
@@ -65,7 +65,7 @@ class RefereeClient:
         self._mutants = {}
 
     def size_up(self):
-        """The problem's footprint.Footprint, before anything is computed."""
+        """Return the problem's footprint.Footprint, before anything is computed."""
         return sized_up(self.worker, self._original, self._limit)
 
     def prepare(self, share=1.0):
@@ -86,7 +86,7 @@ class RefereeClient:
         return description
 
     def prepared(self, probe):
-        """{"differentiable", "unusable", "form"} of a probe, whose reference is computed when it is first asked for."""
+        """Return {"differentiable", "unusable", "form"} of a probe, whose reference is computed when it is first asked for."""
         with self._lock:
             if probe not in self._prepared:
                 seed, file = self._seed_of(probe.removesuffix(AT_OWN_SIZE)), self.inputs(probe)
@@ -103,24 +103,24 @@ class RefereeClient:
         return str(self.given / f"inputs-{probe}")
 
     def answers(self, worker):
-        """The folder in which a variant's process writes."""
+        """Return the folder in which a variant's process writes."""
         return worker.room.exchange if worker.room else self.folder
 
     def probes_for_training(self):
-        """The names of two prepared probes, with gradients where the model has any: at the reduced size, and at its own."""
+        """Return the names of two prepared probes, with gradients where there are any: at the reduced size, and at its own."""
         names = [probe for probe in ("scaled", "normal") if not self.prepared(probe)["unusable"]]
         return sorted(names, key=lambda probe: size_of(probe) == "own")
 
     def compare(self, what, probe, file, declared=None, **more):
-        """`what` is "outputs" or "gradients"; `declared` is what is permitted beyond the strict limit: see the referee's."""
+        """Compare the "outputs" or "gradients" (`what`) in a file; `declared` is what is permitted beyond the strict limit."""
         return self._ask(f"compare_{what}", probe=probe, declared=declared, **{what: file}, **more)
 
     def own_check(self, probe, file):
-        """What the problem's own check says against the outputs in a file; None for nothing."""
+        """Return what the problem's own check says against the outputs in a file; None for nothing."""
         return self._ask("own_check", probe=probe, outputs=file)["complaint"]
 
     def grade(self, probe, file):
-        """The class of accuracy of outputs that are not as exact as PyTorch's."""
+        """Return the class of accuracy of outputs that are not as exact as PyTorch's."""
         return self._ask("grade", probe=probe, outputs=file)["class"]
 
     def prepare_timed(self, probe, mode, seed):
@@ -132,7 +132,7 @@ class RefereeClient:
         return self._ask(f"outer_{what}", **arguments)
 
     def mutants(self, probes, gradients, declared):
-        """{"counted", "rejected", "survivors"} of wrong versions of the original on these probes, with or without gradients."""
+        """Return {"counted", "rejected", "survivors"} of wrong versions of the original on these probes."""
         key = probes, gradients, declared
         with self._lock:
             if key not in self._mutants:
@@ -143,7 +143,7 @@ class RefereeClient:
 
     @contextlib.contextmanager
     def reserved(self):
-        """No other thread asks the referee anything, and what one has asked is answered."""
+        """Keep other threads from asking the referee anything, once what one has asked is answered."""
         with self._lock:
             yield
 

@@ -6,12 +6,12 @@ OPTIONAL_TEXT = (str, type(None))
 
 
 def number(value):
-    """Of JSON, one that is a float's size; NaN and infinities are."""
+    """Return whether a value of JSON is a number of a float's size, a NaN or an infinity."""
     return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63)
 
 
 def amount(value):
-    """A number that is neither negative nor infinite."""
+    """Return whether it is a number, neither negative nor infinite."""
     return number(value) and math.isfinite(value) and value >= 0
 
 
@@ -41,7 +41,7 @@ FORMS = {
 
 
 def malformed(request, result):
-    """What is wrong with the result of a request, in one line; None when nothing is, or when no form is known."""
+    """Return what is wrong with the result of a request, in one line; None when nothing is, or when no form is known."""
     for key, form in FORMS.get(request, {}).items():
         if key not in result:
             return f"its reply to {request} lacks {key!r}"

@@ -14,7 +14,7 @@ BETWEEN_CALLS = ("time", "join_outer", "serve_outer", "call_outer", "outer_time"
 
 
 def answerer():
-    """A function (name, arguments) -> result, with the objects behind it. Raises whatever the request's function raises."""
+    """Return a function (name, arguments) -> result, with the objects behind it. It raises what the request raises."""
     roles = {"candidate": Candidate(), "referee": Referee(), "baselines": Baselines()}
 
     def answer(name, arguments):

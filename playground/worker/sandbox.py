@@ -93,7 +93,7 @@ class Limits:
     open_files: int = 8192
 
     def describe(self, name):
-        """'files of up to 8 GiB'."""
+        """Return 'files of up to 8 GiB'."""
         size = f"{getattr(self, name) / GIB:.3g} GiB"
         return {
             "memory": f"{size} of memory",
@@ -105,7 +105,7 @@ class Limits:
         }[name]
 
     def of_process(self):
-        """What a worker sets for itself before it loads a file: {name in the module resource: limit}."""
+        """Return what a worker sets for itself before it loads a file: {name in the module resource: limit}."""
         limits = {"RLIMIT_CORE": 0, "RLIMIT_FSIZE": self.file, "RLIMIT_NOFILE": self.open_files}
         if not has_gpu():  # CUDA reserves more addresses than there is memory
             limits["RLIMIT_DATA"] = self.memory
@@ -115,7 +115,7 @@ class Limits:
 
 
 def limits(folder):
-    """The Limits that this machine bears now, with results in `folder`."""
+    """Return the Limits that this machine bears now, with results in `folder`."""
     memory, free = psutil.virtual_memory().available, shutil.disk_usage(folder).free
     return Limits(
         memory=int(0.8 * memory),
@@ -128,7 +128,7 @@ def limits(folder):
 
 @functools.cache
 def version():
-    """'bubblewrap 0.8.0'. Raises Missing where a sandbox cannot be made here."""
+    """Return 'bubblewrap 0.8.0'. Raises Missing where a sandbox cannot be made here."""
     program = shutil.which("bwrap")
     if sys.platform != "linux" or not Path(f"/proc/self/task/{threading.get_native_id()}/children").exists():
         raise Missing("bubblewrap needs Linux, and limits need a kernel with CONFIG_PROC_CHILDREN")
@@ -195,7 +195,7 @@ class Room:
         self._open.close()
 
     def command(self, command):
-        """The command line that runs `command` in the room."""
+        """Return the command line that runs `command` in the room."""
         scratch = ["--size", str(self.limits.scratch), "--tmpfs"]
         shown = [argument for path in [*_programs(), *_existing(self._shown)] for argument in ("--ro-bind", path, path)]
         written = [argument for path in (self.exchange, self.builds) for argument in ("--bind", path, path)]
@@ -210,7 +210,7 @@ class Room:
         ]
 
     def environment(self, more=None):
-        """All of the environment inside; `more` is added."""
+        """Return all of the environment inside, `more` included."""
         passed = {name: value for name, value in os.environ.items() if _is_passed(name)}
         passed |= {name: os.pathsep.join(map(str, folders)) for name in FOLDERS if (folders := _folders_in(name))}
         passed |= {name: str(self.builds / name.lower()) for name in CACHES}
@@ -241,7 +241,7 @@ class Room:
             admitted |= new
 
     def reached(self, pid):
-        """The limit that the processes below `pid` have reached, in words; None where there is none. Called again and again."""
+        """Return the limit that the processes below `pid` have reached, in words, or None. To be called again and again."""
         self._looks += 1
         for file, (counter, limit) in ((group / name, told) for group in self._groups for name, told in EVENTS.items()):
             if file.exists() and re.search(rf"^{counter} [1-9]", file.read_text(), re.M):
@@ -309,7 +309,7 @@ def _groups(name, limits):
 
 
 def family_of(pid, most):
-    """The process and its descendants, and a few more than `most` of them at most, without a look at any other process."""
+    """Return the process and its descendants, and a few more than `most` of them at most, looking at no other process."""
     found = [pid]
     for each in found:
         with contextlib.suppress(OSError):
@@ -322,7 +322,7 @@ def family_of(pid, most):
 
 
 def size_of(folder):
-    """Bytes on the disk of all that is in a folder; infinite where there is too much, or it cannot be looked at."""
+    """Return the bytes on the disk of all that is in a folder; infinite where there is too much, or it cannot be looked at."""
     left, total, seen = [folder], 0, 0
     while left:
         try:
@@ -343,7 +343,7 @@ def size_of(folder):
 
 
 def named(reason, limits):
-    """The reason of a failure, with the limit that it sounds like; as it is where it sounds like none."""
+    """Return the reason of a failure, with the limit that it sounds like; as it is where it sounds like none."""
     name = next((name for said, name in SAID.items() if re.search(said, reason, re.IGNORECASE)), None)
     return f"{reason} ({SANDBOX_ALLOWS}{limits.describe(name)})" if name else reason
 
