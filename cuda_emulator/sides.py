@@ -523,10 +523,15 @@ def of_builtins(tokens, f, named, found):
         before, behind, _ = texts_around(tokens, at)
         if any(first < at - f.open < last for first, last in parts):  # as under #ifdef __CUDA_ARCH__
             continue
-        if word == "__shared__":
+        if word == "__shared__" and not is_extern(tokens, at):  # of which nvcc only warns
             found[at] = "a __shared__ variable in host code: only threads of a kernel have shared memory"
         elif is_call(behind) and before not in (".", "->", "::") and word not in named and BUILTIN.fullmatch(word):
             found[at] = f"host code calls {word}, a __device__ function: only threads of a kernel can call it"
+
+
+def is_extern(tokens, at):
+    begin = next((i for i in range(at, -1, -1) if tokens[i].text in (";", "{", "}")), 0)
+    return any(token.text == "extern" for token in tokens[begin:at])
 
 
 def of_kernels(tokens, f, kernels, whole, found):
