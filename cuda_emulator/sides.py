@@ -459,6 +459,8 @@ def of_device(tokens, f, host_only, whole, found):
             continue
         if word in host_only and is_call(behind):
             found[at] = told_of_call(word)
+        elif word in host_only and before in ("=", "(", "&", ",", "{") and behind in (";", ")", ",", "}"):
+            found[at] = f"{word} is a function of the host, undefined in device code; declare it __device__"
         elif word in variables and not is_call(behind):
             found[at] = (
                 f"{word} is a variable of the host, undefined in device code; declare it __device__, __constant__ or constexpr"

@@ -472,6 +472,11 @@ int main() {
 
 # line, text, the beginning of what is said of it
 REFUSED = [
+    (
+        2,
+        "int one(int a) { return a; }\n__global__ void k(int* p) { int (*f)(int) = one; p[0] = f(1); }",
+        "error: one is a function of the host",
+    ),
     (2, "int twice(int x) { return 2 * x; }\n__global__ void k(int* p) { p[0] = twice(1); }", "error: device code calls twice"),
     (2, "__device__ int f() { return 1; }\nint g() { return f(); }\n__global__ void k(int* p) {}", "error: host code calls f"),
     (2, "static int size = 3;\n__global__ void k(int* p) { p[0] = size; }", "error: size is a variable of the host"),
