@@ -104,9 +104,10 @@ RIGHT = {
     "launch with spaces": ("__global__ void k(int* p) { p[0] = 3; }\nvoid f(int* p) { k << <dim3(1), 2 >> > (p); }", {}, "3\n"),
     "pasted kernel name": (
         "__global__ void k(int* p) { p[0] = 1; }\n__global__ void add_int_kernel(int* p) { p[0] += 4; }\n"
-        "#define GO(KIND, TYPE) KIND##_##TYPE##_kernel<<<1, 1>>>(out)",
-        {"print": "GO(add, int); cudaMemcpy(host, out, 4, cudaMemcpyDeviceToHost); " + FIRST},
-        "5\n",
+        "#define GO(KIND, TYPE) KIND##_##TYPE##_kernel<<<1, 1>>>(out)\n#define NAME(KIND) KIND##_int_kernel\n"
+        "#define START(KIND) NAME(KIND) <<<1, 1>>> (out)",
+        {"print": "GO(add, int); START(add); cudaMemcpy(host, out, 4, cudaMemcpyDeviceToHost); " + FIRST},
+        "9\n",
     ),
     "other PTX in a condition": (
         '#define LATER(x) asm("tcgen05.alloc %0;" :: "r"(x))\n__global__ void k(int* p) {\n#if __CUDA_ARCH__ >= 1000\n'
