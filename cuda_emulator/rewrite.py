@@ -458,7 +458,9 @@ class Rewriter:
         if at < 0:
             raise UnsupportedError("a launch without a kernel", 1)
         if out[at].text == ")":
-            return matching_back(out, at)
+            open_at = matching_back(out, at)
+            macro = skip_blanks(out, open_at - 1, -1)  # one that makes the name, as CAT(add_, TYPE)
+            return macro if macro >= 0 and out[macro].text in self.macros else open_at
         if out[at].text in (">", ">>>"):
             depth = 0
             while at >= 0:

@@ -371,6 +371,8 @@ def refusals(tokens, own, whole):
             continue
         if "__global__" in f.words and not f.words & {"void", "auto"} and f.free:
             found[f.begin] = f"a kernel that returns something ({f.name}): __global__ functions return void"
+        if "__global__" in f.words and f.owner and f.owner not in whole.namespaces and "friend" not in f.words:
+            found[f.begin] = f"a kernel that is a member ({f.owner}::{f.name}): __global__ functions stand outside classes"
         if f.device and not f.host:
             of_device(tokens, f, host_only, whole, found)
             of_objects(tokens, f, methods, found)
@@ -457,6 +459,8 @@ def of_device(tokens, f, host_only, whole, found):
             continue
         if word in host_only and is_call(behind):
             found[at] = told_of_call(word)
+        elif word in host_only and before in ("=", "(", "&", ",", "{") and behind in (";", ")", ",", "}"):
+            found[at] = f"{word} is a function of the host, undefined in device code; declare it __device__"
         elif word in variables and not is_call(behind):
             found[at] = (
                 f"{word} is a variable of the host, undefined in device code; declare it __device__, __constant__ or constexpr"
@@ -499,7 +503,9 @@ def of_libraries(tokens, f, named, uses_std, found):
         before, behind, _ = texts_around(tokens, at)
         if before in (".", "->", "::"):
             continue
-        if word in NO_DEVICE_CODE:
+        if word == "__device__" and before in (";", "{", "}") and behind != "(":
+            found[at] = "a __device__ variable within a function: it has to be declared outside"
+        elif word in NO_DEVICE_CODE:
             found[at] = f"{word} in device code, which has neither exceptions nor run-time type information"
         elif word in named or word in declared:
             continue
@@ -517,10 +523,17 @@ def of_builtins(tokens, f, named, found):
     for at in words_of_body(tokens, f, True):
         word = tokens[at].text
         before, behind, _ = texts_around(tokens, at)
-        if not is_call(behind) or before in (".", "->", "::") or word in named or not BUILTIN.fullmatch(word):
+        if any(first < at - f.open < last for first, last in parts):  # as under #ifdef __CUDA_ARCH__
             continue
-        if not any(first < at - f.open < last for first, last in parts):  # as under #ifdef __CUDA_ARCH__
+        if word == "__shared__" and not is_extern(tokens, at):  # of which nvcc only warns
+            found[at] = "a __shared__ variable in host code: only threads of a kernel have shared memory"
+        elif is_call(behind) and before not in (".", "->", "::") and word not in named and BUILTIN.fullmatch(word):
             found[at] = f"host code calls {word}, a __device__ function: only threads of a kernel can call it"
+
+
+def is_extern(tokens, at):
+    begin = next((i for i in range(at, -1, -1) if tokens[i].text in (";", "{", "}")), 0)
+    return any(token.text == "extern" for token in tokens[begin:at])
 
 
 def of_kernels(tokens, f, kernels, whole, found):

@@ -173,7 +173,7 @@ def harnessed(suite, name, path, options, expected, work):
     file.write_text(
         HARNESS.format(
             file=path.name,
-            kernel=kernels[-1],
+            kernel=instance(text, kernels[-1]),
             grid=grid,
             block=block,
             cooperative=cooperative,
@@ -190,6 +190,14 @@ def harnessed(suite, name, path, options, expected, work):
     )
     defines = re.findall(r"-D(\S+)", options)
     yield Case(suite, name, [file], [path.parent], expected=expected, fails="(?!)", defines=defines)
+
+
+def instance(text, kernel):
+    """The kernel as it is named where it is launched: of a template that of int, and of 1."""
+    parameters = re.search(rf"template\s*<([^<>]*)>[^;{{}}()]*\b{kernel}\s*\(", text)
+    types = parameters[1].split(",") if parameters else []
+    given = ", ".join("int" if each.split()[0] in ("typename", "class") else "1" for each in types)
+    return f"{kernel}<{given}>" if given else kernel
 
 
 def required(text, kernel):

@@ -3,6 +3,7 @@
 
 import re
 import subprocess
+import time
 
 import pytest
 
@@ -103,9 +104,10 @@ RIGHT = {
     "launch with spaces": ("__global__ void k(int* p) { p[0] = 3; }\nvoid f(int* p) { k << <dim3(1), 2 >> > (p); }", {}, "3\n"),
     "pasted kernel name": (
         "__global__ void k(int* p) { p[0] = 1; }\n__global__ void add_int_kernel(int* p) { p[0] += 4; }\n"
-        "#define GO(KIND, TYPE) KIND##_##TYPE##_kernel<<<1, 1>>>(out)",
-        {"print": "GO(add, int); cudaMemcpy(host, out, 4, cudaMemcpyDeviceToHost); " + FIRST},
-        "5\n",
+        "#define GO(KIND, TYPE) KIND##_##TYPE##_kernel<<<1, 1>>>(out)\n#define NAME(KIND) KIND##_int_kernel\n"
+        "#define START(KIND) NAME(KIND) <<<1, 1>>> (out)",
+        {"print": "GO(add, int); START(add); cudaMemcpy(host, out, 4, cudaMemcpyDeviceToHost); " + FIRST},
+        "9\n",
     ),
     "other PTX in a condition": (
         '#define LATER(x) asm("tcgen05.alloc %0;" :: "r"(x))\n__global__ void k(int* p) {\n#if __CUDA_ARCH__ >= 1000\n'
@@ -230,6 +232,24 @@ RIGHT = {
         {"type": "unsigned", "config": "1, 1", "print": r'printf("%x\n", host[0]);'},
         "fffb0104\n",
     ),
+    "DPX functions": (
+        "__global__ void k(unsigned* p) {\n    bool high, low;\n"
+        "    p[0] = __viaddmax_s16x2(0x7fff0005u, 0x0001fffeu, 0x80000001u) ^ __vimin3_s32_relu(-1, 2, 3);\n"
+        "    p[0] += __vibmax_u16x2(0x00020001u, 0x00010001u, &high, &low) + 4 * high + 8 * low;\n}",
+        {"type": "unsigned", "config": "1, 1", "print": r'printf("%x\n", host[0]);'},
+        "80020010\n",
+    ),
+    "atomic objects of the block's scope in each block's own place, and relaxed ones in a warp": (
+        "#include <cuda/atomic>\n__device__ cuda::atomic<bool> done;\n__global__ void k(int* p) {\n"
+        "    cuda::atomic_ref<int, cuda::thread_scope_block> mine(p[blockIdx.x]);\n"
+        "    cuda::atomic_ref<int, cuda::thread_scope_device> any(p[8]);\n    if (threadIdx.x == 0) {\n"
+        "        p[4 + blockIdx.x] = 5;\n        done.store(true);\n        mine.store(2, cuda::memory_order_release);\n    }\n"
+        "    if (any.load(cuda::memory_order_relaxed) == 0) any.store(7, cuda::memory_order_relaxed);\n"
+        "    if (threadIdx.x == 32) {\n        while (mine.load(cuda::memory_order_acquire) == 0) {}\n"
+        "        mine.fetch_add(p[4 + blockIdx.x] + done.load());\n    }\n}",
+        {"config": "2, 64"},
+        "8\n",
+    ),
     "waiting for a flag of the same warp": (
         "__global__ void k(int* p) {\n    __shared__ volatile int flag;\n    if (threadIdx.x == 0) flag = 0;\n    __syncthreads();\n"
         "    if (threadIdx.x == 5) { flag = 9; }\n    else { while (flag == 0) {} }\n    p[threadIdx.x] = 9;\n}",
@@ -352,6 +372,27 @@ WRONG = {
         {"config": "2, 32"},
         "race between blocks",
     ),
+    "a store of the block's scope that another block sees": (
+        "#include <cuda/atomic>\n__global__ void k(int* p) {\n    cuda::atomic_ref<int, cuda::thread_scope_block> flag(p[1]);\n"
+        "    if (blockIdx.x == 0) flag.store(1, cuda::memory_order_release);\n"
+        "    else while (flag.load(cuda::memory_order_acquire) == 0) {}  // here\n}",
+        {"config": "2, 1"},
+        "race between blocks",
+    ),
+    "a volatile look at what another block updates for itself": (
+        "__global__ void k(int* p) {\n    if (blockIdx.x == 0) atomicOr_block(p, 4);\n"
+        "    else while (*(volatile int*)p == 0) {}  // here\n}",
+        {"config": "2, 1"},
+        "race between blocks",
+    ),
+    "a release of the block's scope": (
+        "__device__ int data, flag;\n__global__ void k(int* p) {\n    int seen = 0;\n    if (blockIdx.x == 0) {\n        data = 3;\n"
+        "        __threadfence_block();\n        atomicExch(&flag, 1);\n    } else {\n"
+        '        do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(&flag) : "memory"); while (!seen);\n'
+        "        p[0] = data;  // here\n    }\n}",
+        {"config": "2, 1"},
+        "race between blocks",
+    ),
     "PTX of the block's scope": (
         "__global__ void k(unsigned* p) {\n"
         '    asm volatile("red.relaxed.cta.global.add.u32 [%0], %1;" :: "l"(p), "r"(1) : "memory");  // here\n}',
@@ -432,6 +473,11 @@ int main() {
 
 # line, text, the beginning of what is said of it
 REFUSED = [
+    (
+        2,
+        "int one(int a) { return a; }\n__global__ void k(int* p) { int (*f)(int) = one; p[0] = f(1); }",
+        "error: one is a function of the host",
+    ),
     (2, "int twice(int x) { return 2 * x; }\n__global__ void k(int* p) { p[0] = twice(1); }", "error: device code calls twice"),
     (2, "__device__ int f() { return 1; }\nint g() { return f(); }\n__global__ void k(int* p) {}", "error: host code calls f"),
     (2, "static int size = 3;\n__global__ void k(int* p) { p[0] = size; }", "error: size is a variable of the host"),
@@ -488,6 +534,21 @@ REFUSED = [
     ),
     (2, "#include <cub/cub.cuh>\nusing namespace cub;\n__global__ void k(int* p) {}", "the emulator does not support cub"),
     (1, "__global__ int k(int* p) { return 1; }", "error: a kernel that returns something (k)"),
+    (
+        2,
+        "struct Fill {\n    __global__ void all(int* p) { p[0] = 1; }\n};\n__global__ void k(int* p) {}",
+        "error: a kernel that is a member",
+    ),
+    (
+        2,
+        "__global__ void k(int* p) {}\nvoid f() { __shared__ float s[2]; s[0] = 1; }",
+        "error: a __shared__ variable in host code",
+    ),
+    (
+        2,
+        "__global__ void k(int* p) {\n    __device__ int n; n = 1; p[0] = n; }",
+        "error: a __device__ variable within a function",
+    ),
     (2, "__global__ void k(int* p) {\n    __shared__ int s[gridDim.x]; s[0] = 1; }", "error: the shared array s has a size"),
     (
         2,
@@ -526,6 +587,38 @@ REFUSED = [
     ),
     (1, '__global__ void k(int* p) { asm volatile("exit;"); }', "the emulator does not support the PTX instruction exit"),
 ]
+
+
+# What only looks as if nvcc refused it, by what is wrong with looking at names alone.
+NOT_REFUSED = {
+    "another namespace": "namespace cpu { int top(int a) { return a; }\nfloat scale; }\n__device__ float scale;\n"
+    "namespace gpu { __device__ int top(int a) { return a; }\n__device__ int of(int a) { return top(a) * scale; } }",
+    "a member of the class": "namespace gpu { __device__ int find(int a, int b); }\nusing namespace gpu;\n"
+    "struct Table { int find(int a); int twice(int a); };\nint Table::twice(int a) { return find(a) * 2; }",
+    "operators": "__device__ float4 operator-(float4 a, float b) { return make_float4(a.x - b, 0, 0, 0); }\n"
+    "__device__ bool operator<(float4 a, float4 b) { return a.x < b.x; }",
+    "a qualifier for other compilers": "#ifndef __CUDACC__\n#define __device__\n#define __host__\n#endif\nint one();\n"
+    "__host__ __device__ int one() { return 1; }\n__device__ int two() { return one() + 1; }",
+    "variables of a function": '__device__ float pressure(float x) {\n#include "constants.h"\n    return x * sea_level;\n}',
+}
+
+
+@pytest.mark.parametrize("name", NOT_REFUSED)
+def test_not_refused(tmp_path, name):
+    (tmp_path / "constants.h").write_text("float sea_level = 1013.25f;\n")
+    (tmp_path / "alone.h").write_text("inline int largest(int a) { return a; }\n")  # only other.cu includes it
+    (tmp_path / "other.cu").write_text('#include "alone.h"\n')
+    text = "__device__ int largest(float);\n" + NOT_REFUSED[name] + "\n__global__ void k(int* p) { p[0] = largest(1); }\n"
+    (tmp_path / "program.cu").write_text(text)
+    Program([tmp_path / "program.cu", tmp_path / "other.cu"], [tmp_path]).read()
+
+
+def test_a_long_table_is_read_in_seconds(tmp_path):
+    (tmp_path / "table.cu").write_text("struct R { int a, b[3]; };\nconst R rows[] = {" + "{1, {2, 3}}, " * 20000 + "};\n")
+    (tmp_path / "sums.cu").write_text("#define ADD 1 \\\n" + "+ (3 * 2 << 1) \\\n" * 20000 + "+ 0\n")
+    begun = time.process_time()
+    Program([tmp_path / "table.cu", tmp_path / "sums.cu"], []).read()
+    assert time.process_time() - begun < 30  # the time grew with the square of the length: it was hours
 
 
 @pytest.mark.parametrize("line, text, said", REFUSED, ids=lambda value: value if isinstance(value, str) else "")

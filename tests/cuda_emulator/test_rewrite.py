@@ -46,18 +46,18 @@ def test_launches(launch, name, config, arguments):
 
 
 def test_lines_are_kept():
-    text = "void f() {\n  k<<<1,\n      2>>>(\n      a);\n  __shared__ float\n    x[2],\n    y;\n  here();\n}\n"
+    text = "__global__ void f() {\n  k<<<1,\n      2>>>(\n      a);\n  __shared__ float\n    x[2],\n    y;\n  here();\n}\n"
     lines = rewrite(text).text.split("\n")
     assert len(lines) == text.count("\n") + 1
     assert lines[7].strip() == "here();"
 
 
 def test_shared_declarations():
-    text = rewrite("void f() { __shared__ alignas(16) const float a[2][3], b; extern __shared__ int c[]; }").text
+    text = rewrite("__device__ void f() { __shared__ alignas(16) const float a[2][3], b; extern __shared__ int c[]; }").text
     assert "typedef const float emulator_type_a[2][3];" in text
     assert '{sizeof(emulator_type_a), 16, "a", __LINE__}' in text
     assert "typedef const float emulator_type_b;" in text
-    pointers = rewrite("void f() { __shared__ float *p, q[2], * const r; }").text
+    pointers = rewrite("__device__ void f() { __shared__ float *p, q[2], * const r; }").text
     for declared in ("float* emulator_type_p;", "float emulator_type_q[2];", "float* const emulator_type_r;"):
         assert f"typedef {declared}" in pointers
     assert "emulator_type_tile[N]" in rewrite("#define TILE(T, N) __shared__ T tile[N]\n").text
@@ -92,7 +92,7 @@ def test_launches_through_pointers():
             2,
         ),
         ('__device__ void f() { asm("mov.u32 %0, %5;" : "=r"(x)); }', "the asm operand %5", 1),
-        ("void f() { __shared__ float a = 3; }", "shared declaration", 1),
+        ("__device__ void f() { __shared__ float a = 3; }", "shared declaration", 1),
         ("void f() { k<<<1, 2; }", "a launch without >>>", 1),
         ("void f() {\n  k<<<1, 2>>>({a, b}); }", "argument in braces without its type: `{a, b}`", 2),
         ('__device__ void f() { asm volatile("exit;"); }', "the PTX instruction exit", 1),
@@ -114,8 +114,8 @@ def test_unsupported(text, construct, line):
     ],
 )
 def test_the_type_may_stand_before_shared(declaration, expected):
-    out = rewrite(f"#define EMPTY\nvoid f() {{ g();\n    {declaration} }}").text
-    assert expected in out and out.startswith("#define EMPTY\nvoid f() { g();\n")
+    out = rewrite(f"#define EMPTY\n__device__ f() {{ g();\n    {declaration} }}").text
+    assert expected in out and out.startswith("#define EMPTY\n__device__ f() {")
 
 
 def test_functions_that_are_values_are_not_forced_inline():
