@@ -34,6 +34,7 @@ class SourceFile:
     rewritten: str = ""
     waiting: tuple = ()  # lines, in the program's numbering
     made: Rewritten | None = None  # None: the file is C
+    includes: list = field(default_factory=list)  # resolved paths
 
 
 @dataclass
@@ -60,7 +61,9 @@ class Program:
             except OSError as error:
                 raise EmulatorError(f"{path}: {error.strerror or error}") from None
             self.files.append(SourceFile(path, text, (self.first_index + len(self.files)) * LINES_OF_A_FILE + 1))
-            waiting += self.included(path, text)
+            found = list(self.included(path, text))
+            self.files[-1].includes = [each.resolve() for each in found]
+            waiting += found
         kernels = {}
         try:
             for file in self.files:
@@ -82,8 +85,8 @@ class Program:
     def sides(self):
         """The qualifiers that macros stand for, and a function from a file to the Sides of what it may see.
 
-        Those are its own, the headers' and, for a header, those of the .cu files. What another compiled file keeps to itself
-        may have the name of a device function.
+        Those are its own and its headers' and, for a header, those of the .cu files that include it. What another file keeps
+        to itself may have the name of a device function.
         """
         read = {}
         for file in self.files:
@@ -98,12 +101,26 @@ class Program:
                 own[path] = sides_of(tokens, macros)
             except UnsupportedError:  # its brackets do not match
                 return macros, lambda file: Sides()
+        within = {Path(name).name for sides in own.values() for name in sides.inner}
+
+        includes = {file.path.resolve(): file.includes for file in self.files}
+
+        def reached(path):
+            found, waiting = set(), [path.resolve()]
+            while waiting:
+                found.add(path := waiting.pop())
+                waiting += [each for each in includes[path] if each not in found]
+            return found
+
+        units = {path: reached(path) for path in self.compiled if path.suffix in CUDA_SUFFIXES}
 
         def seen_by(file):
+            seen = reached(file.path)
+            for unit in units.values() if file.path not in self.compiled else ():
+                seen |= unit if file.path.resolve() in unit else set()
             whole = Sides()
             for path, found in own.items():
-                is_unit = path in self.compiled
-                if path == file.path or not is_unit or (file.path not in self.compiled and path.suffix in CUDA_SUFFIXES):
+                if path.resolve() in seen and path.name not in within:
                     whole.add(found)
             return whole
 

@@ -498,7 +498,7 @@ def _(match, d, a, b, scale_d, scale_a, scale_b, *transposed):
 # ---- loads and stores
 
 ELEMENT = {"8": 1, "16": 2, "32": 4, "64": 8}
-ORDER = r"(?:\.(volatile|relaxed|acquire|release)(?:\.(?:cta|cluster|gpu|sys))?)?"
+ORDER = r"(?:\.(volatile|relaxed|acquire|release)(?:\.(cta|cluster|gpu|sys))?)?"
 HINTS = r"(?:\.(?:nc|ca|cg|cs|cv|lu|wb|wt|L1::\w+|L2::\w+))*"
 TYPE = r"(?:\.(v2|v4))?\.([busf])(8|16|32|64)"
 
@@ -507,14 +507,21 @@ def pointer(space, address):
     return f"::emulator::shared_pointer((uint32_t)({address}))" if space == "shared" else f"(void*)(uint64_t)({address})"
 
 
+def strength(order, scope):
+    return f"::emulator::ptx::Strength::{('of_block' if scope == 'cta' else 'strong') if order else 'weak'}"
+
+
+def fence_of(scope):
+    return f"::emulator::{'block' if scope == 'cta' else 'device'}_fence(); "
+
+
 # Without a space an address is generic, as a C++ pointer is.
 @instruction(rf"ld{ORDER}(?:\.(shared|global)(?:::cta|::cluster)?)?{HINTS}{TYPE}")
 def _(match, to, source, *policy):
-    order, space, _, kind, width = match.groups()
+    order, scope, space, _, kind, width = match.groups()
     targets = to.parts or [to]
     size = ELEMENT[width] * len(targets)
-    strong = "true" if order in ("volatile", "relaxed", "acquire") else "false"
-    fence = "::emulator::device_fence();" if order == "acquire" else ""
+    strong, fence = strength(order, scope), fence_of(scope) if order == "acquire" else ""
     element = f"::emulator::ptx::element<'{kind}', {ELEMENT[width]}>"
     return (
         f"{{ {element}::type v[{len(targets)}]; ::emulator::ptx::load(v, {pointer(space, source.value)}, {size}, {strong}); "
@@ -525,10 +532,9 @@ def _(match, to, source, *policy):
 
 @instruction(rf"st{ORDER}(?:\.(shared|global)(?:::cta|::cluster)?)?{HINTS}{TYPE}")
 def _(match, to, source, *policy):
-    order, space, _, kind, width = match.groups()
+    order, scope, space, _, kind, width = match.groups()
     values = words(source)
-    strong = "true" if order in ("volatile", "relaxed", "release") else "false"
-    fence = "::emulator::device_fence(); " if order == "release" else ""
+    strong, fence = strength(order, scope), fence_of(scope) if order == "release" else ""
     element = f"::emulator::ptx::element<'{kind}', {ELEMENT[width]}>"
     listed = ", ".join(f"{element}::of({value})" for value in values)
     return (
@@ -838,8 +844,7 @@ def atomic(match, to, address, values):
     )
     given = ", ".join(f"({typed})::emulator::ptx::take<{REGISTERS[kind + width]}>({value.value})" for value in values)
     call_text = f"{ATOMICS[operation]}{'_block' if scope == 'cta' else ''}(({typed}*){pointer(space, address.value)}, {given})"
-    fence = "::emulator::device_fence(); "
-    before, after = (fence if order in (named, "acq_rel") else "" for named in ("release", "acquire"))
+    before, after = (fence_of(scope) if order in (named, "acq_rel") else "" for named in ("release", "acquire"))
     return f"{{ {before}{assign(to, call_text) if to else call_text + ';'} {after}}}"
 
 

@@ -232,11 +232,13 @@ class Rewriter:
         """Whether the word, here `texture`, is used as a template that the text itself does not declare."""
         following = skip_blanks(self.tokens, at + 1)
         used = following < len(self.tokens) and self.tokens[following].text == "<"
+        return used and self.tokens[at].text not in self.own_names
+
+    @functools.cached_property
+    def own_names(self):
+        """What the text declares as a class, or names as a member."""
         words = [token.text for token in self.tokens if not token.blank]
-        return used and not any(
-            word == self.tokens[at].text and before in ("class", "struct", "::", ".")
-            for before, word in itertools.pairwise(words)
-        )
+        return {word for before, word in itertools.pairwise(words) if before in ("class", "struct", "::", ".")}
 
     def forced_inline(self, at):
         """A function that is used as a value is called through a pointer somewhere, where GCC refuses to inline it."""
@@ -344,7 +346,7 @@ class Rewriter:
         if name == "include":
             line = self.include(line)
             self.include_end = end
-        elif name == "endif" and not re.sub(r"#(\\\n|[^\n])*", "", text_of(self.tokens[self.include_end : at])).strip():
+        elif name == "endif" and self.holds_only_directives(self.include_end, at):
             self.last_include_line = line[0].line  # it ends a condition that holds nothing else
         elif name == "pragma":
             return self.pragma(at, end)
@@ -354,6 +356,15 @@ class Rewriter:
             return at + 1
         self.out.extend(line)
         return end
+
+    def holds_only_directives(self, begin, end):
+        while begin < end:
+            if self.tokens[begin].text == "#":
+                begin = sides_of_text.end_of_directive(self.tokens, begin)
+            elif not self.tokens[begin].blank:
+                return False
+            begin += 1
+        return True
 
     def include(self, line):
         """The tokens to put in the place of the line."""

@@ -4,6 +4,7 @@ Only what is certain is refused. The compiler decides on a name that is declared
 hidden in an unknown macro, and on members of objects whose class is not named beside them.
 """
 
+import functools
 import re
 from dataclasses import dataclass, field
 
@@ -28,6 +29,7 @@ C_LIBRARY += "|fopen|fclose|fprintf|fputs|puts|putchar|scanf|sprintf|snprintf|fr
 C_LIBRARY += "|strcpy|strcat|qsort|bsearch|calloc|realloc"
 C_LIBRARY = set(C_LIBRARY.split("|"))
 BOTH_SIDES = {"assert", "printf", "malloc", "free", "memcpy", "memset", "memmove"}
+OF_DEVICE = {"__device__", "__constant__", "__managed__", "__shared__"}
 NO_DEVICE_CODE = {"throw", "try", "typeid", "dynamic_cast"}
 ATOMIC = "atomic(?:Add|Sub|Exch|Min|Max|Inc|Dec|CAS|And|Or|Xor)"
 BUILTIN = re.compile(rf"__syncthreads\w*|__threadfence\w*|__syncwarp|__\w+_sync|{ATOMIC}\w*")
@@ -50,6 +52,7 @@ class Function:
     free: bool  # no member of a class
     owner: str = ""  # the class of a member
     conditional: bool = False  # within an #if that may leave it out
+    space: str = ""  # the namespaces around, each with :: behind it
 
     @property
     def device(self):
@@ -78,14 +81,30 @@ class Sides:
     """The functions and variables of a text, or of several that are one program."""
 
     functions: list = field(default_factory=list)
-    variables: set = field(default_factory=set)  # of the host, at namespace scope
+    variables: set = field(default_factory=set)  # (namespace, name) of the host's, at namespace scope
+    of_device: set = field(default_factory=set)  # the names of the device's
     initialisers: list = field(default_factory=list)  # theirs, each as a Function without a name
     members: set = field(default_factory=set)  # the names of what classes have
     namespaces: set = field(default_factory=set)
-    uses_std: bool = False  # by `using namespace std`
+    inner: set = field(default_factory=set)  # headers that are included within a function
+    used: set = field(default_factory=set)  # by `using`: namespaces and names
 
     def names(self, which):
         return {f.name for f in self.functions if f.free and which(f)} - BOTH_SIDES
+
+    @functools.cached_property
+    def spaces(self):
+        """{name: the namespaces in which functions and variables of the name are}"""
+        found = {}
+        for space, name in [*((f.space, f.name) for f in self.functions if f.free), *self.variables]:
+            found.setdefault(name, set()).add(space)
+        return found
+
+    def sees(self, f, name):
+        """Whether all that the name is for, where f uses it without a namespace, is one of these functions and variables."""
+        if not f.free and name in self.members:  # a member's name hides what is outside
+            return False
+        return all(f.space.startswith(each) or self.used & {name, each.split("::")[-2]} for each in self.spaces[name])
 
     @property
     def host_only(self):
@@ -107,9 +126,10 @@ class Sides:
         """Take in what another text of the same program has."""
         self.functions += other.functions
         self.variables |= other.variables
+        self.of_device |= other.of_device
         self.members |= other.members
         self.namespaces |= other.namespaces
-        self.uses_std |= other.uses_std
+        self.used |= other.used
 
     @property
     def device_only(self):
@@ -126,7 +146,7 @@ def macros_with_qualifiers(tokens):
         if token.text == "#":
             end = end_of_directive(tokens, at)
             words = [each.text for each in tokens[at + 1 : end] if not each.blank]
-            if words[:1] == ["define"] and len(words) > 1:
+            if words[:1] == ["define"] and len(words) > 1 and words[1] not in QUALIFIERS:  # those are another compiler's
                 found.setdefault(words[1], set()).update(set(words[2:]) & QUALIFIERS)
     return found
 
@@ -166,10 +186,15 @@ def sides_of(tokens, macros):
     found = Sides()
     at = begin = 0
     classes = []  # (closing brace, name) of the classes around; a template's has no name
-    parts = conditional_parts(tokens)
+    spaces = []  # the same of the namespaces
 
-    def is_conditional(at):
-        return any(first < at < last for first, last in parts)
+    def space():
+        return "".join(name for _, name in spaces)
+
+    conditional = bytearray(len(tokens))
+    for first, last in conditional_parts(tokens):
+        conditional[first:last] = bytes([1]) * (last - first)
+    is_conditional = conditional.__getitem__
 
     while at < len(tokens):
         text = tokens[at].text
@@ -184,19 +209,26 @@ def sides_of(tokens, macros):
         if text in (";", "}"):
             head = without_directives(tokens, begin, at)
             if text == ";":
-                note_declaration(tokens, head, begin, at, found, macros, classes, is_conditional)
-            if classes and at == classes[-1][0]:
-                classes.pop()
+                note_declaration(tokens, head, begin, at, found, macros, classes, is_conditional, space())
+            for around in (classes, spaces):
+                if around and at == around[-1][0]:
+                    around.pop()
             at = begin = at + 1
             continue
         if text != "{":
             at += 1
+            continue
+        if tokens[skip_blanks(tokens, at - 1, -1)].text in ("=", ","):  # an initialiser, or an element of one
+            at = matching(tokens, at) + 1
             continue
         head = without_directives(tokens, begin, at)
         words = [tokens[i].text for i in head if tokens[i].kind == "word"]
         name = function_name(tokens, head)
         if (name is None and "namespace" in words) or is_linkage(tokens, head):
             found.namespaces.update(words)
+            if "namespace" in words and "inline" not in words:
+                own = words[words.index("namespace") + 1 :]
+                spaces.append((matching(tokens, at), "".join(f"{each}::" for each in own)))
             at = begin = at + 1
         elif name is None and {"class", "struct", "union"} & set(words):
             classes.append((matching(tokens, at), class_name(words)))
@@ -204,8 +236,9 @@ def sides_of(tokens, macros):
         elif name is not None:
             close = matching(tokens, at)
             made = function(tokens, head, name, at, close, macros, classes)
-            made.conditional = any(is_conditional(i) for i in head)  # its qualifiers may be
+            made.conditional, made.space = any(map(is_conditional, head)), space()  # its qualifiers may be
             found.functions.append(made)
+            found.inner |= {tokens[i + 2].text.strip('"') for i in range(at, close) if tokens[i].text == "include"}
             if not made.free:
                 found.members.add(made.name)
             at = begin = close + 1
@@ -243,7 +276,9 @@ def function_name(tokens, head):
     while k < len(head):
         at = head[k]
         text = tokens[at].text
-        if text == "=" and tokens[head[k - 1]].text != "operator":
+        if text == "operator":
+            return at
+        if text == "=":
             return None
         if text == "<":
             depth = 0
@@ -256,6 +291,9 @@ def function_name(tokens, head):
         elif text == "(" and k:
             before = tokens[head[k - 1]]
             close = matching(tokens, at)
+            if tokens[skip_blanks(tokens, at + 1)].text == "*":  # a pointer to functions
+                k = next((j for j in range(k, len(head)) if head[j] > close), len(head))
+                continue
             behind = next((j for j in range(k, len(head)) if head[j] > close), len(head))
             follows = tokens[head[behind]] if behind < len(head) else None
             is_attribute = before.text in ATTRIBUTES or (
@@ -283,16 +321,17 @@ def function(tokens, head, name, open_at, close, macros, classes):
     return Function(tokens[name].text, words, head[0], open_at, close, not classes and not qualified, owner)
 
 
-def note_declaration(tokens, head, begin, end, found, macros, classes, is_conditional):
+def note_declaration(tokens, head, begin, end, found, macros, classes, is_conditional, space):
     if not head:
         return
     free = not classes
-    found.uses_std |= [tokens[i].text for i in head] == ["using", "namespace", "std"]
+    if tokens[head[0]].text == "using" and not any(tokens[i].text == "=" for i in head):
+        found.used.add(tokens[head[-1]].text)
     words = {tokens[i].text for i in head if tokens[i].kind == "word"}
     name = function_name(tokens, head)
     if name is not None:
         declared = function(tokens, head, name, begin, begin, macros, classes)
-        declared.conditional = any(is_conditional(i) for i in head)
+        declared.conditional, declared.space = any(map(is_conditional, head)), space
         if "default" in words:  # for both sides, where it can be
             declared.words.add("constexpr")
         if declared.owner == declared.name or any(i < name and tokens[i].kind == "word" for i in head):
@@ -302,6 +341,8 @@ def note_declaration(tokens, head, begin, end, found, macros, classes, is_condit
         return
     if not free:
         found.members |= words
+    if words & OF_DEVICE:
+        found.of_device |= words
     no_variable = NO_VARIABLE - {"const"} if any(tokens[i].text == "[" for i in head) else NO_VARIABLE
     is_hidden = words & macros.keys() or any(MACRO_NAME.fullmatch(word) for word in words)
     if not free or is_hidden or words & no_variable or is_conditional(head[0]):
@@ -309,8 +350,12 @@ def note_declaration(tokens, head, begin, end, found, macros, classes, is_condit
     for k, at in enumerate(head):  # TYPE NAME = ...; TYPE NAME[...]; TYPE NAME;
         following = tokens[head[k + 1]].text if k + 1 < len(head) else ";"
         if k and tokens[at].kind == "word" and following in ("=", "[", ";", ",", "{"):
-            found.variables.add(tokens[at].text)
-            found.initialisers.append(Function("", set(), at, at, end, True))
+            found.variables.add((space, tokens[at].text))
+            found.initialisers.append(Function("", set(), at, at, end, True, space=space))
+            return
+        if following == "(" and k + 3 < len(head) and tokens[head[k + 2]].text == "*":  # TYPE (*NAME)(...) = ...
+            found.variables.add((space, tokens[head[k + 3]].text))
+            found.initialisers.append(Function("", set(), at, at, end, True, space=space))
             return
         if tokens[at].text in ("(", "=", "{", "["):
             return
@@ -329,13 +374,13 @@ def refusals(tokens, own, whole):
         if f.device and not f.host:
             of_device(tokens, f, host_only, whole, found)
             of_objects(tokens, f, methods, found)
-            of_libraries(tokens, f, named, whole.uses_std, found)
+            of_libraries(tokens, f, named, "std" in whole.used, found)
         elif f.only_host:
-            of_host(tokens, f, device_only, found)
+            of_host(tokens, f, device_only, whole, found)
             of_builtins(tokens, f, named, found)
-        of_kernels(tokens, f, kernels, found)
+        of_kernels(tokens, f, kernels, whole, found)
     for initialiser in own.initialisers:
-        of_host(tokens, initialiser, device_only, found)
+        of_host(tokens, initialiser, device_only, whole, found)
     return found
 
 
@@ -393,9 +438,7 @@ def is_call(behind):
 
 def of_device(tokens, f, host_only, whole, found):
     """What a device function calls or reads of the host's."""
-    variables, declared = whole.variables, None
-    if not f.free:  # a member's name hides what is outside
-        variables, host_only = variables - whole.members, host_only - whole.members
+    variables, declared = {name for _, name in whole.variables} - whole.of_device, None
     for at in words_of_body(tokens, f, False):
         word = tokens[at].text
         before, behind, _ = texts_around(tokens, at)
@@ -410,7 +453,7 @@ def of_device(tokens, f, host_only, whole, found):
         if (word not in host_only and word not in variables) or (before in (".", "->", "::") and not in_namespace):
             continue
         declared = declared_in(tokens, f) if declared is None else declared
-        if word in declared and not in_namespace:
+        if not in_namespace and (word in declared or not whole.sees(f, word)):
             continue
         if word in host_only and is_call(behind):
             found[at] = told_of_call(word)
@@ -480,21 +523,22 @@ def of_builtins(tokens, f, named, found):
             found[at] = f"host code calls {word}, a __device__ function: only threads of a kernel can call it"
 
 
-def of_kernels(tokens, f, kernels, found):
+def of_kernels(tokens, f, kernels, whole, found):
     for at in words_of_body(tokens, f, False):
         before, behind, previous = texts_around(tokens, at)
         is_type_in_front = previous is not None and previous.kind == "word" and before not in ("return", "else", "do")
-        if tokens[at].text in kernels and is_call(behind) and before not in (".", "->", "::") and not is_type_in_front:
+        is_used = is_call(behind) and before not in (".", "->", "::") and not is_type_in_front
+        if tokens[at].text in kernels and is_used and whole.sees(f, tokens[at].text):
             found[at] = f"{tokens[at].text} is a kernel and is called as a function: a launch needs <<<grid, block>>>"
 
 
-def of_host(tokens, f, device_only, found):
+def of_host(tokens, f, device_only, whole, found):
     """What host code calls of the device's, or takes the address of."""
     declared = None
     for at in words_of_body(tokens, f, True):
         word = tokens[at].text
         before, behind, _ = texts_around(tokens, at)
-        if word not in device_only or before in (".", "->", "::"):
+        if word not in device_only or before in (".", "->", "::") or not whole.sees(f, word):
             continue
         declared = declared_in(tokens, f) if declared is None else declared
         if word in declared and before not in ("=", "(", ","):

@@ -95,13 +95,16 @@ def join_spaced_launches(tokens):
     at = 0
     while at < len(tokens):
         opening = spaced(tokens, at, "<")
+        if not opening and tokens[at].text != "<<<":
+            at += 1
+            continue
         end = next((i for i in range(at, len(tokens)) if tokens[i].text in (";", "{", "}")), len(tokens))
         closing = opening and next((i for i in range(at + 3, end) if spaced(tokens, i, ">")), None)
         if opening and (closing or any(t.text == ">>>" for t in tokens[at:end])):
             join(tokens, at, "<")
             if closing:
                 join(tokens, closing, ">")
-        elif tokens[at].text == "<<<":
+        else:
             shut = next((i for i in range(at, end) if tokens[i].text == ">>>" or spaced(tokens, i, ">")), None)
             if shut and tokens[shut].text == ">":
                 join(tokens, shut, ">")

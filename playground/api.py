@@ -122,7 +122,10 @@ def compare(
         raise ValueError(f"accept is {accept!r}, expected a share of the output's spread up to {plan.LEAST_ACCURACY:g}")
     _prepare(device)
     if sandbox == "require":
-        _require_sandbox()
+        try:
+            version()
+        except Missing as missing:
+            raise CannotCompare(f"sandbox='require': {missing}") from None
     with tempfile.TemporaryDirectory(prefix="playground-") as folder:
         model = catalog.find_model(_file(problem, Path(folder) / "problem.py"))
         catalog.require_constants(model.path, f"settings: {model.name}", settings or {})
@@ -143,7 +146,6 @@ def compare(
 
 
 def _run(model, variant, settings, device, standard, options):
-    """The result of the only task."""
     standard = standard or plan.standard_of(variant)
     place = plan.place_of(variant, device)
     if place is None:
@@ -173,7 +175,6 @@ def _file(given, text_file):
 
 
 def _told(result):
-    """The Comparison of a result."""
     time, outcome = result["time_ms"] or {}, result["outcome"] or {}
     return Comparison(
         verdict=result["verdict"],
@@ -197,13 +198,6 @@ def _told(result):
 def _require(name, value, choices):
     if value not in choices:
         raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}")
-
-
-def _require_sandbox():
-    try:
-        version()
-    except Missing as missing:
-        raise CannotCompare(f"sandbox='require': {missing}") from None
 
 
 def _prepare(device):

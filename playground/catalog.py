@@ -153,12 +153,9 @@ def find_model(name_or_path):
 
 def variants(model):
     """Return the project's variants of a model in reading order: v1, v2, ..., those for training, then the CPU's."""
-    paths = sorted((KERNELS / model.name).glob("*.py"), key=_learning_order)
-    return [_variant(path) for path in paths if not path.stem.startswith("_")]
-
-
-def _learning_order(path):
-    return path.stem.startswith("cpu_"), path.stem.startswith("training_"), natural_order(path.stem)
+    names = {path.stem: path for path in (KERNELS / model.name).glob("[!_]*.py")}
+    order = sorted(names, key=lambda name: (name.startswith("cpu_"), name.startswith("training_"), natural_order(name)))
+    return [_variant(names[name]) for name in order]
 
 
 def natural_order(name):
@@ -299,25 +296,28 @@ def require_constants(path, who, names):
         raise CatalogError(f"{who} has no constant called {', '.join(unknown)}; it has: {', '.join(known) or 'none'}")
 
 
-def load_variant(path, content=None, names=None):
+def load_variant(path, content=None, names=None, model_new_of=None):
     """Return the module of a variant's file. Raises CatalogError when it defines no ModelNew; its own errors come through.
 
     `content`, bytes, is run in the place of what is in the file by now. The module has `names`, {name: value}, beforehand.
+    `model_new_of(module)`, where the problem has it, returns the ModelNew of a file in another format.
     """
     path = Path(path)
     content = path.read_bytes() if content is None else content
     lines = content.decode("utf-8", errors="replace").splitlines(keepends=True)
     linecache.cache[str(path)] = len(content), None, lines, str(path)  # tracebacks and inspect.getsource see what runs
-    return _run("variant", path, content, names or {}, ["ModelNew"])
+    return _run("variant", path, content, names or {}, ["ModelNew"], model_new_of)
 
 
-def _run(kind, path, code, names, required):
+def _run(kind, path, code, names, required, model_new_of=None):
     """The module of a file: it has `names`, and `code` runs in it. Raises CatalogError where it lacks what is required."""
     module = types.ModuleType(f"{kind}_{path.stem}")
     module.__file__ = str(path)
     vars(module).update(names)
     sys.modules[module.__name__] = module
     exec(compile(code, str(path), "exec"), vars(module))
+    if model_new_of:
+        module.ModelNew = model_new_of(module)
     if missing := [name for name in required if not hasattr(module, name)]:
         raise CatalogError(f"{path.name} does not define {', '.join(missing)}")
     return module
@@ -326,13 +326,16 @@ def _run(kind, path, code, names, required):
 def borrowed_names(variant, problem):
     """Return the names, sorted, that a variant's file uses without defining them, and that the problem's file defines.
 
-    KernelBench runs a solution in the namespace of its problem. None for a file that is no Python.
+    KernelBench runs a solution in the namespace of its problem. None for a file that is no Python, nor of a problem that makes
+    a ModelNew of its solutions itself.
     """
     try:
         own, given = (
             symtable.symtable(Path(path).read_text(encoding="utf-8"), str(path), "exec") for path in (variant, problem)
         )
     except (SyntaxError, ValueError, OSError):
+        return []
+    if "model_new_of" in given.get_identifiers():
         return []
     used, defined = set(), set(dir(builtins)) | {symbol.get_name() for symbol in own.get_symbols() if _is_bound(symbol)}
     waiting = [own]

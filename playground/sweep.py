@@ -1,4 +1,4 @@
-"""Constants of a model that take several values: the points of a grid, and where along it a variant starts to win."""
+"""Constants of a model that take several values: the points of a grid, and where along it a variant becomes faster."""
 
 import ast
 import itertools
@@ -92,7 +92,7 @@ def is_numeric(axes, axis):
 
 @dataclass(frozen=True)
 class Crossover:
-    """Between two neighbouring values of an axis a variant `starts` or stops to win; `at` is where the ratio is about 1."""
+    """Between two neighbouring values of an axis a variant `starts` or stops being faster; `at`: where the ratio is 1."""
 
     starts: bool
     before: object
@@ -106,7 +106,7 @@ def measured(line):
 
 
 def crossovers(line, axes, axis):
-    """Return where a variant starts or stops to win along a line of results; those without a time are skipped.
+    """Return where a variant starts or stops being faster along a line of results; those without a time are skipped.
 
     Between two points the ratio over the best baseline is taken as a power of the swept value, where that is a positive number.
     """

@@ -445,7 +445,6 @@ def _parts(value):
 
 
 def _leaves(outputs):
-    """Tensors and numbers."""
     kind = _type(outputs)
     if kind is _Tensor or kind is _Parameter or kind in _NUMBERS:
         yield outputs

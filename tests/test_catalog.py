@@ -148,3 +148,11 @@ def test_what_runs_is_the_content_that_was_read(tmp_path):
     path.write_bytes(content.replace(b"1 / 0", b"2 / 0"))
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert "2 / 0" in inspect.getsource(catalog.load_variant(path, path.read_bytes()).ModelNew.forward)
+
+
+def test_a_solution_in_another_format_has_its_problems_model_new(tmp_path):
+    problem, variant = tmp_path / "problem.py", tmp_path / "variant.py"
+    problem.write_text("def model_new_of(module): return module.double\nsize = 3\n")
+    variant.write_text("def double(x): return 2 * x + size\n")
+    assert catalog.borrowed_names(variant, problem) == []
+    assert catalog.load_variant(variant, model_new_of=lambda module: module.double).ModelNew is not None

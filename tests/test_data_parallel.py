@@ -78,7 +78,7 @@ def allowed_differences(original, inputs, upstream):
     probe = Probe("the whole batch", inputs, [upstream])
     oracle = Oracle(original, inputs[0].device)
     mode = "tf32" if oracle.uses(probe) & oracle.tf32_families else "fp32"
-    truth, eager, permitted = oracle.truth(probe), oracle.eager(probe), oracle.permitted(probe, mode)
+    truth, eager, permitted = oracle.reference(probe), oracle.eager(probe), oracle.permitted(probe, mode)
     found = {}
     for name, gradient in truth.gradients.items():
         if gradient is not None:

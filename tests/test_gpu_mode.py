@@ -8,8 +8,12 @@ import pytest
 import torch
 from command.test_commands import run
 
-from playground import gpu_mode
-from playground.catalog import ROOT, CatalogError, load_problem
+from playground import gpu_mode, tensors
+from playground.catalog import ROOT, CatalogError, Model, borrowed_names, load_problem, load_variant
+from playground.driver.session import named_failure
+from playground.worker import WorkerFailure
+from playground.worker.failures import describe
+from playground.worker.referee import Referee
 
 EXAMPLE = ROOT / "examples" / "gpu_mode"
 REFERENCE = """
@@ -79,19 +83,29 @@ def test_tests_are_judged_and_benchmarks_timed_on_a_gpu(write):
     (triton,) = gpu_mode.read(folder, [write("t.py", "import torch\nimport triton\n")], False).pairs
     assert triton.skipped == "it imports triton, whose kernels run on a GPU only"
     (found,) = gpu_mode.read(folder, [cuda], False).pairs
-    assert Path(found.solution).read_text().startswith(CUDA), "its lines keep their numbers"
+    assert Path(found.solution) == cuda, "what is judged is the file itself"
 
 
 @pytest.mark.parametrize(
     "name, text, complaint",
     [
-        ("task.yml", "tests: [", "is no YAML"),
-        ("task.yml", {"tests": [{"n": 1}]}, "expected `files` and `tests`, which are lists"),
-        ("task.yml", TASK | {"multi_gpu": True}, "takes several GPUs; expected one in Python for one GPU"),
-        ("task.yml", TASK | {"lang": "cu"}, "is in cu; expected"),
-        ("task.yml", TASK | {"files": TASK["files"][:1]}, "has no reference.py"),
+        ("task.yml", "files: 3\ntests: [", "task.yml:2: no YAML: expected the node content"),
+        ("task.yml", "files:\n\t- a", "task.yml:2: no YAML: found character"),
+        ("task.yml", "- a list", "expected a list called `files`, got []"),
+        ("task.yml", {"tests": [{"n": 1}]}, "expected a list called `files`, got []"),
+        ("task.yml", TASK | {"tests": 5}, "expected a list called `tests`, got 5"),
+        ("task.yml", TASK | {"benchmarks": {"n": 1}}, "expected a list called `benchmarks`, got {'n': 1}"),
+        (
+            "task.yml",
+            TASK | {"multi_gpu": True},
+            "expected a problem in Python for one GPU, got {'lang': 'py', 'multi_gpu': True}",
+        ),
+        ("task.yml", TASK | {"lang": "cu"}, "expected a problem in Python for one GPU, got {'lang': 'cu'"),
+        ("task.yml", TASK | {"files": TASK["files"][:1]}, "expected reference.py among `files`, got ['task']"),
+        ("task.yml", TASK | {"files": ["reference.py"]}, "expected a file as name and source, got 'reference.py'"),
         ("task.yml", TASK | {"tests": [[1]]}, "expected a test as name: value of generate_input's arguments, got [1]"),
-        ("task.yml", TASK | {"files": [{"name": "a.py", "source": "gone.py"}]}, "gone.py"),
+        ("task.yml", TASK | {"tests": [{"n m": 1}]}, "expected a test as name: value"),
+        ("task.yml", TASK | {"files": [{"name": "a.py", "source": "gone.py"}]}, "expected gone.py, which `files` names"),
     ],
 )
 def test_what_is_wrong_with_a_folder_is_said(write, name, text, complaint):
@@ -114,7 +128,7 @@ def _with_a_good_one(folder, good):
 
 def test_an_unknown_argument_and_a_missing_library_are_named(write, monkeypatch):
     folder = write("submission.py", CUDA).parent
-    with pytest.raises(CatalogError, match="--set: squares has no argument called m; it has: n, seed"):
+    with pytest.raises(CatalogError, match="--set: squares has no m; it has: n, seed"):
         gpu_mode.read(folder, None, False, {"m": 1})
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(CatalogError, match=r"needs PyYAML: python -m pip install -r requirements-gpu-mode\.txt"):
@@ -124,6 +138,10 @@ def test_an_unknown_argument_and_a_missing_library_are_named(write, monkeypatch)
 @pytest.fixture
 def loaded(write):
     """The example problem's module at its first test, as a worker has it."""
+    return _loaded(write)
+
+
+def _loaded(write):
     (pair, *_) = gpu_mode.read(write("submission.py", CUDA).parent, None, False).pairs
     return load_problem(pair.problem, TASK["tests"][0])
 
@@ -136,7 +154,7 @@ def test_data_is_taken_apart_and_put_together_with_new_memory_for_the_output(loa
     assert x is values[0] and more["bias"] is values[1] and more["step"] == 0.5 and tuple(output.shape) == (40,)
     assert gpu_mode.data([*values, form])[2].data_ptr() != output.data_ptr()
     wide = gpu_mode.data([*(value.double() for value in values), form])
-    assert wide[2].dtype == torch.float64, "the truth is not rounded on its way out"
+    assert wide[2].dtype == torch.float64, "the reference is not rounded on its way out"
     again = loaded.get_inputs()
     assert not torch.equal(again[0], values[0]), "each draw has a seed of its own"
     right = loaded.Model()(*values, form)
@@ -175,6 +193,73 @@ def ref_kernel(data):
     assert found.dtype == torch.float32 and found.tolist() == [2.0] * 40, "no more precision is asked for than came in"
 
 
+KERNEL, GENERATOR = (
+    SUBMISSION.format(body="raise ValueError('no luck')"),
+    REFERENCE.replace("    x =", "    raise ValueError\n    x ="),
+)
+
+
+@pytest.mark.parametrize(
+    "name, text, told",
+    [
+        ("submission.py", KERNEL, "{}:7: in custom_kernel"),
+        ("submission.py", SUBMISSION.format(body="return None"), "{}:5: custom_kernel must return a tensor"),
+        ("submission.py", "import task\n1 / task.none", "{}:2: in <module>"),
+        ("submission.py", "def custom_kernel(data)\n", "{}:1: SyntaxError"),
+        ("submission.py", "x = n", "{}:1: in <module>"),  # that the problem has an argument of this name helps nobody
+        ("submission.py", "x = 1", "{} does not define custom_kernel(data)"),
+        ("reference.py", GENERATOR, "{}:7: in generate_input"),
+        (
+            "reference.py",
+            REFERENCE.replace("(n, seed, case", "(m, seed, case"),
+            "{}:5: generate_input: missing a required argument",
+        ),
+        ("reference.py", REFERENCE.replace("return (x", "x.none; return (x"), "{}:12: in ref_kernel"),
+        ("reference.py", REFERENCE.replace("return (x", "return None; (x"), "{}:10: ref_kernel must return a tensor"),
+        ("reference.py", REFERENCE.replace("def ref_kernel", "def kernel"), "{} does not define ref_kernel"),
+        ("reference.py", REFERENCE.replace("return x,", "return range(3),"), "{}:5: generate_input gives a range"),
+        ("reference.py", REFERENCE.replace("return x,", "return 5; x,"), "{}:5: no tensor is made"),
+        ("task.py", "STEP = none", "{}:1: in <module>"),
+    ],
+)
+def test_what_goes_wrong_is_told_at_the_users_own_line(write, name, text, told):
+    solution = write("submission.py", SUBMISSION.format(body=RIGHT))
+    path = write(name, text)
+    (pair, *_) = gpu_mode.read(solution.parent, None, False).pairs
+    with pytest.raises(Exception) as raised:
+        problem = load_problem(pair.problem, pair.settings)
+        given = problem.get_inputs()
+        problem.Model()(*given)
+        names = {each: vars(problem)[each] for each in borrowed_names(pair.solution, pair.problem)}
+        load_variant(pair.solution, None, names, problem.model_new_of).ModelNew()(*given)
+    reason, details = describe(raised.value)
+    assert (details if ": in " in told else reason).startswith(told.format(path)), (reason, details)
+
+
+@pytest.mark.parametrize(
+    "reason, details, named",
+    [
+        ("ValueError: no", "/x/reference.py:3: in ref_kernel\nTraceback", "/x/reference.py:3: ValueError: no"),
+        ("/x/reference.py:10: ref_kernel must return a tensor", "", "/x/reference.py:10: ref_kernel must return a tensor"),
+        ("out of memory", "", "/x/p.py: out of memory"),
+    ],
+)
+def test_an_original_that_fails_is_named_by_the_line_of_the_file_that_it_uses(reason, details, named):
+    assert named_failure(Model("p", Path("/x/p.py")), WorkerFailure(reason, details)) == named
+
+
+def test_a_submission_may_change_its_inputs_where_gradients_are_on(write, loaded):
+    solution = write("submission.py", SUBMISSION.format(body="x *= 2; return x.sum(1)"))
+    *values, form = loaded.get_inputs()
+    values = [value.requires_grad_() for value in values]
+    assert not load_variant(solution, model_new_of=loaded.model_new_of).ModelNew()(*values, form).requires_grad
+
+
+def test_a_problem_without_a_check_of_its_own(write):
+    write("reference.py", REFERENCE.partition("def check")[0])
+    assert not _loaded(write).check_outputs
+
+
 @pytest.mark.parametrize(
     "body, is_narrowed",
     [
@@ -189,28 +274,61 @@ def test_float64_counts_where_the_reference_returns_it(body, is_narrowed):
     assert bool(gpu_mode.IN_FLOAT64.search(text)) == is_narrowed
 
 
-def test_right_and_wrong_submissions_are_told_apart_and_their_own_check_is_shown_beside(write, tmp_path):
-    bodies = {
-        "right": RIGHT,
-        "constant": RIGHT.replace("STEP", "0.51"),
-        "unwritten": "",
-        "dtype": RIGHT + "; output = output.double()",
-        "stale": "kept.setdefault(x.shape, torch.einsum('ij,ij->i', x, x)); output[...] = kept[x.shape] + STEP * more['bias']",
-    }
-    head = "kept = {}\n"
-    files = [str(write(f"{name}.py", head + SUBMISSION.format(body=body))) for name, body in bodies.items()]
+BODIES = {
+    "right": RIGHT,
+    "constant": RIGHT.replace("STEP", "0.51"),
+    "unwritten": "",
+    "dtype": RIGHT + "; output = output.double()",
+    "stale": "kept.setdefault(x.shape, torch.einsum('ij,ij->i', x, x)); output[...] = kept[x.shape] + STEP * more['bias']",
+}
+
+
+HEAD = "kept = {}\n"
+
+
+@pytest.mark.parametrize(
+    "name, complaint, own",
+    [
+        ("right", None, None),
+        ("constant", "off by", None),
+        ("unwritten", "NaN", "too far"),
+        ("dtype", "has the type torch.float64", None),
+        ("stale", "off by", "too far"),
+    ],
+)
+def test_a_submission_is_compared_on_two_draws(write, tmp_path, name, complaint, own):
+    solution = write("submission.py", HEAD + SUBMISSION.format(body=BODIES[name]))
+    (pair, *_) = gpu_mode.read(solution.parent, None, False).pairs
+    referee, inputs, outputs = Referee(), str(tmp_path / "inputs"), str(tmp_path / "outputs")
+    referee.load(str(pair.problem), {"n": 300, "seed": 1}, "cpu", str(tmp_path / "weights"), seed=1)
+    forward = load_variant(solution, model_new_of=referee.problem.model_new_of).ModelNew()
+    for seed in range(2):
+        referee.prepare("own", "own", seed, inputs)
+        with tensors.uninitialised_is_nan():
+            found = forward(*tensors.load(inputs)["inputs"])
+        tensors.save_results(tensors.Results([found]), outputs)
+    told = referee.compare_outputs("own", outputs, remark=False)["complaint"]
+    assert (complaint in told) if complaint else told is None, told
+    assert referee.own_check("own", outputs) == {"complaint": own}
+
+
+@pytest.mark.parametrize("names", [["right"], pytest.param(list(BODIES), marks=pytest.mark.full)])
+def test_right_and_wrong_submissions_are_told_apart_and_their_own_check_is_shown_beside(write, tmp_path, names):
+    bodies = {name: BODIES[name] for name in names}
+    files = [str(write(f"{name}.py", HEAD + SUBMISSION.format(body=body))) for name, body in bodies.items()]
     folder = str(tmp_path / "squares")
     report = tmp_path / "out.json"
     write("task.yml", TASK | {"tests": TASK["tests"][1:2]})
     options = ["--device", "cpu", "--check-only", "--json", str(report)]
     status, out, err = run("compare.py", "--model", folder, "--variant", *files, *options)
-    assert status == 1, err
+    assert status == (1 if len(names) > 1 else 0), err
     document = json.loads(report.read_text())
     found = {result["variant"]: result for result in document["results"]}
     assert {name: result["verdict"] for name, result in found.items()} == dict.fromkeys(bodies, "fail") | {"right": "pass"}
     accepted = {name for name, result in found.items() if result["check"]["own_check"]["complaint"] is None}
-    assert accepted >= {"right", "constant", "dtype"} and "unwritten" not in accepted
-    assert "constant, test n=7: the output is off by" in out and "the problem's own check accepts it" in out
+    assert accepted - {"stale"} == {"right", "constant", "dtype"} & bodies.keys()
+    told = [line for line in out.splitlines() if "constant, test n=7: the output is off by" in line]
+    assert len(told) == names.count("constant") and all("the problem's own check accepts it" in line for line in told)
     (right,) = [each for each in document["suite"]["cases"] if each["solution"] == "right"]
     assert right["test"] == {"right": 1, "ran": 1, "listed": 1} and right["benchmark"] == {"right": 0, "ran": 0, "listed": 2}
     assert right["geometric_mean_ms"] is None and "2 on a GPU only" in out

@@ -20,8 +20,8 @@ enum class Access {
 void examine(const void* address, unsigned bytes, Access access, unsigned alignment, const void* instruction);
 // The host code of a plain CUDA program touches memory: the device's is none of its own (host_memory.cpp).
 void examine_host(const void* address, unsigned bytes, Access access, const void* instruction);
-// A volatile or atomic access, which may order others.
-void strong_access(const void* address, unsigned bytes, Access access, const void* instruction);
+// A volatile or atomic access, which may order others. of_block: it has the block's scope.
+void strong_access(const void* address, unsigned bytes, Access access, const void* instruction, bool of_block = false);
 // The same of a volatile one, which is no synchronisation between the lanes of a warp.
 void volatile_access(const void* address, unsigned bytes, Access access, const void* instruction);
 // An asynchronous instruction of `thread` begins to read the block's shared memory; `reader` is of async_reads.h.

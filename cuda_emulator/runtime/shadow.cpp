@@ -41,8 +41,12 @@ struct BlockShadow {
     Finding uninitialised;  // the first such read, kept back: if a write follows that it raced with, that is the finding
 };
 
-static std::unordered_map<uintptr_t, Volatile::By>
-    block_scoped;  // by address: the launch's last atomic operation of that scope
+// An atomic access of the block's scope.
+struct OfBlock {
+    Volatile::By by;
+    bool only_reads;
+};
+static std::unordered_map<uintptr_t, OfBlock> block_scoped;  // by address: the launch's last, or last that writes
 
 BlockClock& clock_of(Block& block) { return block.shadow->clock; }
 AsyncReads& async_reads_of(Block& block) { return block.shadow->async_reads; }
@@ -791,17 +795,6 @@ void notice_spinning(Thread& t, const void* address, unsigned bytes) {
 
 }  // namespace
 
-void strong_access(const void* address, unsigned bytes, Access access, const void* instruction) {
-    if (!current) return;
-    Thread& t = *static_cast<Thread*>(current);
-    if (t.fiber->owns(address)) return;  // a volatile variable of the thread's own
-    t.watches_from = instruction;
-    if (access == Access::strong_read) notice_spinning(t, address, bytes);
-    if (access != Access::strong_write) launch_clock.see(t, uintptr_t(address));
-    examine(address, bytes, access, bytes, instruction);
-    if (access != Access::strong_read) launch_clock.release(t, uintptr_t(address));
-}
-
 namespace {
 
 Site site_of(Thread& t, const void* address, unsigned bytes, Access access, const void* instruction) {
@@ -809,26 +802,28 @@ Site site_of(Thread& t, const void* address, unsigned bytes, Access access, cons
     return {t, *t.owner->shadow, access, shared, uintptr_t(address), bytes, instruction};
 }
 
-// Does an atomic operation that is one for its own block only meet one of another block?
-void examine_scope(Thread& t, void* address, unsigned bytes, bool of_block, const void* instruction) {
-    if (!device_memory.holds_page(uintptr_t(address))) return;
-    const Site s = site_of(t, address, bytes, Access::atomic, instruction);
-    const auto check = [&](Segment other, uint32_t at) {
+// Does an access that is atomic to its own block only meet one of another block?
+void examine_scope(Thread& t, const void* address, unsigned bytes, Access access, bool of_block, const void* instruction) {
+    if (!device_memory.contains(address) || !device_memory.holds_page(uintptr_t(address))) return;
+    const Site s = site_of(t, address, bytes, access, instruction);
+    const auto check = [&](Segment other, uint32_t at, const char* did) {
         if (other < launch_clock.launch_first || launch_clock.chunk(other).block == s.shadow.clock.serial) return;
         if (launch_clock.ordered(other, t, s.shadow.clock, false)) return;
         Finding f = finding(s, "race between blocks",
-                            "atomically updates " + place_text(s) +
-                                ", as a thread of another block does, with an operation of "
-                                "the block's scope, which is atomic to its own block only");
-        f.other = party_of(other, at, s, "atomically updated");
+                            std::string(verb(access)) + " " + place_text(s) + ", which a thread of another block " + did +
+                                "; of the two one has the block's scope and is atomic to its own block only");
+        f.other = party_of(other, at, s, did);
         worker->stop(f);
     };
+    const bool only_reads = access == Access::strong_read;
     const auto known = block_scoped.find(s.address);
-    if (known != block_scoped.end()) check(known->second.segment, uint32_t(uintptr_t(known->second.instruction)));
+    if (known != block_scoped.end() && !(only_reads && known->second.only_reads))
+        check(known->second.by.segment, uint32_t(uintptr_t(known->second.by.instruction)),
+              known->second.only_reads ? "read" : "wrote");
     if (!of_block) return;
     const Cell& c = *device_memory.cell(address);
-    if (c.writer & ATOMIC && !(c.writer & SPLIT)) check(c.writer & SEGMENT_BITS, c.writer_instruction);
-    block_scoped[s.address] = {t.segment, instruction};
+    if (c.writer & ATOMIC && !(c.writer & SPLIT)) check(c.writer & SEGMENT_BITS, c.writer_instruction, "wrote");
+    if (!only_reads || known == block_scoped.end()) block_scoped[s.address] = {{t.segment, instruction}, only_reads};
 }
 
 void report_warp_race(const Site& s, const Volatile::By& other, const char* did) {
@@ -873,6 +868,18 @@ void examine_in_warp(Thread& t, const void* address, unsigned bytes, Access acce
 
 }  // namespace
 
+void strong_access(const void* address, unsigned bytes, Access access, const void* instruction, bool of_block) {
+    if (!current) return;
+    Thread& t = *static_cast<Thread*>(current);
+    if (t.fiber->owns(address)) return;  // a volatile variable of the thread's own
+    t.watches_from = instruction;
+    if (of_block || !block_scoped.empty()) examine_scope(t, address, bytes, access, of_block, instruction);
+    if (access == Access::strong_read) notice_spinning(t, address, bytes);
+    if (access != Access::strong_write) launch_clock.see(t, uintptr_t(address));
+    examine(address, bytes, access, bytes, instruction);
+    if (access != Access::strong_read) launch_clock.release(t, uintptr_t(address));
+}
+
 void volatile_access(const void* address, unsigned bytes, Access access, const void* instruction) {
     if (current) {
         Thread& t = *static_cast<Thread*>(current);
@@ -885,9 +892,7 @@ void volatile_access(const void* address, unsigned bytes, Access access, const v
 
 static void examine_atomic(void* address, unsigned bytes, bool of_block, const void* instruction,
                            Access access = Access::atomic) {
-    Thread* t = static_cast<Thread*>(current);
-    if (t && (of_block || !block_scoped.empty())) examine_scope(*t, address, bytes, of_block, instruction);
-    strong_access(address, bytes, access, instruction);
+    strong_access(address, bytes, access, instruction, of_block);
     if (options.mode == Mode::count) count_atomic();
 }
 
@@ -898,11 +903,8 @@ void note_compare(void* address, unsigned bytes, bool of_block) {
     examine_atomic(address, bytes, of_block, __builtin_return_address(0));
     if (t) t->compares = false;
 }
-void note_block_atomic(void* address, unsigned bytes) {
-    if (options.checked()) examine_atomic(address, bytes, true, __builtin_return_address(0));
-}
-void note_atomic(void* address, unsigned bytes) {
-    if (options.checked()) examine_atomic(address, bytes, false, __builtin_return_address(0));
+void note_atomic(void* address, unsigned bytes, bool of_block) {
+    if (options.checked()) examine_atomic(address, bytes, of_block, __builtin_return_address(0));
 }
 void note_read(const void* address, unsigned bytes) {
     if (options.checked()) examine(address, bytes, Access::read, bytes, __builtin_return_address(0));
@@ -929,14 +931,14 @@ void* fill_memory(void* to, int value, size_t bytes) {
     return memset(to, value, bytes);
 }
 
-void note_strong_read(const void* address, unsigned bytes) {
+void note_strong_read(const void* address, unsigned bytes, bool of_block) {
     if (options.checked())
-        strong_access(address, bytes, Access::strong_read, __builtin_return_address(0));
+        strong_access(address, bytes, Access::strong_read, __builtin_return_address(0), of_block);
     else if (current)
         may_be_waiting(address);
 }
-void note_strong_write(void* address, unsigned bytes) {
-    if (options.checked()) strong_access(address, bytes, Access::strong_write, __builtin_return_address(0));
+void note_strong_write(void* address, unsigned bytes, bool of_block) {
+    if (options.checked()) strong_access(address, bytes, Access::strong_write, __builtin_return_address(0), of_block);
 }
 void note_atomic_store(void* address, unsigned bytes, bool of_block) {
     if (options.checked()) examine_atomic(address, bytes, of_block, __builtin_return_address(0), Access::strong_write);

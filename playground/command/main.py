@@ -15,13 +15,12 @@ from playground.driver.runner import Options
 from playground.driver.watch import Watch
 from playground.machine import requirements
 from playground.nvidia.profiler import ProfilerError
-from playground.report import against, page, suite_table, sweep_table, terminal, watch_screen
+from playground.report import against, page, suite_table, sweep_plot, sweep_table, terminal, watch_screen
 from playground.report import suite as suite_report
 from playground.report.figures import meets
 from playground.report.layout import make_console
 from playground.report.output import CannotWrite, Output
 from playground.report.progress import Progress
-from playground.report.sweep_plot import CannotPlot
 from playground.worker.failures import is_of_machine
 
 PASSED, FAILED, IMPOSSIBLE = 0, 1, 2  # 130 and the like: see signals.py
@@ -97,7 +96,6 @@ def _options(given):
 
 
 def _compare_suite(given):
-    """Many pairs. Returns the exit status."""
     pairs = suite.Suite(())
 
     def tasks(ask):
@@ -133,7 +131,7 @@ def _status(action, kept=lambda: None):
     signals.heed()
     try:
         return action() or PASSED
-    except (catalog.CatalogError, CannotMeasure, CannotPlot, CannotWrite, Impossible) as complaint:
+    except (catalog.CatalogError, CannotMeasure, sweep_plot.CannotPlot, CannotWrite, Impossible) as complaint:
         print(complaint, file=sys.stderr)
         return IMPOSSIBLE
     except ProfilerError as complaint:
@@ -146,7 +144,6 @@ def _status(action, kept=lambda: None):
 
 
 def _watch(given, make_tasks, options):
-    """Judge again and again."""
     _prepared(given, make_tasks, options)
     with Progress() as progress:
         Watch(lambda: _chosen(given, make_tasks, here), options, progress, watch_screen.Screen(make_console())).run()
@@ -229,7 +226,8 @@ def _prepared(given, make_tasks, options, cluster=None):
     """
     ask = cluster.ask if cluster else here
     requirements.prepare_environment()
-    needs.require_device(given.device, ask)
+    if missing := ask(requirements.missing_for, "cuda" if given.device == "cuda" else "cpu"):
+        raise Impossible(str(missing))
     axes = sweep.parse(given.sweep)
     earlier = needs.earlier("--against", given.against)
 
@@ -237,8 +235,10 @@ def _prepared(given, make_tasks, options, cluster=None):
         return against.compare(finished, earlier, given.against.name) if earlier else finished
 
     needs.earlier("--resume", given.resume)
+    if given.plot and not axes:
+        raise Impossible("--plot draws a sweep: name what is to be swept with --sweep NAME=V1,V2,...")
     if given.plot:
-        needs.require_plot(given, axes)
+        sweep_plot.require(given.plot)
     if given.html and (missing := page.missing()):
         raise Impossible(missing)
     tasks = _chosen(given, make_tasks, ask)

@@ -9,18 +9,12 @@ from playground.driver import runner
 from playground.emulator import step
 from playground.machine import build_locks, requirements
 from playground.nvidia import sanitizer
-from playground.report import document, sweep_plot
+from playground.report import document
 from playground.worker import sandbox
 
 
 class Impossible(Exception):
     """The machine cannot do what was asked; the text is the line that says what is missing and how to get it."""
-
-
-def require_plot(given, axes):
-    if not axes:
-        raise Impossible("--plot draws a sweep: name what is to be swept with --sweep NAME=V1,V2,...")
-    sweep_plot.require(given.plot)
 
 
 def require_eval_results(file, pairs):
@@ -34,11 +28,6 @@ def require_eval_results(file, pairs):
     if len(pairs.levels) > 1 and "{level}" not in file.name:
         levels = ", ".join(map(str, pairs.levels))
         raise Impossible(f"--eval-results: a file holds one level, and these are levels {levels}: name it eval_{{level}}.json")
-
-
-def require_device(device, ask):
-    if missing := ask(requirements.missing_for, "cuda" if device == "cuda" else "cpu"):
-        raise Impossible(str(missing))
 
 
 def require_sandbox(given, ask):

@@ -112,7 +112,6 @@ def _original_text(path):
 
 
 def _defined_in(text):
-    """The names of functions, classes and variables at the top level of a Python text."""
     body = ast.parse(text).body
     assigned = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
     names = {node.id for target in assigned for node in ast.walk(target) if isinstance(node, ast.Name)}

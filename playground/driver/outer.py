@@ -51,7 +51,7 @@ class Player:
         return self.worker.ask(f"{self._role}.{what}", limit, side=self._side, mode=self.mode, **arguments)
 
 
-def measure(truth, players, place, step, declared, limit, seconds):
+def measure(referee, players, place, step, declared, limit, seconds):
     """Return {"ratio", "low", "high", "ms", "eager_ms", "null_ms", "control", "rounds"}: variant over eager PyTorch.
 
     `players` are {name: Player} of VARIANT, EAGER and, where it runs, CONTROL; `step` one of workload.MODES. After `seconds`,
@@ -68,7 +68,7 @@ def measure(truth, players, place, step, declared, limit, seconds):
             return False
         return used >= ROUNDS or time.monotonic() - began > seconds or _is_narrow(conclude(rounds, resolution, usual))
 
-    with {"cuda": _OnGpu, "cpu": _OnCpu}[place](truth, players.values(), step, declared, limit) as course:
+    with {"cuda": _OnGpu, "cpu": _OnCpu}[place](referee, players.values(), step, declared, limit) as course:
         while not are_enough(len(_whole(rounds))):
             if len(rounds[NULL]) == MOST_ROUNDS:
                 break
@@ -92,17 +92,17 @@ def _is_narrow(found):
 class _Course:
     """What the outer clock does on a device. A context: inside of it all sides have joined, and behind it they have left."""
 
-    def __init__(self, truth, players, step, declared, limit):
-        self._truth, self._players, self._declared, self._limit = truth, players, declared, limit
+    def __init__(self, referee, players, step, declared, limit):
+        self._referee, self._players, self._declared, self._limit = referee, players, declared, limit
         self._step = step
         self._open = contextlib.ExitStack()
 
     def __enter__(self):
         with contextlib.ExitStack() as joined:
-            joined.callback(self._truth.outer, "close")
+            joined.callback(self._referee.outer, "close")
             for player in self._players:
                 joined.callback(self._leave, player)
-                self._join(player, self._truth.outer("open", side=player.name, page=str(player.page), step=self._step))
+                self._join(player, self._referee.outer("open", side=player.name, page=str(player.page), step=self._step))
             self._open = joined.pop_all()
         return self
 
@@ -130,13 +130,13 @@ class _OnGpu(_Course):
 
     def turn(self, player, calls, is_null):
         """Return [{"milliseconds", "complaint"}, ...] of a turn's calls."""
-        with pause_others({player.worker, self._truth.worker}):
-            self._truth.outer("await_quiet", seconds=self._limit)
+        with pause_others({player.worker, self._referee.worker}):
+            self._referee.outer("await_quiet", seconds=self._limit)
             served = self._pool.submit(player.ask, "serve_outer", self._limit, calls=calls, seconds=self._limit, null=is_null)
             try:
                 compares = player.name == VARIANT
                 given = {"step": self._step, "calls": calls, "declared": self._declared, "seconds": self._limit}
-                return self._truth.outer("time", side=player.name, compares=compares, **given)["calls"]
+                return self._referee.outer("time", side=player.name, compares=compares, **given)["calls"]
             finally:
                 served.result()
 
@@ -161,11 +161,11 @@ class _OnCpu(_Course):
 
     def turn(self, player, calls, is_null):
         """Return [{"milliseconds", "complaint"}, ...] of a turn's calls."""
-        with pause_others({player.worker, self._truth.worker}):
+        with pause_others({player.worker, self._referee.worker}):
             return [self._call(player, is_null) for _ in range(calls)]
 
     def _call(self, player, is_null):
-        self._truth.outer("draw")
+        self._referee.outer("draw")
         pid, address = self._blocks[player.name]
         try:
             with player.worker.stopped(pid) as process:
@@ -184,7 +184,7 @@ class _OnCpu(_Course):
         compares = player.name == VARIANT and not is_null
         found = {"complaint": None}
         if compares:
-            found = self._truth.outer("compare", step=self._step, places=places, declared=self._declared)
+            found = self._referee.outer("compare", step=self._step, places=places, declared=self._declared)
         return {"milliseconds": milliseconds, **found}
 
     def _read(self, process, places):

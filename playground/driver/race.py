@@ -162,7 +162,8 @@ class Race:
 
     `others` are the Sides of the baselines. `control` is that of the original in a process like the variant's; None where it
     does not run. `pids` are their processes and the driver's. `rivals()` gives the baselines whose ratios matter; under
-    `paused()`, a context, the variant's processes stand still. `rechecked` says how many results were.
+    `paused()`, a context, the variant's processes stand still. `rechecked` says how many results were; `reference` is eager
+    PyTorch's Side, or None.
     """
 
     def __init__(self, place, variant, others, control, pids, quiet, rivals, paused=contextlib.nullcontext):
@@ -170,8 +171,8 @@ class Race:
         self.variant = variant
         self.others = others
         self._everybody = [variant, *others, *filter(None, [control])]
-        self._reference = next((side for side in others if side.name == "eager"), None)
-        self._control = control if self._reference else None
+        self.reference = next((side for side in others if side.name == "eager"), None)
+        self._control = control if self.reference else None
         self._pids = pids
         self._quiet = quiet
         self._rivals = rivals
@@ -232,7 +233,7 @@ class Race:
             try:
                 disturbed |= self._quiet.is_disturbed(flushes) or self.is_shared()
             except WorkerFailure as failure:
-                raise BaselineFailed(self._reference, str(failure)) from failure
+                raise BaselineFailed(self.reference, str(failure)) from failure
         if disturbed:
             for side in running:
                 side.set_last_aside()
@@ -241,9 +242,9 @@ class Race:
 
     def is_shared(self):
         """Return whether another process works on the GPU at present."""
-        if self._place != "cuda" or not self._reference or self._quiet.flush_ms == math.inf:
+        if self._place != "cuda" or not self.reference or self._quiet.flush_ms == math.inf:
             return False
-        took = self._reference.ask("flush_in_a_row", flush_ms=self._quiet.flush_ms)["milliseconds"]
+        took = self.reference.ask("flush_in_a_row", flush_ms=self._quiet.flush_ms)["milliseconds"]
         return took > SLOW_FLUSH * self._quiet.flush_ms
 
     def _contenders(self):
@@ -253,7 +254,7 @@ class Race:
         return [side for side in self._everybody if side in that_matter or side.median <= far]
 
     def _those_that_matter(self):
-        control = [self._reference, self._control] if self._control else []
+        control = [self.reference, self._control] if self._control else []
         return list(dict.fromkeys([self.variant, *self._rivals(), *control]))
 
     def _is_precise(self):
@@ -264,7 +265,7 @@ class Race:
 
         None where either does not run.
         """
-        return self._control and statistics.paired_ratio(self._reference.rounds, self._control.rounds)
+        return self._control and statistics.paired_ratio(self.reference.rounds, self._control.rounds)
 
     def luck(self):
         """Return the share by which two processes that run the same code may differ, whatever their control says."""
@@ -280,24 +281,17 @@ class Race:
         too_few = len(self.variant.rounds) < MIN_ROUNDS
         for side in self._everybody:
             side.count_disturbed_where(too_few)
-        seen = _seen(too_few, self._reference, self._control, self.control(), max(CONTROL_OFF, self.luck()))
+        seen = ["other processes used what is timed"] if too_few else []
+        for side in filter(None, (self.reference, self._control)):
+            spread = statistics.summarise(side.samples)
+            if spread["p80"] > SPREAD * spread["p20"]:
+                seen.append(f"the original took {spread['p20']:.3g} to {spread['p80']:.3g} ms")
+        ratio = self.control()
+        if ratio and abs(ratio["ratio"] - 1) > max(CONTROL_OFF, self.luck()) and statistics.verdict(ratio) != "tie":
+            seen.append(f"the original against itself came out at {ratio['ratio']:.3g}x")
         if not seen:
             return None
-        busiest = self._others.busiest(most_cores_for_others(self._place))
-        return f"the machine is busy ({'; '.join(busiest or [seen])})"
-
-
-def _seen(too_few, reference, control, ratio, allowed):
-    """The sign of a disturbance; None where there is none."""
-    if too_few:
-        return "other processes used what is timed"
-    for side in filter(None, (reference, control)):
-        spread = statistics.summarise(side.samples)
-        if spread["p80"] > SPREAD * spread["p20"]:
-            return f"the original took {spread['p20']:.3g} to {spread['p80']:.3g} ms"
-    if ratio and abs(ratio["ratio"] - 1) > allowed and statistics.verdict(ratio) != "tie":
-        return f"the original against itself came out at {ratio['ratio']:.3g}x"
-    return None
+        return f"the machine is busy ({'; '.join(self._others.busiest(most_cores_for_others(self._place)) or seen[:1])})"
 
 
 def most_cores_for_others(place):

@@ -10,7 +10,6 @@ import functools
 import hashlib
 import math
 import os
-import re
 import secrets
 import shutil
 import subprocess
@@ -24,15 +23,15 @@ from pathlib import Path
 import cuda_emulator
 from playground import catalog
 from playground.driver.race import Patience
-from playground.driver.session import Session, SharedSession, load_candidate, submit
-from playground.driver.timing import Measured
+from playground.driver.session import Session, SharedSession, load_candidate
+from playground.driver.timing import OUT_OF_MEMORY, Measured
 from playground.driver.verdict import DROP_IN, blank_standards, give, give_failure
 from playground.judge.sample import IN_A_RUN
 from playground.machine import build_locks, ptxas
 from playground.machine.builds import MOST_JUDGED_AT_ONCE, builds_at_once, judged_at_once
 from playground.machine.memory import MEMORY
 from playground.tensors import NoRoom, is_full, no_room_in
-from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, kill_all, owner, sandbox
+from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, kill_all, owner, sandbox, submit
 from playground.worker.failures import internal_error
 from playground.worker.referee_client import GIVEN, sized_up
 
@@ -40,7 +39,6 @@ LOOK_AGAIN = 0.5  # seconds
 PATIENCE_FOR_A_PAIR = 3.0  # seconds, of a whole run, which would have used up a short run's at its beginning
 SHARED_MEMORY = "/dev/shm"
 PREPARED_AT_ONCE = 2 * MOST_JUDGED_AT_ONCE  # originals whose reference and baselines are made ready, or in use
-OUT_OF_MEMORY = re.compile("OutOfMemoryError|out of memory", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -174,7 +172,7 @@ class Runner:
         self._is_alone = judge_slot is None
         self.judge_slot = judge_slot or contextlib.nullcontext()  # is held while a variant is judged, and not while it is timed
         self._ready = {}  # {(is it never timed?, its Room): a worker that waits}
-        self._taking = threading.Lock()
+        self._taking = threading.RLock()
         self._coming = []  # tasks that are still to be judged in a process of their own, in their order
         self._folder, self._hold = None, contextlib.ExitStack()  # of all that processes exchange; it is not swept meanwhile
         self._rooms = {}  # {id(task): (task, its Room)}
@@ -183,7 +181,7 @@ class Runner:
         self._turns = {}  # id(task): the place in the order in which tasks are judged
         self._judged = 0  # of these
         self._shared = {}  # {group: SharedSession}
-        self._footprints = {}  # by group
+        self._footprints, self._sizing = {}, {}  # by group: its Footprint, and the lock of who asks for it
         self._is_over = False
         self._niceness = 0  # of builds
 
@@ -245,9 +243,9 @@ class Runner:
             try:
                 built = {}
                 for task, result in (pair for pairs in models for pair in _in_building_order(pairs)):
-                    emulated = functools.partial(self._build_and_check, task, result, finish)
-                    build = emulated if task.place == "emulator" else functools.partial(self._build_in_turn, task, result)
-                    built[id(result)] = submit(building, build)
+                    emulated = functools.partial(self._check_and_time, finish=finish, build=True)
+                    build = emulated if task.place == "emulator" else self._build_in_turn
+                    built[id(result)] = submit(building, build, task, result)
                 if at_once > 1:
                     self._prepare_ahead(preparing, self._coming)
                 self._judge_all(built, judging, in_turn, finish, beside_others=at_once > 1)
@@ -274,7 +272,7 @@ class Runner:
         """
         earlier = None
         for task in {task.group: task for task in tasks}.values():
-            submit(preparing, functools.partial(self._prepare, task, earlier))
+            submit(preparing, self._prepare, task, earlier)
             earlier = self._shared[task.group]
 
     def _prepare(self, task, earlier):
@@ -296,18 +294,14 @@ class Runner:
             else:
                 finish(task, result)
 
-        judged = [
-            submit(judging, functools.partial(self._judge, built[id(result)], task, result, finish_or_postpone))
-            for task, result in in_turn
-        ]
+        judged = [submit(judging, self._judge, built[id(result)], task, result, finish_or_postpone) for task, result in in_turn]
         for call in [*judged, *built.values()]:
             call.result()
         for task, result in postponed:
             built = {key: result[key] for key in ("build_seconds", "built", "ptxas")}
             result.update(blank_result(task) | built)
             self._shared[task.group] = SharedSession(functools.partial(self.session_for, task), 1)
-            self._check_and_time(task, result)
-            finish(task, result)
+            self._check_and_time(task, result, finish)
 
     def _judge(self, build, task, result, finish):
         build.result()
@@ -316,14 +310,14 @@ class Runner:
         with self._turn:
             self._judged += 1
             self._turn.notify_all()
-        self._check_and_time(task, result)
-        self._leave(task)
-        finish(task, result)
+        self._check_and_time(task, result, finish)
 
-    def _check_and_time(self, task, result, **how):
+    def _check_and_time(self, task, result, finish, build=False):
         with self._shared[task.group] as shared, self.answering_for(result):
             if result["verdict"] is None or self._options.sanitizes(task):
-                shared.session().check_and_time(task, result, **how)
+                shared.session().check_and_time(task, result, build)
+        self._leave(task)
+        finish(task, result)
 
     def close(self):
         """End what the variants of the last model shared, and what waits for the next."""
@@ -380,10 +374,6 @@ class Runner:
                 worker.close()
             room.close()
 
-    def _build_and_check(self, task, result, finish):
-        self._check_and_time(task, result, build=True)
-        finish(task, result)
-
     def build(self, task, result):
         """Build the variant once, so that what is timed later finds it built. Sets the verdict when that fails."""
         self._progress.started("build", *task.names())
@@ -402,9 +392,10 @@ class Runner:
         self._progress.finished("build", *task.names(), result["verdict"] or "built")
 
     def footprint(self, task, size_up):
-        """Return the Footprint of the task's problem, which the first who needs it asks for."""
-        if task.group not in self._footprints:
-            self._footprints[task.group] = size_up()
+        """Return the Footprint of the task's problem, which the first who needs it asks for; the others wait."""
+        with self._sizing.setdefault(task.group, threading.Lock()):
+            if task.group not in self._footprints:
+                self._footprints[task.group] = size_up()
         return self._footprints[task.group]
 
     def _room_for_call(self, task):
@@ -478,8 +469,9 @@ class Runner:
     def start_ahead(self, task):
         """Have a process wait for a task: until PyTorch is imported there, seconds pass."""
         kind = task.place == "emulator", self.room(task)
-        if kind not in self._ready:
-            self._ready[kind] = WorkerProcess(UNTIMED if kind[0] else None, room=kind[1])
+        with self._taking:
+            if kind not in self._ready:
+                self._ready[kind] = WorkerProcess(UNTIMED if kind[0] else None, room=kind[1])
 
     def _leave(self, task):
         """It has its process, or needs none any more."""

@@ -1,7 +1,6 @@
 """What the variants of one model share: where each is judged, in its processes, and timed beside the same baselines."""
 
 import contextlib
-import contextvars
 import functools
 import hashlib
 import os
@@ -18,7 +17,7 @@ from playground.driver.verdict import give, give_doubt, give_examination, give_f
 from playground.machine import build_locks
 from playground.nvidia.sanitizer import examine, small_case
 from playground.report.figures import TIMED
-from playground.worker import UNTIMED, WorkerFailure, WorkerProcess
+from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, submit
 from playground.worker.referee_client import RefereeClient
 
 # A finding of the emulator's.
@@ -58,6 +57,10 @@ class Session:
             room, share = run.room_for_judgement(task, self._referee.size_up)
             memory.enter_context(room)
             granted()
+            # Until PyTorch is imported there seconds pass: meanwhile the reference is computed.
+            run.start_ahead(task)
+            if options.times(task):
+                self._stopwatch.start_processes()
             progress.started("truth", *task.names("float64"))
             self._description = self._referee.prepare(share)
             self._original["varied"] = self._description["varied"]  # the stopwatch has the same arguments
@@ -223,11 +226,11 @@ class SharedSession:
 
 
 def named_failure(model, failure):
-    """Return why an original does not run, behind the name of its file and the line, where that is known."""
-    line = re.match(rf"{re.escape(str(model.path))}:(\d+): ", failure.details)
-    if re.match(rf"{re.escape(str(model.path))}:\d+: ", str(failure)):
+    """Return why an original does not run, behind the line, where that is known, in its file or in another that it uses."""
+    if re.match(r"/.*?:\d+: ", str(failure)):
         return str(failure)
-    return f"{model.path}:{line[1]}: {failure}" if line else f"{model.path}: {failure}"
+    place = re.match(r"(/.*?:\d+): ", failure.details)
+    return f"{place[1] if place else model.path}: {failure}"
 
 
 def load_candidate(worker, original, task, options, weights):
@@ -253,8 +256,3 @@ def candidate_arguments(original, task, options, weights, room=None):
         "debug": options.debug,
         "builds": builds,
     }
-
-
-def submit(pool, call):
-    """Return a future of a call in one of the pool's threads, whose workers have the same owner as this thread's."""
-    return pool.submit(contextvars.copy_context().run, call)

@@ -9,8 +9,10 @@ import copy
 import functools
 import math
 import os
+import re
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import psutil
@@ -35,7 +37,7 @@ from playground.report.figures import baseline_name
 from playground.stopwatch import floors, statistics
 from playground.stopwatch.baselines import names_for, peers, under
 from playground.stopwatch.workload import GRAPHED, step_of
-from playground.worker import WorkerFailure, WorkerProcess, pause_others
+from playground.worker import WorkerFailure, WorkerProcess, pause_others, submit
 from playground.worker.referee_client import remove
 
 VARIANT, CONTROL = "variant", "control"
@@ -59,6 +61,7 @@ TRY_MS, SHORT_TRY_MS = 100, 5
 PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds
 SHORT_TRIES = 4  # after each of the pauses
 EXPLAINED_BY_HOST_MS = {"cpu": 0.0, "cuda": 1.0}
+OUT_OF_MEMORY = re.compile("OutOfMemoryError|out of memory", re.IGNORECASE)
 OUTER_PAGE = "outer-page"  # the file by which the outer clock's two sides talk
 OFTEN = 0.2  # of the calls: beyond it, work on other streams is told
 LATE_NOTE = "after the current stream was done the device was busy on other streams: all of it is counted"
@@ -93,6 +96,7 @@ class Stopwatch:
         self._room = room
         self._worker = None
         self._control_worker = None
+        self._is_loaded = self._is_control_loaded = False  # whether they have the original
         self._control_fails = None  # why
         self._is_given_up = False
         self._started = {}
@@ -103,14 +107,28 @@ class Stopwatch:
         # Baselines and control have graphs of one mode at a time: a second thread's would end those that are being timed.
         self._in_use = threading.Lock()
 
-    def warm_up(self):
-        """Start what the first timing compares with, which it does otherwise.
+    def start_processes(self):
+        """Start the processes of baselines and control, before there is anything that they could load."""
+        self._worker, self._control_worker = self._new_worker(), WorkerProcess(room=self._room)
 
-        The control comes first: beside a GPU's timings torch.compile goes on for the CPU's baselines, and nothing else does.
+    def warm_up(self):
+        """Start what the first timing compares with, which it does otherwise: the baselines, and beside them the control.
+
+        What finds no memory is tried again then, when fewer processes need some.
         """
-        with self._in_use:
-            self._start_control("forward", ())
+        with self._in_use, ThreadPoolExecutor(1) as beside:
+            control = submit(beside, self._start_control, "forward", ())
             self._start_baselines("forward", ())
+            if not self._is_given_up:
+                self._count_work("forward")
+            control.result()
+            unavailable = self._unavailable["forward"]
+            for name in [name for name, why in unavailable.items() if OUT_OF_MEMORY.search(why)]:
+                del unavailable[name]
+                if name == "floor":
+                    del self._work["forward"]
+            if OUT_OF_MEMORY.search(self._control_fails or ""):
+                self._control_fails = None
 
     def give_up(self):
         """End what `warm_up` has not finished: nobody needs it any more."""
@@ -210,7 +228,10 @@ class Stopwatch:
             try:
                 race = self._race(worker, result, mode, not_graphed, patience)
             except BaselineFailed as failed:  # without it
-                self._note_failure(failed, mode)
+                if failed.side.name == CONTROL:
+                    self._give_up_control(failed.reason)
+                else:
+                    self._unavailable[mode][failed.side.name] = failed.reason
                 continue
             tries -= 1
             disturbance = race.disturbance()
@@ -246,8 +267,11 @@ class Stopwatch:
     def _short_of_memory(self, others):
         """Why PyTorch may be slower than it is, beside a variant's process that stands still; None where nothing says so."""
         eager = next((side for side in others if side.name == "eager"), None)
-        if eager and self._task.place == "cuda":
-            return memory_complaint(self._ask_baselines("free_memory")["mib"], min(ROOM_MIB, eager.peak_mib))
+        if not eager or self._task.place != "cuda":
+            return None
+        free, needed = self._ask_baselines("free_memory")["mib"], min(ROOM_MIB, eager.peak_mib)
+        said = f"only {free:.3g} MiB of GPU memory are free beside it, PyTorch may need {needed:.3g}"
+        return said if free < needed else None
 
     def _pausing(self, worker):
         """What the variant's processes stand still under; those of the project's own files need not."""
@@ -269,19 +293,22 @@ class Stopwatch:
 
     def _conclude(self, worker, result, mode, race, control, disturbance):
         """The timings that follow from a race."""
-        variant, others = race.variant, race.others
+        variant, others, eager = race.variant, race.others, race.reference
         if not control:
             why = self._control_fails or "eager PyTorch, which it is compared with, does not run"
             disturbance = f"there is no control: {why}"
         disturbance = result.get("unvaried") or race.short_of_memory or disturbance
         notes = clocks.notes(*race.clocks)
-        eager = next((side for side in others if side.name == "eager"), None)
         if sum(variant.late) > OFTEN * len(variant.late):
             notes.append(LATE_NOTE)
         load = OtherLoad(worker.pid)
         with self._alone(worker):
             back_to_back, limit = self._own_clock(variant, eager, load, self._pausing(worker))
-        if back_to_back > limit and self._is_shared(race):
+        is_shared = False
+        if back_to_back > limit:  # by whoever works on the GPU while the variant stands still: its own work excuses nothing
+            with self._alone(None):
+                is_shared = race.is_shared()
+        if is_shared:
             disturbance = disturbance or SHARED
         else:
             notes += self._heed_own_clock(variant, back_to_back, limit, load)
@@ -310,12 +337,6 @@ class Stopwatch:
             **floor,
         }
 
-    def _note_failure(self, failed, mode):
-        if failed.side.name == CONTROL:
-            self._give_up_control(failed.reason)
-        else:
-            self._unavailable[mode][failed.side.name] = failed.reason
-
     def _secrets(self, mode):
         """Seeds whose results the referee knows: the same for all variants, each of which meets them at a time of its own.
 
@@ -338,11 +359,6 @@ class Stopwatch:
             if comparison["complaint"]:
                 raise Rejected(f"is right when it is checked and wrong when it is timed: {comparison['complaint']}")
 
-    def _is_shared(self, race):
-        """Whether another process works on the GPU while the variant's stands still: its own work excuses nothing."""
-        with self._alone(None):
-            return race.is_shared()
-
     def _own_clock(self, variant, eager, load, paused):
         """(milliseconds a call back to back, how many there may be by the variant's own times).
 
@@ -363,7 +379,11 @@ class Stopwatch:
         if seen > limit + EXPLAINED_BY_HOST_MS[place]:
             if seen * (1 - taken_by_others(load, place)) > limit + EXPLAINED_BY_HOST_MS[place]:
                 raise Rejected(f"its process reports {claimed:.3g} ms a call, but the driver's clock sees {seen:.3g} ms")
-            notes.append(busy_note(claimed, seen, load))
+            notes.append(
+                f"the machine was busy: other processes used {load.share:.0%} of the cores while the clocks were compared, so "
+                f"the {claimed:.3g} ms a call that its process reports may be true, or not: the driver's clock sees "
+                f"{seen:.3g} ms; run again when it is quiet"
+            )
         if seen > limit and place == "cuda":
             variant.rounds[:] = [[sample + seen - claimed for sample in samples] for samples in variant.rounds]
             notes.append(f"back to back a call takes {seen:.3g} ms, on the device alone {claimed:.3g} ms: the former counts")
@@ -399,15 +419,13 @@ class Stopwatch:
 
     def _is_warm(self, side):
         """Whether its process has run it before, and still can."""
-        started = self._started.get((side.name, side.mode))
-        if started:
+        if started := self._started.get((side.name, side.mode)):
             side.resume(started)
         return bool(started)
 
     def _warm_up(self, side):
-        """A graph is captured each time, since a worker keeps those of one mode only."""
         started = side.start()
-        if not side.mode.startswith(GRAPHED):
+        if not side.mode.startswith(GRAPHED):  # a worker keeps graphs of one mode only: each time one is captured
             self._started[side.name, side.mode] = started
 
     def _start_control(self, mode, not_graphed):
@@ -418,11 +436,12 @@ class Stopwatch:
         if self._control_fails:
             return None
         try:
-            if self._control_worker is None:
-                self._control_worker = WorkerProcess(room=self._room)
+            if not self._is_control_loaded:
+                self._control_worker = self._control_worker or WorkerProcess(room=self._room)
                 self._control_worker.ask("candidate.load", self._options.time_limit, variant=None, **self._original)
                 like_a_variant = {"ran_on": self._task.place, "variant_precision": None}
                 judge(self._control_worker, self._referee, like_a_variant, self._options.time_limit, with_mutants=False)
+                self._is_control_loaded = True
             mode = step_of(mode) if "eager" in not_graphed else mode
             side = Side(CONTROL, mode, SETTLING_CALLS[self._task.place], self._asker(self._control_worker))
             if not self._is_warm(side):
@@ -435,7 +454,7 @@ class Stopwatch:
         """No control any more: where one process could not run the original, the next one will not."""
         self._control_fails = reason
         self._control_worker.close()
-        self._control_worker = None
+        self._control_worker, self._is_control_loaded = None, False
 
     def _asker(self, worker):
         def ask(request, **arguments):
@@ -446,33 +465,48 @@ class Stopwatch:
     def _ask_baselines(self, request, **arguments):
         """Ask the process of the baselines; a new one when the last one died."""
         try:
-            if self._worker is None:
-                self._worker = WorkerProcess(bears_a_gpu=self._task.place == "cpu")
+            if not (self._worker and self._is_loaded):
+                self._worker = self._worker or self._new_worker()
                 self._worker.ask("baselines.load", self._options.time_limit, **self._original)
+                self._is_loaded = True
             return self._worker.ask(f"baselines.{request}", self._options.time_limit, **arguments)
         except WorkerFailure:
             self._worker.close()
-            self._worker = None
-            self._started = {}
+            self._worker, self._is_loaded, self._started = None, False, {}
             raise
+
+    def _new_worker(self):
+        """A process for the baselines. What torch.compile makes there for the CPU goes on beside a GPU's timings."""
+        return WorkerProcess(bears_a_gpu=self._task.place == "cpu")
 
     def _floor(self, result, mode):
         """{"floor_ms", "floor_bound", "work"}; None where it cannot be counted, with the reason in `_unavailable`."""
         place = self._task.place
-        try:
-            if place not in self._measured.ceilings:
-                with self._alone(None):
-                    self._measured.ceilings[place] = self._ask_baselines("ceilings")
-            if mode not in self._work:
-                self._work[mode] = self._ask_baselines("work", name=self._task.model.catalogued_as, counted=mode)
-        except WorkerFailure as failure:
-            self._work[mode] = None  # not tried again: the process of the baselines went with it
-            self._unavailable.setdefault(mode, {})["floor"] = str(failure)
-        work = self._work[mode]
-        if work is None:
+        work = self._count_work(mode)
+        if work and place not in self._measured.ceilings:
+            with self._alone(None):
+                ceilings = self._ask_for_floor(mode, "ceilings")
+            if ceilings:
+                self._measured.ceilings[place] = ceilings
+            else:
+                work = self._work[mode] = None
+        if not work:
             return {"floor_ms": None, "floor_bound": None, "work": None}
         found = floors.floor(floors.Work(**work["least"]), Ceilings(**self._measured.ceilings[place]), result["precision"])
         return {"floor_ms": found.milliseconds, "floor_bound": found.bound, "work": work}
+
+    def _count_work(self, mode):
+        """What `baselines.work` says of a mode; None where it cannot be counted."""
+        if mode not in self._work:
+            self._work[mode] = self._ask_for_floor(mode, "work", name=self._task.model.catalogued_as, counted=mode)
+        return self._work[mode]
+
+    def _ask_for_floor(self, mode, request, **arguments):
+        """A reply of the baselines; None where there is none, with the reason in `_unavailable`: their process went with it."""
+        try:
+            return self._ask_baselines(request, **arguments)
+        except WorkerFailure as failure:
+            self._unavailable.setdefault(mode, {})["floor"] = str(failure)
 
     def _certain(self, work):
         """The arguments of floors.impossible but for the time."""
@@ -514,13 +548,11 @@ def too_slow_to_graph(baselines_ms):
 
 def graph_notes(eager, graphed):
     """Return what to say about a step under a CUDA graph where the baseline that counts without one is missing."""
-    notes = []
-    usual = (eager["outcome"] or {}).get("against")
-    if usual in graphed["baselines_unavailable"]:
-        against = (graphed["outcome"] or {}).get("against")
-        instead = f"the ratio is over {baseline_name(against)}" if against else "there is no ratio"
-        notes.append(f"{baseline_name(usual)}, the fastest without a graph, could not be timed in one: {instead}")
-    return notes
+    usual, against = ((timings["outcome"] or {}).get("against") for timings in (eager, graphed))
+    if usual not in graphed["baselines_unavailable"]:
+        return []
+    instead = f"the ratio is over {baseline_name(against)}" if against else "there is no ratio"
+    return [f"{baseline_name(usual)}, the fastest without a graph, could not be timed in one: {instead}"]
 
 
 def own_clock(side, claimed, limit, load=None):
@@ -555,19 +587,6 @@ def taken_by_others(load, place):
     they may stand still. Those on a GPU are started by one thread, which finds its processor taken as often as any is.
     """
     return min(1.0, load.cores) if place == "cpu" else load.share
-
-
-def memory_complaint(free, needed):
-    """Say that there is less GPU memory free, in MiB, than is needed; None where there is enough."""
-    return None if free >= needed else f"only {free:.3g} MiB of GPU memory are free beside it, PyTorch may need {needed:.3g}"
-
-
-def busy_note(claimed, seen, load):
-    return (
-        f"the machine was busy: other processes used {load.share:.0%} of the cores while the clocks were compared, so the "
-        f"{claimed:.3g} ms a call that its process reports may be true, or not: the driver's clock sees {seen:.3g} ms; "
-        "run again when it is quiet"
-    )
 
 
 def outcome(variant, others, result, control, disturbance=None):
@@ -628,8 +647,8 @@ def _training_modes(result):
     gradients = result["check"]["gradients"]
     if _tags(result) & {"no-gradient", "wrong-gradient", "gradient"} or not gradients or "unsupported" in gradients:
         return []
-    modes = ["weights"] if any(not name.startswith("input") for name in gradients) else []
-    return modes + (["weights_and_input"] if any(name.startswith("input") for name in gradients) else [])
+    of_inputs = [name.startswith("input") for name in gradients]
+    return ["weights"] * (not all(of_inputs)) + ["weights_and_input"] * any(of_inputs)
 
 
 def _probe_name(mode, seed):

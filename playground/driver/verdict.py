@@ -9,7 +9,7 @@ import functools
 from dataclasses import asdict, dataclass, replace
 
 from playground.judge.accuracy import APPROXIMATE, AS_PYTORCH, CLASSES, FLOAT32, WRONG, named, names_one
-from playground.judge.checks import BY_NAME, CAVEATS, DROP_IN, FORWARD, SIDE_EFFECTS, STRESS_TESTS, WATCHED
+from playground.judge.checks import BY_NAME, CAVEATS, DROP_IN, FORWARD, SHOWN, SIDE_EFFECTS, STRESS_TESTS, WATCHED
 from playground.judge.mutations import LOOK_ALIKE
 from playground.judge.probes import AT_OWN_SIZE, EVAL, FORWARD_PROBES, FRESH, OF_PARAMETERS, OF_SEEDS, PROBES, size_of
 from playground.judge.work import Text
@@ -525,10 +525,11 @@ class _Case:
         done = self._ask("try_out", trial=trial, **files)
         if trial == "a CUDA graph" and (done["note"] or "").startswith("raises") and self._renew:
             self.worker = self._renew()  # where a capture failed, torch's generator draws other numbers from a seed
-        complaint = done["complaint"] and f"{trial}: {done['complaint']}"
+        title = SHOWN.get(trial, trial)
+        complaint = done["complaint"] and f"{title}: {done['complaint']}"
         if done["of"] in probes and not complaint:
             compared = self._compare("outputs", probes[done["of"]])
-            complaint = compared["complaint"] and f"{trial}: {compared['complaint']}"
+            complaint = compared["complaint"] and f"{title}: {compared['complaint']}"
             if compared["unjudged"]:
                 self.complain("not-judged", complaint, None)
                 return self._behaved(trial, None, compared["complaint"])

@@ -3,7 +3,6 @@
 python -m playground.emulator.counting --model NAME_OR_PATH --variant NAME_OR_PATH
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import torch
 
 import cuda_emulator as emulator
 from playground import catalog, tensors
+from playground.emulator.step import parse
 
 SEED = 0
 
@@ -46,11 +46,6 @@ def counted(function):
     return result, figures()
 
 
-def compiler_name():
-    """Return the compiler that decides which loads of the text remain: its first line without the distribution's remarks."""
-    return emulator.compiler_name()
-
-
 def measure(model, variant, settings):
     """Return {"settings", "compiler", "source_sha256", "forward", "training forward", "backward"}.
 
@@ -74,7 +69,7 @@ def measure(model, variant, settings):
             training, backward = None, None
     return {
         "settings": {name: repr(value) for name, value in settings.items()},
-        "compiler": compiler_name(),
+        "compiler": emulator.compiler_name(),  # which decides what loads of the text remain
         "source_sha256": catalog.sha256(variant.path),
         "forward": forward,
         "training forward": "as forward" if training == forward else training,
@@ -95,15 +90,7 @@ def measure_apart(model, variant):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="python -m playground.emulator.counting", description=__doc__.splitlines()[0])
-    parser.add_argument("--model", metavar="NAME_OR_PATH", required=True)
-    parser.add_argument("--variant", metavar="NAME_OR_PATH", required=True)
-    given = parser.parse_args(arguments)
-    try:
-        model = catalog.find_model(given.model)
-        variant = catalog.find_variant(model, given.variant)
-    except catalog.CatalogError as complaint:
-        sys.exit(str(complaint))
+    model, variant, *_ = parse("counting", __doc__.splitlines()[0], arguments, sets=False)
     json.dump(measure(model, variant, model.settings("counted")), sys.stdout, indent=1)
     print()
 

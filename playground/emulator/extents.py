@@ -6,13 +6,13 @@ out of bounds. Not known stays an index that wraps and lands within a tensor. No
 that did not run. Exit status 1: a finding; 2: bad arguments.
 """
 
-import argparse
 import sys
 
 import torch
 
 import cuda_emulator as emulator
 from playground import catalog, tensors
+from playground.emulator.step import parse
 
 
 def run(model, variant, settings, training=False, seconds=5.0):
@@ -33,18 +33,8 @@ def run(model, variant, settings, training=False, seconds=5.0):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="python -m playground.emulator.extents", description=__doc__.split("\n\n")[1])
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--variant", required=True, help="a variant's name, or a file")
-    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="constants of the model's file")
-    parser.add_argument("--training", action="store_true", help="run a backward pass, too")
-    given = parser.parse_args(arguments)
-    try:
-        model = catalog.find_model(given.model)
-        variant = catalog.find_variant(model, given.variant)
-        settings = catalog.parse_settings(given.set)
-    except catalog.CatalogError as error:
-        parser.error(str(error))
+    flag = "--training", "run a backward pass, too"
+    model, variant, settings, given = parse("extents", __doc__.split("\n\n")[1], arguments, flag)
     try:
         launches = run(model, variant, settings, given.training)
     except emulator.Finding as finding:

@@ -4,12 +4,34 @@ python -m playground.emulator.step --model NAME_OR_PATH --variant NAME_OR_PATH [
 """
 
 import argparse
-import sys
 
 import torch
 
 import cuda_emulator as emulator
 from playground import catalog, tensors
+
+
+def parse(module, about, arguments, *more, sets=True):
+    """Return (model, variant, settings of --set, all arguments) of a command; `more` are flags, as (name, help).
+
+    Exits with status 2 where the arguments stand for nothing.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m playground.emulator.{module}", description=about)
+    parser.add_argument("--model", metavar="NAME_OR_PATH", required=True)
+    parser.add_argument("--variant", metavar="NAME_OR_PATH", required=True)
+    if sets:
+        about = "constants of the model's file"
+        parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help=about)
+    for name, help_ in more:
+        parser.add_argument(name, action="store_true", help=help_)
+    given = parser.parse_args(arguments)
+    try:
+        model = catalog.find_model(given.model)
+        settings = catalog.parse_settings(given.set) if sets else {}
+        catalog.require_constants(model.path, f"--set: {model.name}", settings)
+        return model, catalog.find_variant(model, given.variant), settings, given
+    except catalog.CatalogError as complaint:
+        parser.error(str(complaint))
 
 
 def arguments_for(model, variant, settings):
@@ -30,18 +52,8 @@ def recipe(model, variant, settings):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="python -m playground.emulator.step", description=__doc__.splitlines()[0])
-    parser.add_argument("--model", required=True, metavar="NAME_OR_PATH")
-    parser.add_argument("--variant", required=True, metavar="NAME_OR_PATH")
-    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE")
-    given = parser.parse_args(arguments)
-    try:
-        model = catalog.find_model(given.model)
-        variant = catalog.find_variant(model, given.variant)
-        settings = model.settings("emulator") | catalog.parse_settings(given.set)
-        problem = catalog.load_problem(model.path, settings)
-    except catalog.CatalogError as complaint:
-        sys.exit(str(complaint))
+    model, variant, settings, _ = parse("step", __doc__.splitlines()[0], arguments)
+    problem = catalog.load_problem(model.path, model.settings("emulator") | settings)
     with emulator.install(mode="fast", debug=True, source_file=str(variant.path)), torch.no_grad():
         module = catalog.load_variant(variant.path)
         tensors.make_model(problem, module.ModelNew, 0)(*tensors.make_inputs(problem, 0))

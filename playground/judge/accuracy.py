@@ -26,18 +26,20 @@ def grade(references, outputs, permitted, skipped=()):
     `permitted(name)` gives Outcomes of "float32" in other orders of adding, or of a lower precision. Classes in `skipped` are
     those that the original has itself.
     """
-    if len(outputs) != len(references) or any(_is_of_another_form(*pair) for pair in zip(references, outputs, strict=True)):
+    if [tensors.as_real(value).shape for value in outputs] != [reference.float64.shape for reference in references]:
         return WRONG
+
+    def is_right(wider):
+        return not any(each.compare("", value).complaint for each, value in zip(wider, outputs, strict=True))
+
     for name in (FLOAT32, *LOWER):
         if name in skipped:
             continue
         outcomes = permitted(name)
-        wider = [each.permitting(*(outcome.outputs[i] for outcome in outcomes)) for i, each in enumerate(references)]
-        if not any(each.compare("", value).complaint for each, value in zip(wider, outputs, strict=True)):
+        if is_right(each.permitting(*(outcome.outputs[i] for outcome in outcomes)) for i, each in enumerate(references)):
             return name
     for limit in APPROXIMATE:
-        wider = [each.accepting(limit) for each in references]
-        if not any(each.compare("", value).complaint for each, value in zip(wider, outputs, strict=True)):
+        if is_right(each.accepting(limit) for each in references):
             return f"approximate to {limit:g}"
     return WRONG
 
@@ -47,32 +49,28 @@ def named(found):
     return HALF if found in ("fp16", "bf16") else found
 
 
-def _is_of_another_form(reference, value):
-    return tensors.as_real(value).shape != reference.truth.shape
-
-
-def likely_precision(truth, actual, lowered):
+def likely_precision(reference, actual, lowered):
     """Return a remark on an error, such as "its error is that of operands in bf16"; None where it resembles nothing.
 
     `lowered` is {precision: [results in float64 with operands, or everything, rounded to it]}. A result that is nearer to one
     of them than to float64 was computed in that precision; otherwise the sizes of the errors are compared, where they lie on
     all elements as those of rounding do.
     """
-    finite = torch.isfinite(truth) & torch.isfinite(actual)
-    if not truth.is_floating_point() or not finite.any():
+    finite = torch.isfinite(reference) & torch.isfinite(actual)
+    if not reference.is_floating_point() or not finite.any():
         return None
 
     def rms(difference):
         return torch.where(finite, difference, 0.0).square().mean().sqrt().item()
 
-    error = rms(actual.double() - truth)
+    error = rms(actual.double() - reference)
     distance, ratio = {}, {}
     for name, result in ((name, each.double()) for name, results in lowered.items() for each in results):
-        own = rms(result - truth)
+        own = rms(result - reference)
         if 0 < own < math.inf and error > 0:
             nearness, factor = rms(actual.double() - result) / error, max(error / own, own / error)
             distance[name] = min(nearness, distance.get(name, nearness))
-            if factor < SIZE and _is_alike((actual.double() - truth)[finite], (result - truth)[finite]):
+            if factor < SIZE and _is_alike((actual.double() - reference)[finite], (result - reference)[finite]):
                 ratio[name] = min(factor, ratio.get(name, factor))
     if distance and min(distance.values()) < 0.5:
         return f"{OPERANDS} {_names(distance)} give"

@@ -29,21 +29,13 @@ SECONDS_IN_A_RING, BYTES_IN_A_RING = 5.0, 1 << 30
 TURNS = 3  # of each of two instances
 FEW = 1 << 22  # elements, whose places in memory are worth counting
 DELAY_CYCLES = 100_000_000  # about 50 ms on a GPU: much longer than a launch takes
-CLOCKS = ("perf_counter", "perf_counter_ns", "time", "time_ns", "monotonic", "monotonic_ns", "process_time", "process_time_ns")
-TIMERS_AND_CHECKS = {
-    **{f"time.{name}": lambda name=name: getattr(time, name) for name in CLOCKS},
-    "torch.allclose": lambda: torch.allclose,
-    "torch.isclose": lambda: torch.isclose,
-    "torch.testing.assert_close": lambda: torch.testing.assert_close,
-    "torch.equal": lambda: torch.equal,
-    "torch.cuda.Event": lambda: torch.cuda.Event,
-    **{
-        f"torch.cuda.Event.{name}": lambda name=name: inspect.getattr_static(torch.cuda.Event, name, None)
-        for name in ("record", "elapsed_time", "synchronize")
-    },
-    "torch.cuda.synchronize": lambda: torch.cuda.synchronize,
-    "torch.Tensor.copy_": lambda: inspect.getattr_static(torch.Tensor, "copy_"),
-}
+_NAMES = """
+    time.perf_counter time.perf_counter_ns time.time time.time_ns time.monotonic time.monotonic_ns time.process_time
+    time.process_time_ns torch.allclose torch.isclose torch.testing.assert_close torch.equal torch.cuda.Event
+    torch.cuda.Event.record torch.cuda.Event.elapsed_time torch.cuda.Event.synchronize torch.cuda.synchronize
+    torch.Tensor.copy_
+"""
+TIMERS_AND_CHECKS = _NAMES.split()
 BACKENDS = """
     cudnn.enabled cudnn.benchmark cudnn.deterministic mkldnn.enabled fp32_precision cuda.matmul.fp32_precision
     cudnn.fp32_precision cudnn.conv.fp32_precision cudnn.rnn.fp32_precision mkldnn.matmul.fp32_precision
@@ -79,7 +71,11 @@ FAVOURING = {
 
 def flags():
     """Return {what: value} of everything global in torch that a variant could leave changed, timers and checks included."""
-    state = {name: read() for name, read in (FLAGS | TIMERS_AND_CHECKS).items()}
+    state = {name: read() for name, read in FLAGS.items()}
+    for name in TIMERS_AND_CHECKS:
+        first, *path, last = name.split(".")
+        owner = operator.attrgetter(".".join(path))(globals()[first]) if path else globals()[first]
+        state[name] = inspect.getattr_static(owner, last, None)
     if torch.cuda.is_initialized():
         state["the current device"] = torch.cuda.current_device()
         state["the current stream"] = torch.cuda.current_stream()
@@ -294,9 +290,9 @@ class StressTests:
         return Trial(self._call(copies(self._first)))
 
     def _counted(self, inputs):
-        with _Counter() as counter:
+        with _Operators() as operators, _Functions() as functions:
             outputs = self._call(inputs)
-        return counter.calls, outputs
+        return operators.calls + functions.calls, outputs
 
     def _earlier_output(self):
         """An output that the caller still holds must not change when the model is called again, and again.
@@ -475,35 +471,22 @@ def _forget_inference(model):
                     setattr(module, name, value.clone())
 
 
-class _Counter(TorchFunctionMode):
-    """Counts every operator that is dispatched, and every call of a function of torch."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = 0
-        self._below = _Dispatched(self)
+class _Counting:
+    calls = 0
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         self.calls += 1
         return function(*args, **(kwargs or {}))
 
-    def __enter__(self):
-        self._below.__enter__()
-        return super().__enter__()
-
-    def __exit__(self, *exception):
-        super().__exit__(*exception)
-        return self._below.__exit__(*exception)
+    __torch_dispatch__ = __torch_function__
 
 
-class _Dispatched(TorchDispatchMode):
-    def __init__(self, counter):
-        super().__init__()
-        self._counter = counter
+class _Functions(_Counting, TorchFunctionMode):
+    """Counts every call of a function of torch."""
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self._counter.calls += 1
-        return function(*args, **(kwargs or {}))
+
+class _Operators(_Counting, TorchDispatchMode):
+    """Counts every operator that is dispatched."""
 
 
 def copies(inputs):

@@ -13,7 +13,7 @@ from playground.judge.sample import LEAST, MOST
 
 GIB = 1 << 30
 OWN_PROBES, REPEATED = 6, 8  # of the problem's own size; those that are repeated there for a variant that takes no other
-TIMED = 3  # further truths of that size, for timed calls
+TIMED = 3  # further references of that size, for timed calls
 PROCESSES = 4  # referee, candidate, baselines, control
 HOST_BYTES = {"cuda": 3 * GIB // 2, "cpu": GIB // 2, "emulator": GIB // 2}  # of a process that has loaded torch
 DEVICE_BYTES = {"cuda": 5 * GIB // 8, "cpu": 0, "emulator": 0}  # of a CUDA context

@@ -205,10 +205,8 @@ def tensors_at(args):
     What an address points to is looked for among live tensors, NumPy's arrays and other buffers, what malloc or CUDA has handed
     out, and, in a small buffer, at what it points to. Where the arguments name no memory, it is all live tensors.
     """
-    memory, found = _Memory(), {}
-    for address in _addresses(args):
-        memory.gather(address, found)
-    return list(found.values()) or memory.all_tensors()
+    memory = _Memory()
+    return memory.pointed_to(args) or list(memory.tensors.values())
 
 
 def gives_memory(args):
@@ -220,10 +218,7 @@ def tensors_of_result(result):
     """Return tensors_at the pointer that a function gave; nothing for what is no pointer, or points to unknown memory."""
     if not isinstance(result, ctypes._Pointer | ctypes.c_void_p) and _of_cffi(result) is None:
         return []
-    memory, found = _Memory(), {}
-    for address in _addresses([result]):
-        memory.gather(address, found)
-    return list(found.values())
+    return _Memory().pointed_to([result])
 
 
 def _addresses(values):
@@ -287,16 +282,20 @@ class _Memory:
     def __init__(self):
         objects = gc.get_objects()
         live = (value for value in _of_kinds(objects, (torch.Tensor,)) if not hasattr(value, "is_a_view_of_memory"))
-        self._tensors = _spans(map(_flat, live))
+        self.tensors = _spans(map(_flat, live))
 
-    def all_tensors(self):
-        return list(self._tensors.values())
+    def pointed_to(self, values):
+        """Return flat tensors of what the addresses among the values of a call point to."""
+        found = {}
+        for address in _addresses(values):
+            self._gather(address, found)
+        return list(found.values())
 
-    def gather(self, address, found, depth=0):
+    def _gather(self, address, found, depth=0):
         """Add {start: flat tensor} of what holds the address, and of what that points to where it is small."""
         if address < LEAST or address >= 1 << 63:
             return
-        span = _holding(address, self._tensors)
+        span = _holding(address, self.tensors)
         if span is None and (page := _page_of(address)):
             span = _holding(address, self._buffers)
             if span is None and depth == 0 and (chunk := _allocated(address, page[1])):
@@ -304,13 +303,13 @@ class _Memory:
                 span = chunk
         if span is None and depth == 0 and (chunk := _on_a_gpu(address)) is not None:
             span = address, address + chunk.numel()
-            self._tensors[span] = chunk
+            self.tensors[span] = chunk
         if span is None or span[0] in found:
             return
-        flat = found[span[0]] = self._tensors[span] if span in self._tensors else self._buffers[span]
+        flat = found[span[0]] = self.tensors[span] if span in self.tensors else self._buffers[span]
         if flat.device.type == "cpu" and depth < DEPTH:
             for word in _words(span[0], span[1] - span[0]):
-                self.gather(word, found, depth + 1)
+                self._gather(word, found, depth + 1)
 
     @functools.cached_property
     def _buffers(self):

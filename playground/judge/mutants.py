@@ -270,7 +270,7 @@ def fresh(problem, oracle, seed, differentiable, domain=probes.NO_DOMAIN):
     first, *others = [probe for probe in (varied, wide) if _is_finite(oracle, probe) is not None] or [probes.own(problem, seed)]
     if differentiable:
         first = probes.with_upstream(first, oracle.whole(first).outputs, seed)
-    return [(probe, oracle.truth(probe)) for probe in (first, *others)]
+    return [(probe, oracle.reference(probe)) for probe in (first, *others)]
 
 
 def _is_finite(oracle, probe):
@@ -324,26 +324,26 @@ def _is_rejected(mutant, exams):
     for exam in exams:
         forward = dataclasses.replace(exam.draw(), upstream=None, wanted_inputs=())
         outputs = exam.oracle.mutated(mutate, forward).outputs
-        _require_form([as_real(output) for output in outputs], [reference.truth for reference in exam.outputs])
+        _require_form([as_real(output) for output in outputs], [reference.float64 for reference in exam.outputs])
         if any(reference.compare("", value).complaint for reference, value in zip(exam.outputs, outputs, strict=True)):
             return True
     for exam in exams:
         if exam.gradients:
             found = exam.oracle.mutated(mutate, exam.draw()).gradients
             for name, reference in exam.gradients.items():
-                if reference.compare("", _or_zeros(found[name], reference.truth.to(reference.dtype))).complaint:
+                if reference.compare("", _or_zeros(found[name], reference.float64.to(reference.dtype))).complaint:
                     return True
     return False
 
 
 def _differs(mutant, oracle, fresh):
     mutate = _mutating(mutant)
-    for probe, truth in fresh:
+    for probe, reference in fresh:
         outcome = oracle.mutated_in_float64(mutate, probe)
-        _require_form(outcome.outputs, truth.outputs)
-        outputs, true_outputs = ([as_real(output) for output in each.outputs] for each in (outcome, truth))
-        gradients = {name: true for name, true in truth.gradients.items() if true is not None}
-        if _any_visible(outputs, true_outputs) or _any_visible(
+        _require_form(outcome.outputs, reference.outputs)
+        outputs, expected = ([as_real(output) for output in each.outputs] for each in (outcome, reference))
+        gradients = {name: true for name, true in reference.gradients.items() if true is not None}
+        if _any_visible(outputs, expected) or _any_visible(
             [_or_zeros(outcome.gradients[name], true) for name, true in gradients.items()], list(gradients.values())
         ):
             return True

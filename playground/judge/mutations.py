@@ -5,6 +5,7 @@ not suit the call's sizes. None of them leaves a parameter unused (it is multipl
 """
 
 import math
+import re
 
 import torch
 import torch.nn.functional as F
@@ -79,6 +80,7 @@ class Call:
         self.name = getattr(function, "__name__", "") or ""
         in_place = self.name.endswith("_") and not self.name.endswith("__")
         self.label = self.name.removesuffix("_") if in_place else self.name.strip("_")
+        self.is_neutral = self.name in _NEUTRAL
         self.kind = KINDS.get(self.name.removesuffix("_") if in_place else self.name, "other")
         self._function = function
         self._in_place = in_place or self.name.startswith("__i")
@@ -86,10 +88,6 @@ class Call:
         self._kwargs = dict(kwargs or {})
         self._positions = _OPERATORS[self.kind][1].split()
         self._operand = "input" if "input" in self._positions else self._positions[0]
-
-    @property
-    def is_neutral(self):
-        return self.name in _NEUTRAL
 
     def get(self, name, default=None):
         """Return the argument of that name."""
@@ -304,11 +302,6 @@ def _window_smaller(call):
     return _cropped(call.again(kernel_size=smaller, stride=stride), call.again().shape)
 
 
-def _other_global_pooling(call):
-    other = call.name.replace("avg", "max") if "avg" in call.name else call.name.replace("max", "avg")
-    return getattr(F, other)(call.input, call.get("output_size"))
-
-
 # Reductions and normalisation
 
 
@@ -419,20 +412,8 @@ def _target(call):
     return _tensor(call.get("target"))
 
 
-def _has_labels(call):
-    return not _target(call).is_floating_point() and call.input.dim() > 1
-
-
 def _has_values(call):
     return _target(call).is_floating_point()
-
-
-def _takes_either(call):
-    return _has_values(call) and _target(call).shape == call.input.shape
-
-
-def _has_samples(call):
-    return call.input.shape[0] == _target(call).shape[0] > 1
 
 
 def _params(change):
@@ -521,7 +502,9 @@ MUTATIONS = {
         "stride smaller by one": _STRIDE_SMALLER,
     },
     "global pooling": {
-        "maximum and average exchanged": _other_global_pooling,
+        "maximum and average exchanged": lambda call: getattr(
+            F, re.sub("avg|max", lambda kind: {"avg": "max", "max": "avg"}[kind[0]], call.name)
+        )(call.input, call.get("output_size")),
         "sum for average": _if(
             lambda call: "avg" in call.name, lambda call: call.again() * (call.input.numel() / call.again().numel())
         ),
@@ -600,10 +583,19 @@ MUTATIONS = {
     },
     "loss": {
         "mean for sum over the samples": _samples_changed(-1),
-        "last sample left out": _if(_has_samples, lambda call: call.again(input=call.input[:-1], target=_target(call)[:-1])),
-        "target off by one": _if(_has_labels, lambda call: call.again(target=(_target(call) + 1) % call.input.shape[1])),
+        "last sample left out": _if(
+            lambda call: call.input.shape[0] == _target(call).shape[0] > 1,
+            lambda call: call.again(input=call.input[:-1], target=_target(call)[:-1]),
+        ),
+        "target off by one": _if(
+            lambda call: not _has_values(call) and call.input.dim() > 1,
+            lambda call: call.again(target=(_target(call) + 1) % call.input.shape[1]),
+        ),
         "sum for mean over the samples": _samples_changed(1),
-        "operands swapped": _if(_takes_either, lambda call: call.again(input=_target(call), target=call.input)),
+        "operands swapped": _if(
+            lambda call: _has_values(call) and _target(call).shape == call.input.shape,
+            lambda call: call.again(input=_target(call), target=call.input),
+        ),
         "target doubled": _if(_has_values, lambda call: call.again(target=2 * _target(call))),
     },
     "recurrence": {

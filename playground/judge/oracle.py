@@ -69,16 +69,14 @@ class Oracle:
 
     def whole(self, probe):
         """Return what `eager` does, all of it; a large result stays on the device where there is room."""
+        oracle = Oracle(self._model, self._device, stays_on_device=self._sample.is_part)
         try:
-            return self._whole(probe, stays_on_device=self._sample.is_part)
+            outcome = oracle.eager(probe)
         except torch.OutOfMemoryError:
             if not self._sample.is_part:
                 raise
-            return self._whole(probe, stays_on_device=False)
-
-    def _whole(self, probe, stays_on_device):
-        oracle = Oracle(self._model, self._device, stays_on_device=stays_on_device)
-        outcome = oracle.eager(probe)
+            oracle._stays_on_device = False
+            outcome = oracle.eager(probe)
         self._draws |= oracle._draws
         return outcome
 
@@ -91,7 +89,7 @@ class Oracle:
         gradients = {name: None if value is None else kept(value) for name, value in outcome.gradients.items()}
         return replace(outcome, outputs=[kept(output) for output in outcome.outputs], gradients=gradients)
 
-    def truth(self, probe):
+    def reference(self, probe):
         """Return the Results in float64, the reference."""
         return self._in_float64(probe, contextlib.nullcontext())
 
@@ -108,7 +106,8 @@ class Oracle:
         results, latest = [first], time.monotonic() + SECONDS
         while len(results) < ROUNDINGS and (len(results) < LEAST_ROUNDINGS or time.monotonic() < latest):
             with without_tf32(self._device):
-                results.append(self._perturbed(probe, RoundedOperands(families, to, len(results)), _few))
+                mode = RoundedOperands(families, to, len(results))
+                results.append(self._perturbed(probe, mode, lambda value: value if value.numel() < OF_FEWER else None))
         return results
 
     def lowered(self, probe, precision):
@@ -141,29 +140,29 @@ class Oracle:
         more = range(SHUFFLES if is_few(found[0].outputs) else 0)
         return found + [self._perturbed(probe, Reordered(ORDERS[0], seed)) for seed in more]
 
-    def perturbed(self, probe, count):
-        """Return `count` results of the float32 model with everything off by a few units in the last place."""
-        return [self._perturbed(probe, Perturbed(seed)) for seed in range(count)]
+    def perturbed(self, probe, count, **how):
+        """Return `count` results of the float32 model with everything off by a few units in the last place; see Perturbed."""
+        return [self._perturbed(probe, Perturbed(seed, **how)) for seed in range(count)]
 
-    def decisions(self, probe, truth):
+    def decisions(self, probe, reference):
         """Return {gradient: how far each of its elements goes elsewhere where values nearly as near as rounding change places}.
 
         Which element of a window is the largest, or on which side of zero a value is, decides where a gradient goes. In
         float64, everything is off by up to NEARNESS units in float32's last place in one run, and by the opposite in a second.
         What follows smoothly is then opposite, too, and cancels in their sum; a decision near enough to change does so in one
-        of the two, and what it moves remains. `truth` is the probe's Results. No gradient that is not finite goes anywhere.
+        of the two, and what it moves remains. `reference` is the probe's Results. No gradient that is not finite goes anywhere.
         """
-        moved = {name: torch.zeros_like(gradient) for name, gradient in truth.gradients.items() if gradient is not None}
+        moved = {name: torch.zeros_like(gradient) for name, gradient in reference.gradients.items() if gradient is not None}
         for seed in range(DECISIONS):
             runs = [self._in_float64(probe, Nudged(seed, units)).gradients for units in (NEARNESS, -NEARNESS)]
             for name, largest in moved.items():
-                jump = (runs[0][name] + runs[1][name] - 2 * truth.gradients[name]).abs()
+                jump = (runs[0][name] + runs[1][name] - 2 * reference.gradients[name]).abs()
                 torch.maximum(largest, torch.nan_to_num(jump, nan=0.0, posinf=0.0), out=largest)
         return moved
 
     def rounded_at_each_step(self, probe, count, dtype):
         """Return `count` results of the float32 model in which each step is off by all that rounding to `dtype` can do."""
-        return [self._perturbed(probe, Perturbed(seed, dtype, units=0.5)) for seed in range(count)]
+        return self.perturbed(probe, count, dtype=dtype, units=0.5)
 
     def _perturbed(self, probe, mode, kept=None):
         inputs = self._given(probe)  # before the mode, which would perturb the copies
@@ -254,7 +253,8 @@ class Oracle:
         """
         on_gpu = self._device.type == "cuda"
         inputs = [v.to(self._device, copy=on_gpu) if isinstance(v, torch.Tensor) else v for v in inputs]  # it may change them
-        inputs = _in_double(inputs) if in_double else inputs  # on the device: of some problems they are gigabytes
+        if in_double:  # on the device: of some problems they are gigabytes
+            inputs = [value.double() if tensors.differentiable(value) else value for value in inputs]
         tensors.seed_draws()
         seeded, form = random_state(), None
         if upstream is None:
@@ -326,10 +326,6 @@ def _raising_alike():
         raise
 
 
-def _few(value):
-    return value if value.numel() < OF_FEWER else None
-
-
 def gradients_of(outcomes, name):
     """Return the gradients of that name that the outcomes have."""
     return [outcome.gradients[name] for outcome in outcomes if outcome.gradients[name] is not None]
@@ -346,10 +342,6 @@ def _doubled(model):
             if tensors.differentiable(value):
                 setattr(module, name, value.double())
     return model
-
-
-def _in_double(inputs):
-    return [value.double() if tensors.differentiable(value) else value for value in inputs]
 
 
 def _rows(inputs, batch, part):

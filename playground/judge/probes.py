@@ -47,152 +47,94 @@ def reseeded(problem, seed):
     return replace(own(problem, seed), model_seed=seed)
 
 
-def within(problem, seed):
-    """Return the problem's own inputs, each sample within another part, an eighth or more, of the range of all of them.
+def _each(change):
+    """Return the function of a problem and a seed whose probe has each float input of the problem's own changed."""
+
+    def make(problem, seed):
+        inputs = tensors.make_inputs(problem, seed)
+        return Probe("", [change(value) if tensors.differentiable(value) else value for value in inputs])
+
+    return make
+
+
+def _first(change):
+    """As _each, for normal values, the first of them changed."""
+
+    def make(problem, seed):
+        made = normal(problem, seed)
+        first = next((i for i, value in enumerate(made.inputs) if tensors.differentiable(value)), None)
+        if first is not None:
+            made.inputs[first] = change(made.inputs[first])
+        return made
+
+    return make
+
+
+def _special(put, clean=torch.clone):
+    """As _first, with `put`; without its special values the first input is changed by `clean`."""
+    return lambda problem, seed: replace(_first(put)(problem, seed), clean=_first(clean)(problem, seed).inputs)
+
+
+def _within(value):
+    """The problem's own inputs, of which each sample covers another part, an eighth or more, of the range of all of them.
 
     A sum over many sigmoids of a uniform input hardly varies, so that even a constant passes; under these inputs, which no
     right kernel may refuse, the samples' outputs differ by much more than a kernel's error.
     """
-    return _each_float("within", problem, seed, _within)
+    if value.dim() == 0 or value.numel() == 0 or not torch.isfinite(value).all():
+        return value
+    low, high = value.min(), value.max()
+    part = 0.125 + 0.875 * _one_a_sample(torch.rand, value)
+    start = low + (1 - part) * (high - low) * _one_a_sample(torch.rand, value)
+    return (start + part * (value - low)).clamp(low, high)
 
 
-def scaled(problem, seed):
-    """Return normal values, with a scale (1/4 to 4) and an offset (-1 to 1) of its own for each sample.
-
-    Inputs that are not of a floating-point type stay the problem's own.
-    """
-    return _each_float("scaled", problem, seed, _scaled)
-
-
-def normal(problem, seed):
-    """Return normal values."""
-    return _each_float("normal", problem, seed, torch.randn_like)
+def _scaled(value):
+    """Normal values, with a scale (1/4 to 4) and an offset (-1 to 1) of its own for each sample."""
+    if value.dim() == 0:
+        return torch.randn_like(value)
+    scale = 4.0 ** (2 * _one_a_sample(torch.rand, value) - 1)
+    offset = 2 * _one_a_sample(torch.rand, value) - 1
+    return torch.randn_like(value) * scale + offset
 
 
-def large(problem, seed):
-    """Return normal values times 100 000: float16 ends at 65504, and what saturates does. The last sample's are negative.
+def _one_a_sample(draw, value):
+    return draw((value.shape[0],) + (1,) * (value.dim() - 1), dtype=value.dtype)
+
+
+def _large(value):
+    """Normal values times 100 000: float16 ends at 65504, and what saturates does. The last sample's are negative.
 
     In that one a maximum that starts from zero shows, and a softmax from which it is subtracted.
     """
-
-    def values(like):
-        value = 1e5 * torch.randn_like(like)
-        if value.dim() and len(value):
-            value[-1] = -value[-1].abs()
-        return value
-
-    return _each_float("large", problem, seed, values)
+    value = 1e5 * torch.randn_like(value)
+    if value.dim() and len(value):
+        value[-1] = -value[-1].abs()
+    return value
 
 
-def small(problem, seed):
-    """Return the scaled values over 1000: what is added to keep a division finite shows."""
-    return _each_float("small", problem, seed, lambda value: 1e-3 * _scaled(value))
+def _small(value):
+    """The scaled values over 1000: what is added to keep a division finite shows."""
+    return 1e-3 * _scaled(value)
 
 
-def ramp(problem, seed):
-    """Return values that rise along each sample, from an offset of its own: shows shifts by any distance."""
-    return _each_float("ramp", problem, seed, _ramp)
+def _ramp(value):
+    """Values that rise along each sample, from an offset of its own: shows shifts by any distance."""
+    if value.dim() == 0 or value.numel() == 0:
+        return torch.randn_like(value)
+    along = torch.linspace(-1, 1, value[0].numel()).view(value.shape[1:])
+    offset = torch.randn((value.shape[0],) + (1,) * (value.dim() - 1))
+    return (along + offset).to(value.dtype)
 
 
-def impulse(problem, seed):
-    """Return a first float input of zeros but for one element a sample: shows flipped, shifted and transposed weights."""
-    return _first_float("impulse", problem, seed, _impulse)
-
-
-def nan(problem, seed):
-    """Return a NaN in the last sample of the first float input; of three samples or more, half of the first is minus infinity.
-
-    A row that begins with it, as under a mask, spoils a softmax whose first maximum is minus infinity.
-    """
-
-    def put(value):
-        value = _with_one(value, math.nan)
-        if _has_three_samples(value):
-            first = value[0].view(-1)
-            first[: (len(first) + 1) // 2] = -math.inf
-        return value
-
-    return _special("nan", problem, seed, put)
-
-
-def infinity(problem, seed):
-    """Return an infinity in the last sample of the first float input; of three samples or more, the first is minus infinity.
-
-    The second is zeros, with and without the infinities. Such a sample shows from which number a maximum starts, and what is
-    added to keep a division finite, or is not.
-    """
-
-    def zeros(value):
-        value = value.clone()
-        if _has_three_samples(value):
-            value[1] = 0
-        return value
-
-    def put(value):
-        value = _with_one(zeros(value), math.inf)
-        if _has_three_samples(value):
-            value[0] = -math.inf
-        return value
-
-    return _special("infinity", problem, seed, put, zeros)
-
-
-def weights(problem, seed, parameters):
-    """Return normal values, and weights that are 8 times as large: non-linear functions leave their linear zone."""
-    step = {name: -7 * value.detach().cpu() for name, value in parameters.items() if tensors.differentiable(value)}
-    return replace(normal(problem, seed), name="weights", step=step)
-
-
-def step(problem, seed, parameters):
-    """Return normal values, and an optimiser's step that changes every weight by about its own size, in place."""
-    made = replace(normal(problem, seed), name="step")
-    for name, value in parameters.items():
-        if tensors.differentiable(value):
-            spread = value.detach().float().square().mean().sqrt().item() if value.numel() else 0.0
-            made.step[name] = (torch.randn(value.shape) * (spread or 1.0)).to(value.dtype)
-    return made
-
-
-def autocast(problem, seed):
-    """Return the scaled values, and the call under torch.autocast."""
-    return replace(scaled(problem, seed), name="autocast", autocast=True)
-
-
-def evaluated(problem, seed):
-    """Return normal values for eval mode, after a call in the model's own, of which a batch norm keeps running statistics."""
-    return replace(normal(problem, seed), name=EVAL, evaluates=True)
-
-
-def in_eval(model, *inputs):
-    """Return the model's result in eval mode, after a call in its own."""
-    model(*inputs)
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        return model(*inputs)
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
-def _each_float(name, problem, seed, change):
-    inputs = tensors.make_inputs(problem, seed)
-    return Probe(name, [change(value) if tensors.differentiable(value) else value for value in inputs])
-
-
-def _first_float(name, problem, seed, change):
-    """Normal values, the first of them changed."""
-    made = replace(normal(problem, seed), name=name)
-    first = next((i for i, value in enumerate(made.inputs) if tensors.differentiable(value)), None)
-    if first is not None:
-        made.inputs[first] = change(made.inputs[first])
-    return made
-
-
-def _special(name, problem, seed, put, clean=torch.clone):
-    """Normal values, the first of them changed by `put`; without its special values by `clean`."""
-    without = _first_float(name, problem, seed, clean)
-    return replace(_first_float(name, problem, seed, put), clean=without.inputs)
+def _impulse(value):
+    """Zeros but for one element a sample: shows flipped, shifted and transposed weights."""
+    zeros = torch.zeros_like(value)
+    if value.numel():
+        samples = zeros.view(value.shape[0], -1) if value.dim() else zeros.view(1, 1)
+        where = torch.randint(samples.shape[1], (samples.shape[0], 1))
+        samples.scatter_(1, where, 16 * (1 + torch.rand(where.shape, dtype=value.dtype)))
+    return zeros
 
 
 def _with_one(value, special):
@@ -208,40 +150,79 @@ def _has_three_samples(value):
     return value.dim() > 0 and value.shape[0] > 2
 
 
-def _within(value):
-    if value.dim() == 0 or value.numel() == 0 or not torch.isfinite(value).all():
-        return value
-    per_sample = (value.shape[0],) + (1,) * (value.dim() - 1)
-    low, high = value.min(), value.max()
-    part = 0.125 + 0.875 * torch.rand(per_sample, dtype=value.dtype)
-    start = low + (1 - part) * (high - low) * torch.rand(per_sample, dtype=value.dtype)
-    return (start + part * (value - low)).clamp(low, high)
+def _with_nan(value):
+    """One NaN in the last sample; of three samples or more, half of the first is minus infinity.
+
+    A row that begins with it, as under a mask, spoils a softmax whose first maximum is minus infinity.
+    """
+    value = _with_one(value, math.nan)
+    if _has_three_samples(value):
+        first = value[0].view(-1)
+        first[: (len(first) + 1) // 2] = -math.inf
+    return value
 
 
-def _scaled(value):
-    if value.dim() == 0:
-        return torch.randn_like(value)
-    per_sample = (value.shape[0],) + (1,) * (value.dim() - 1)
-    scale = 4.0 ** (2 * torch.rand(per_sample, dtype=value.dtype) - 1)
-    offset = 2 * torch.rand(per_sample, dtype=value.dtype) - 1
-    return torch.randn_like(value) * scale + offset
+def _with_zeros(value):
+    value = value.clone()
+    if _has_three_samples(value):
+        value[1] = 0
+    return value
 
 
-def _ramp(value):
-    if value.dim() == 0 or value.numel() == 0:
-        return torch.randn_like(value)
-    along = torch.linspace(-1, 1, value[0].numel()).view(value.shape[1:])
-    offset = torch.randn((value.shape[0],) + (1,) * (value.dim() - 1))
-    return (along + offset).to(value.dtype)
+def _with_infinity(value):
+    """One infinity in the last sample; of three samples or more, the first is minus infinity.
+
+    The second is zeros, with and without the infinities. Such a sample shows from which number a maximum starts, and what is
+    added to keep a division finite, or is not.
+    """
+    value = _with_one(_with_zeros(value), math.inf)
+    if _has_three_samples(value):
+        value[0] = -math.inf
+    return value
 
 
-def _impulse(value):
-    zeros = torch.zeros_like(value)
-    if value.numel():
-        samples = zeros.view(value.shape[0], -1) if value.dim() else zeros.view(1, 1)
-        where = torch.randint(samples.shape[1], (samples.shape[0], 1))
-        samples.scatter_(1, where, 16 * (1 + torch.rand(where.shape, dtype=value.dtype)))
-    return zeros
+# Inputs that are not of a floating-point type stay the problem's own.
+normal = _each(torch.randn_like)
+within, scaled, large, small, ramp = map(_each, (_within, _scaled, _large, _small, _ramp))
+impulse, nan, infinity = _first(_impulse), _special(_with_nan), _special(_with_infinity, _with_zeros)
+
+
+def weights(problem, seed, parameters):
+    """Return normal values, and weights that are 8 times as large: non-linear functions leave their linear zone."""
+    step = {name: -7 * value.detach().cpu() for name, value in parameters.items() if tensors.differentiable(value)}
+    return replace(normal(problem, seed), step=step)
+
+
+def step(problem, seed, parameters):
+    """Return normal values, and an optimiser's step that changes every weight by about its own size, in place."""
+    made = normal(problem, seed)
+    for name, value in parameters.items():
+        if tensors.differentiable(value):
+            spread = value.detach().float().square().mean().sqrt().item() if value.numel() else 0.0
+            made.step[name] = (torch.randn(value.shape) * (spread or 1.0)).to(value.dtype)
+    return made
+
+
+def autocast(problem, seed):
+    """Return the scaled values, and the call under torch.autocast."""
+    return replace(scaled(problem, seed), autocast=True)
+
+
+def evaluated(problem, seed):
+    """Return normal values for eval mode, after a call in the model's own, of which a batch norm keeps running statistics."""
+    return replace(normal(problem, seed), evaluates=True)
+
+
+def in_eval(model, *inputs):
+    """Return the model's result in eval mode, after a call in its own."""
+    model(*inputs)
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        return model(*inputs)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def with_upstream(probe, outputs, seed):
@@ -313,7 +294,7 @@ class Drawing:
 
 
 def take_step(model, step):
-    """Change the parameters in place as torch.optim.SGD does, under the names in `step`.
+    """What torch.optim.SGD does: changes the parameters in place, under the names in `step`.
 
     Making one would import torch._dynamo, which takes a referee longer than all that it computes on a small probe.
     """

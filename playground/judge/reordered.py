@@ -5,6 +5,7 @@ plain float32, and far less exact than PyTorch, which adds in pairs. How far is 
 instead of bounded: a worst case would be orders of magnitude larger, and would permit what is no float32 any more.
 """
 
+import functools
 import math
 
 import numpy as np
@@ -48,8 +49,8 @@ class Reordered(Decomposing):
             aten.mean.default: self._mean,
             aten.var.correction: lambda *args, **kwargs: self._var_mean(*args, **kwargs)[0],
             aten.var_mean.correction: self._var_mean,
-            aten.cumsum.default: self._cumsum,
-            aten.cumprod.default: self._cumprod,
+            aten.cumsum.default: functools.partial(_running, np.add, aten.cumsum.default),
+            aten.cumprod.default: functools.partial(_running, np.multiply, aten.cumprod.default),
             aten.mm.default: self._product,
             aten.bmm.default: self._product,
             aten.linear.default: self._linear,
@@ -114,16 +115,6 @@ class Reordered(Decomposing):
             dims = tuple(range(x.dim())) if dim is None or dim == [] else dim
             squares, mean = squares.squeeze(dims), mean.squeeze(dims)
         return squares, mean
-
-    def _cumsum(self, x, dim, *, dtype=None):
-        return (
-            _running(np.add, x, dim) if dtype in (None, torch.float32) and x.dim() else aten.cumsum.default(x, dim, dtype=dtype)
-        )
-
-    def _cumprod(self, x, dim, *, dtype=None):
-        if dtype not in (None, torch.float32) or not x.dim():
-            return aten.cumprod.default(x, dim, dtype=dtype)
-        return _running(np.multiply, x, dim)
 
     def _product(self, a, b):
         a, b = self._shuffled(a, b, dims=(-1, -2))
@@ -191,8 +182,10 @@ def _sequential(terms):
     return added[: terms.shape[0] * lanes].reshape(-1, lanes)
 
 
-def _running(operation, x, dim):
-    """A running sum or product, one term after another."""
+def _running(operation, otherwise, x, dim, *, dtype=None):
+    """A running sum or product, one term after another; that of PyTorch where it is no float32 or has no dimension."""
+    if dtype not in (None, torch.float32) or not x.dim():
+        return otherwise(x, dim, dtype=dtype)
     moved = x.detach().cpu().movedim(dim, 0).contiguous().numpy()
     return torch.from_numpy(operation.accumulate(moved, axis=0)).movedim(0, dim).contiguous().to(x.device)
 

@@ -41,7 +41,7 @@ class Sizes:
     def problem(self, size):
         """Return the problem's module at "own", "reduced", "batch 1" or "odd" size; None where it has no constants for that."""
         if size not in self._problems:
-            self._problems[size] = {"reduced": self._reduced, "batch 1": self._batch_1, "odd": self._odd}[size]()
+            self._problems[size] = {"reduced": self._reduced, "batch 1": self._of_one, "odd": self._odd}[size]()
         return self._problems[size]
 
     def vary(self):
@@ -72,9 +72,8 @@ class Sizes:
             problem = halved or problem
         return problem
 
-    def _batch_1(self):
-        batch = self._batch_name
-        return self._changed(self.problem("reduced"), batch, 1) if batch else None
+    def _of_one(self):
+        return self._changed(self.problem("reduced"), self._batch_name, 1) if self._batch_name else None
 
     def _odd(self):
         """Every free constant but the batch a little smaller than at the reduced size: odd where that is even, or even."""

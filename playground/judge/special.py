@@ -15,10 +15,10 @@ class Contained(Reference):
     tile, and some of cuDNN's over other samples. But see `_reached`.
     """
 
-    def __init__(self, reached, truth, eager, permitted):
+    def __init__(self, reached, reference, eager, permitted):
         self._reached = reached
-        self._not_finite = ~torch.isfinite(truth) & ~torch.isfinite(eager)
-        super().__init__(*(each.masked_fill(reached, 0) for each in (truth, eager, *permitted)))
+        self._not_finite = ~torch.isfinite(reference) & ~torch.isfinite(eager)
+        super().__init__(*(each.masked_fill(reached, 0) for each in (reference, eager, *permitted)))
 
     def permitting(self, *more):
         """Return what Reference.permitting does."""
@@ -37,11 +37,11 @@ class Contained(Reference):
         return compared
 
 
-def references(truth, clean, eager, permitted, inputs):
+def references(reference, clean, eager, permitted, inputs):
     """Return a list of Contained, from the Outcomes with and without the special values."""
     special = next((~torch.isfinite(v) for v in inputs if differentiable(v) and not torch.isfinite(v).all()), None)
     made = []
-    for i, (true, untouched, in_eager) in enumerate(zip(truth.outputs, clean.outputs, eager.outputs, strict=True)):
+    for i, (true, untouched, in_eager) in enumerate(zip(reference.outputs, clean.outputs, eager.outputs, strict=True)):
         finite = torch.isfinite(true) & torch.isfinite(in_eager)
         reached = (true != untouched) | ~finite
         if special is not None:
@@ -71,8 +71,8 @@ def unusable(references):
     """Return why nothing can be learned from references of the outputs; None where something can."""
     if any(reference.is_blunt for reference in references):
         return "rounding, or chance, moves the original's own result too much"
-    if all(reference.truth.numel() == 0 for reference in references):
+    if all(reference.float64.numel() == 0 for reference in references):
         return "the original's output is empty"
-    if not any(torch.isfinite(reference.truth).any() for reference in references):
+    if not any(torch.isfinite(reference.float64).any() for reference in references):
         return "the original's result is not finite"
     return None

@@ -70,22 +70,22 @@ class Reference:
     where there is no rounding either. `others`, results for further inputs of the kind, join in the deviation, which may be
     tiny by chance. Elements that overflow in eager alone count as not finite. `decisions()` gives how far near decisions may
     move each element, in the tensor's own units; it is called when the tensor would be wrong without them, and None has none.
-    Of complex tensors the two parts are compared: `truth` has them along a last dimension.
+    Of complex tensors the two parts are compared: `float64` has them along a last dimension.
     """
 
-    def __init__(self, truth, eager, *permitted, others=(), decisions=None):
-        self._shape, self.dtype = truth.shape, eager.dtype
-        truth, eager, *permitted = map(as_real, (truth, eager, *permitted))
-        self.truth = truth
+    def __init__(self, reference, eager, *permitted, others=(), decisions=None):
+        self._shape, self.dtype = reference.shape, eager.dtype
+        reference, eager, *permitted = map(as_real, (reference, eager, *permitted))
+        self.float64 = reference
         self.others = others = [as_real(other) for other in others]
         self._decisions = decisions
         self._eager = eager if not torch.isfinite(eager).all() else None  # where its NaN and infinities have to be
         self._blunt_eager = None
-        self.is_finite = self._eager is None and bool(torch.isfinite(truth).all())
-        self._excused = torch.zeros_like(truth, dtype=torch.bool)
-        self._comparable = torch.isfinite(truth) & torch.isfinite(eager)
-        finite = truth if self._comparable.all() else truth[self._comparable]
-        finite = finite.flatten() if truth.is_floating_point() else truth.new_empty(0)
+        self.is_finite = self._eager is None and bool(torch.isfinite(reference).all())
+        self._excused = torch.zeros_like(reference, dtype=torch.bool)
+        self._comparable = torch.isfinite(reference) & torch.isfinite(eager)
+        finite = reference if self._comparable.all() else reference[self._comparable]
+        finite = finite.flatten() if reference.is_floating_point() else reference.new_empty(0)
         magnitude = max(-finite.min().item(), finite.max().item()) if finite.numel() else 0.0
         deviation = _deviation(finite, others)
         self.spread = 1.0
@@ -110,7 +110,7 @@ class Reference:
         wider = copy.copy(self)
         more = [as_real(result) for result in more]
         for result in more:
-            wider._excused = wider._excused | (torch.isfinite(self.truth) & ~torch.isfinite(result))
+            wider._excused = wider._excused | (torch.isfinite(self.float64) & ~torch.isfinite(result))
         wider._comparable = self._comparable & ~wider._excused
         wider._permit([wider._errors(result) for result in more])
         return wider
@@ -121,13 +121,13 @@ class Reference:
         wider.allowed, wider._allowed_rms = max(self.allowed, limit), max(self._allowed_rms, limit)
         return wider
 
-    def beside(self, truth, eager, decisions=None):
+    def beside(self, reference, eager, decisions=None):
         """Return a Reference for other inputs of the same distribution, which allows twice what this one does, at least.
 
         A timed call that gives another answer (an old one, none, a constant) is off by about the spread itself. What a
         precision mode permits costs too much to be computed again for each timing.
         """
-        other = Reference(truth, eager, others=[self.truth, *self.others], decisions=decisions)
+        other = Reference(reference, eager, others=[self.float64, *self.others], decisions=decisions)
         other.allowed = max(other.allowed, SLACK * self.allowed)
         other._allowed_rms = max(other._allowed_rms, SLACK * self._allowed_rms)
         return other
@@ -136,18 +136,18 @@ class Reference:
         self.permitted_error = max(self.permitted_error, *(largest for largest, _ in errors), 0.0)
         self.allowed = max(self.allowed, SLACK * self.permitted_error)
         self._allowed_rms = max(self._allowed_rms, *(SLACK * rms for _, rms in errors), 0.0)
-        self.is_blunt = self._allowed_rms >= BLUNT and self.truth.numel() > 0
+        self.is_blunt = self._allowed_rms >= BLUNT and self.float64.numel() > 0
 
     def _errors(self, actual):
         """(largest, root mean square) deviation over the spread, where both references are finite."""
-        if self.truth.numel() == 0:
+        if self.float64.numel() == 0:
             return 0.0, 0.0
         largest, squares = torch.zeros(2, dtype=torch.float64)
-        for value, truth, comparable in zip(*map(_blocks, (actual, self.truth, self._comparable)), strict=True):
-            difference = torch.where(comparable, value.double() - truth.double(), 0.0)
+        for value, reference, comparable in zip(*map(_blocks, (actual, self.float64, self._comparable)), strict=True):
+            difference = torch.where(comparable, value.double() - reference.double(), 0.0)
             largest = torch.maximum(largest, torch.linalg.vector_norm(difference, torch.inf))  # NaN stays NaN
             squares = squares + torch.linalg.vector_norm(difference).square()
-        return largest.item() / self.spread, (squares / self.truth.numel()).sqrt().item() / self.spread
+        return largest.item() / self.spread, (squares / self.float64.numel()).sqrt().item() / self.spread
 
     def compare(self, name, actual):
         """Return a Comparison. `actual` is None where the variant gave nothing; `name` begins the complaint."""
@@ -165,14 +165,14 @@ class Reference:
 
     def takes(self, values):
         """Return whether these values, of any type, would be right; complex ones have their parts in a last dimension."""
-        if values.shape != self.truth.shape or self._wrongly_special("", values := values.cpu()):
+        if values.shape != self.float64.shape or self._wrongly_special("", values := values.cpu()):
             return False
         return self._too_far("", values)[1] is None
 
     def _undecided(self, actual):
         """`actual`, each element nearer to float64 by as much as near decisions may have moved it, and not beyond."""
-        difference = actual.double() - self.truth
-        return self.truth + difference.sign() * (difference.abs() - SLACK * self._decisions()).clamp(min=0)
+        difference = actual.double() - self.float64
+        return self.float64 + difference.sign() * (difference.abs() - SLACK * self._decisions()).clamp(min=0)
 
     def _too_far(self, name, actual):
         """(largest error, what to say of it or None)."""

@@ -2,7 +2,7 @@
 
 Names and meanings are those of NVIDIA's documentation (https://docs.nvidia.com/nsight-compute/ProfilingGuide, "Metrics
 Reference" and "Statistical Sampler"; `ncu --query-metrics --chip gh100` lists the names). Shares of a peak are over all cycles
-that a kernel takes ("elapsed"), but for issue slots and occupancy, which are over those in which a multiprocessor has work.
+that a kernel takes ("elapsed"), but for issue slots and occupancy, which are over those in which an SM has work.
 """
 
 import csv

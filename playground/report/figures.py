@@ -92,9 +92,9 @@ def why_not_pass(result):
 
 
 def raised_at(result):
-    """Return ' (FILE:LINE)', where the user's file raised what a result ended with; "" where that is not known."""
-    found = re.match(r"(\S.*:\d+): in ", result.get("details") or "")
-    return f" ({one_line(found[1])})" if found else ""
+    """Return ' (FILE:LINE)', where the user's file raised what a result ended with; "" where that is not known, or said."""
+    found, reason = re.match(r"(\S.*:\d+): in ", result.get("details") or ""), result["reason"] or ""
+    return f" ({one_line(found[1])})" if found and not reason.startswith("/") and found[1] not in reason else ""
 
 
 def caveat_line(caveat, result):

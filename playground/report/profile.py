@@ -13,7 +13,7 @@ STALLS_SHOWN = 2
 EXPLANATION = (
     "DRAM and matrix units: of their peak, while the kernel runs. Issue slots: cycles in which a scheduler issues, of "
     "those with work. Occupancy: resident warps, of the most that the kernel's registers, shared memory and block allow. "
-    "Transactions: 32-byte sectors of device memory, wavefronts of shared memory; what copy engines (TMA) and "
+    "Transactions: 32-byte sectors of device memory, wavefronts of shared memory; what TMA and "
     "asynchronous copies move is not in them. Caches are flushed before each kernel, and the clocks are as they are: for "
     "times, run without --profile."
 )

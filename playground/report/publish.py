@@ -27,7 +27,15 @@ PLOTS = {Path("docs/times-light.svg"): drawing.LIGHT, Path("docs/times-dark.svg"
 LIMITED = Path("results/shared_memory")  # runs of it as built for GPUs with less shared memory; "shared_limit_kb" says how much
 OTHERS = "_fp32", "_fp16"  # the ends of the names of baselines that are no headline's
 LAUNCHES_SHOW = 0.05  # of a time: what a CUDA graph has to save to be mentioned
-BEST_HEAD = ("model, forward pass", "eager, ms", "fastest PyTorch, ms", "best kernel here, ms", "speed-up", "of the floor")
+BEST_HEAD = (
+    "model, forward pass",
+    "eager, ms",
+    "fastest PyTorch, ms",
+    "best kernel here, ms",
+    "speed-up",
+    "of the floor",
+    "on",
+)
 HEAD = (
     *("", "median ms", "over eager", "over the best", "of the floor", "max error (PyTorch's)"),
     *(f"{title}: ms (over the best)" for title in figures.TRAINING.values()),
@@ -98,7 +106,7 @@ def main(arguments=None, root=figures.ROOT):
 def files(root):
     """Yield (path from `root`, text) of every file that this command keeps."""
     runs = newest_runs(root)
-    models = sorted((file.stem for file in _python_files(root / "models")), key=reading_order)
+    models = sorted((file.stem for file in (root / "models").glob("[!_]*.py")), key=reading_order)
     readme = _between(root, README, "best", best(runs, models))
     if solutions := published.read(root):
         readme = _between(root, README, "published", published.sentence(solutions), readme)
@@ -106,7 +114,7 @@ def files(root):
         yield PICTURES / "published_solutions.svg", published.image(solutions)
     yield README, readme
     newest = max(runs, key=lambda run: date_of(run.environment), default=None)
-    timed = {model: [each for each in newest.of(model) if each["time_ms"]] for model in models} if newest else {}
+    timed = {model: [each for each in newest.of(model) if each["time_ms"]] for model in models if newest}
     for model in models:
         ladder = Path("docs") / f"ladder_{model}.md"
         if (root / ladder).is_file():
@@ -145,11 +153,6 @@ def _is_stale(root, result):
     return is_stale(result, root / "kernels" / model / f"{variant}.py", root / "models" / f"{model}.py")
 
 
-def _python_files(folder):
-    """In the order of their names, v10 behind v9."""
-    return sorted((file for file in folder.glob("[!_]*.py")), key=lambda file: natural_order(file.stem))
-
-
 def _between(root, path, name, block, text=None):
     """Return the text of a page with `block` between its markers of that name."""
     text = text or (root / path).read_text(encoding="utf-8")
@@ -160,9 +163,10 @@ def _between(root, path, name, block, text=None):
 
 
 def best(runs, models):
-    """Return the text between README's markers: the plot, and of each GPU and model the fastest kernel beside PyTorch."""
+    """Return the text between README's markers: the plot, and of each model and GPU the fastest kernel beside PyTorch."""
     rows = {run: list(filter(None, (_best_row(run.of(model)) for model in models))) for run in runs}
-    tables = [f"{markdown_cell(run.title)}:\n\n{markdown_table(BEST_HEAD, of)}" for run, of in rows.items() if of]
+    titles = "; ".join(markdown_cell(run.title) for run, of in rows.items() if of)
+    table = markdown_table(BEST_HEAD, [(*row, markdown_cell(run.environment["gpu"])) for run, of in rows.items() for row in of])
     timed = {name for run in runs for result in run.current.values() for name in result["baselines_ms"] or ()}
     names = figures.ordered_baselines(name for name in timed if not name.endswith(OTHERS))
     baselines = ", ".join(markdown_cell(figures.baseline_name(name)) for name in names) or "no baseline"
@@ -170,7 +174,7 @@ def best(runs, models):
         f"At each model's own size. *Speed-up* is over the fastest of PyTorch's ways ({baselines}), taken in turns with it. "
         "*Of the floor*: 100% is as fast as the GPU's measured memory bandwidth and arithmetic rate allow."
     )
-    return "\n\n".join([PICTURE, *tables, caption]) if tables else NOTHING_MEASURED
+    return "\n\n".join([PICTURE, f"{titles}:", table, caption]) if titles else NOTHING_MEASURED
 
 
 def _best_row(results):
@@ -204,9 +208,9 @@ def _ladder(root, run, path, model):
     permitted = sorted({PERMITTED[result["precision"]] for result in results if result["precision"] in PERMITTED})
     title = ", ".join([f"**{model}**", *[f"input {markdown_cell(inputs)}"] * bool(inputs), *permitted])
     rows = [*_baseline_rows(results)]
-    for file in _python_files(root / "kernels" / model):
-        key = model, file.stem
-        if not file.stem.startswith("cpu_"):
+    for variant in sorted((file.stem for file in (root / "kernels" / model).glob("[!_]*.py")), key=natural_order):
+        key = model, variant
+        if not variant.startswith("cpu_"):
             rows.append([_link(path, *key), *(["stale"] if key in run.stale else _figures(run.current.get(key)))])
             limited = [each for each in run.limited if (each["model"], each["variant"]) == key]
             rows += [[f"... built for {each['shared_limit_kb']} KB", *_figures(each)] for each in limited]

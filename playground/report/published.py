@@ -6,7 +6,7 @@ import json
 from playground.report import drawing
 from playground.report.drawing import DEVICE, FLOOR, GOOD, PANEL
 from playground.report.figures import TIE
-from playground.report.text import markdown_table, significant, with_unit
+from playground.report.text import grouped, markdown_table, significant, with_unit
 
 HEAD = (
     *("collection", "judged", "right", "drop-in", "measured", "faster than PyTorch's best"),
@@ -62,11 +62,8 @@ def sentence(results):
 
 def table(results):
     """Return the rows of Markdown, a collection each and all together."""
-    groups = collections.defaultdict(list)
-    for each in sorted(results, key=lambda each: each["origin"]):
-        groups[each["origin"]].append(each)
-    rows = []
-    for title, own in {**groups, "all": results}.items():
+    groups, rows = grouped(results, lambda each: each["origin"]), []
+    for title, own in [*sorted(groups.items()), ("all", results)]:
         found, claiming = counts(own)
         rows.append([title, *(found[what] for what in ("all", "right", "drop-in", "timed", "faster"))])
         rows[-1] += [claiming[what] for what in ("all", "right", "over eager", "faster")]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from playground.report import drawing
 from playground.report.drawing import BASELINE, FAINT, FLOOR, INK, PAPER, SOFT, VARIANT
 from playground.report.figures import baseline_medians, baseline_name, fastest_baseline, inputs_text
-from playground.report.text import one_line, significant
+from playground.report.text import grouped, one_line, significant
 
 OF_VARIANT, OF_BASELINE, AS_WRITTEN = "variant", "baseline", "as written"
 FEWEST = 2  # variants; of fewer the table of verdicts says it all
@@ -46,11 +46,8 @@ class Point:
 
 def points_of(results):
     """Return {(model, inputs): points} of the results of one place; a result that did not record its work has another's."""
-    groups, found = {}, {}
-    for result in results:
-        if result["time_ms"]:
-            groups.setdefault((one_line(result["model"]), inputs_text(result)), []).append(result)
-    for key, own in groups.items():
+    found, timed = {}, [result for result in results if result["time_ms"]]
+    for key, own in grouped(timed, lambda result: (one_line(result["model"]), inputs_text(result))).items():
         work, medians = next((each["work"] for each in own if each.get("work")), None), baseline_medians(own)
         if not work or min(*work["least"].values()) <= 0:
             continue

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from playground.report import contract, document
 from playground.report.figures import TIMED, headline, why_not_measured
+from playground.report.text import grouped
 
 STANDARDS = tuple(contract.STANDARDS.values())
 THRESHOLDS = (0.0, 0.5, 1.0, 1.5, 2.0)
@@ -71,11 +72,8 @@ def _cases(results):
     `geometric_mean_ms` is that of their median times, `over_eager` that of their speed-ups; None unless all tests and
     benchmarks are right, and all benchmarks timed. `ranking` is how the problem's file ranks: "geom", "mean" or "last".
     """
-    groups = {}
-    for result in results:
-        if (result.get("pair") or {}).get("case"):
-            groups.setdefault((result["model"], result["variant"]), []).append(result)
-    for (problem, solution), rows in groups.items():
+    of_cases = [result for result in results if (result.get("pair") or {}).get("case")]
+    for (problem, solution), rows in grouped(of_cases, lambda result: (result["model"], result["variant"])).items():
         case = rows[0]["pair"]["case"]
         kinds = {kind: [row for row in rows if row["pair"]["case"]["kind"] == kind] for kind in ("test", "benchmark")}
         listed = {"test": len(kinds["test"]), "benchmark": case["benchmarks"]}

@@ -6,7 +6,7 @@ from rich.text import Text
 
 from playground.judge.accuracy import named as accuracy_named
 from playground.report import against, contract, suite
-from playground.report.figures import TIMED, baseline_name, label, why_not_measured
+from playground.report.figures import TIMED, baseline_name, label, raised_at, why_not_measured
 from playground.report.layout import INDENT, cells, print_folded, print_rows, verdict
 from playground.report.terminal import View
 from playground.report.text import NOTHING, one_line, significant, span, with_unit
@@ -42,7 +42,7 @@ def _line(result):
     """'fail gelu/problem, gelu/wrong: what was wrong', or times, accuracy and caveats of what is right."""
     caveats = {each["tag"]: each["text"] for each in result.get("caveats") or []}
     is_right, time, over = result["verdict"] in TIMED, result["time_ms"], suite.speedups(result)
-    parts = [] if is_right else [caveats.get(BY_SEED), result["reason"]]
+    parts = [] if is_right else [caveats.get(BY_SEED), (result["reason"] or "") + raised_at(result)]
     if time:
         parts.append(with_unit(time["median"], " ms"))
         ratios = [f"{with_unit(over[name]['ratio'], 'x')} over {_baseline(name)}" for name in suite.BASELINES if name in over]

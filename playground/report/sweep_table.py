@@ -4,7 +4,7 @@ from playground import sweep
 from playground.report import against, figures
 from playground.report.layout import INDENT, cells, print_folded, print_rows, verdict
 from playground.report.terminal import View
-from playground.report.text import one_line, significant
+from playground.report.text import grouped, one_line, significant
 
 
 class Sweep(View):
@@ -43,10 +43,7 @@ def show(report, axes, console):
 
 def by_variant(results):
     """Return {(model, variant): results}, in their order."""
-    groups = {}
-    for result in results:
-        groups.setdefault((result["model"], result["variant"]), []).append(result)
-    return groups
+    return grouped(results, lambda result: (result["model"], result["variant"]))
 
 
 def _row(result, axes):

@@ -6,7 +6,7 @@ from rich.text import Text
 
 from playground.report import against, checks, facts, figures
 from playground.report.layout import GAP, INDENT, cells, fitted, print_folded, print_indented, print_prose, print_rows, verdict
-from playground.report.text import NOTHING, one_line, printable, scientific, significant, span, with_unit
+from playground.report.text import NOTHING, grouped, one_line, printable, scientific, significant, span, with_unit
 
 WORDS = ("variant", "ran on", "verdict", "gradients")
 ERRORS = ("max error", "PyTorch's")
@@ -132,7 +132,8 @@ class Details(View):
                 self._console.print()
                 _print_details(self._console, result, self._verbose)
                 if self._checks:
-                    _print_checks(self._console, result["check"])
+                    for heads, rows in checks.tables(result["check"]):
+                        print_prose(self._console, heads, [[verdict(one_line(cell)) for cell in row] for row in rows])
 
     def end(self, document):
         self.update(document)
@@ -142,7 +143,7 @@ class Details(View):
 
 def _by_model(results):
     """Return {model: results}."""
-    return {model: [each for each in results if each["model"] == model] for model in dict.fromkeys(r["model"] for r in results)}
+    return grouped(results, lambda result: result["model"])
 
 
 def _ratio(ratio):
@@ -158,30 +159,27 @@ def _print_remarks(console, results):
     def told(line):
         print_folded(console, line, INDENT, hanging=INDENT)
 
-    def grouped(what):
-        """{value: [variants that have it]} of what `what(result)` yields."""
-        groups = {}
-        for result in results:
-            for value in what(result):
-                groups.setdefault(value, []).append(result["variant"])
-        return groups.items()
+    def variants_with(what):
+        """(value, [variants that have it]) of what `what(result)` yields."""
+        pairs = [(value, result["variant"]) for result in results for value in what(result)]
+        return [(value, [variant for _, variant in own]) for value, own in grouped(pairs, lambda pair: pair[0]).items()]
 
     def refusals(result):
         if names := [name for name in checks.refused(result["check"]) if name != checks.DOUBLE]:
             yield f"refuses {', '.join(names)}"
 
-    sizes = grouped(lambda each: [figures.size_note(each) or "sizes of the original"] if each.get("shape") else [])
-    whys = grouped(lambda each: [(each["verdict"], why + figures.raised_at(each)) for why in figures.why_not_pass(each)])
+    sizes = variants_with(lambda each: [figures.size_note(each) or "sizes of the original"] if each.get("shape") else [])
+    whys = variants_with(lambda each: [(each["verdict"], why + figures.raised_at(each)) for why in figures.why_not_pass(each)])
     for (word, reason), variants in whys:
         told(Text(one_line(", ".join(variants)) + " ").append_text(verdict(word)).append(f": {one_line(reason)}"))
     for result in results:
         for line in _printed_lines(result)[:1]:
             told(f"{one_line(result['variant'])} printed: {line}")
     for note, variants in [
-        *grouped(lambda each: [figures.mutants(each)]),
-        *grouped(refusals),
-        *grouped(lambda each: [figures.under_graphs(each)]),
-        *grouped(lambda each: figures.timing_notes(each, brief=True)),
+        *variants_with(lambda each: [figures.mutants(each)]),
+        *variants_with(refusals),
+        *variants_with(lambda each: [figures.under_graphs(each)]),
+        *variants_with(lambda each: figures.timing_notes(each, brief=True)),
         *(sizes if len(sizes) > 1 else ()),
     ]:
         if note:
@@ -219,17 +217,6 @@ def _printed_lines(result):
     lines = [line for line in dict.fromkeys((result.get("printed") or "").splitlines()) if line.strip()]
     shown = [printable(line) for line in lines[:SHOWN_LINES]]
     return [*shown, f"({len(lines) - SHOWN_LINES} more lines)"] if len(lines) > SHOWN_LINES else shown
-
-
-def _print_checks(console, check):
-    """Every probe, every check of the behaviour, every kernel."""
-    kernels = [(launches, microseconds, name) for name, launches, microseconds in checks.explained_kernels(check)]
-    for heads, rows in (
-        (("probe", "", "max error", "PyTorch's", "allowed", ""), checks.explained_probes(check)),
-        (("behaviour", "", ""), checks.explained_behaviour(check)),
-        (("launches", "us", "kernel on the GPU"), kernels),
-    ):
-        print_prose(console, heads, [[verdict(one_line(cell)) for cell in row] for row in rows])
 
 
 def _gradient_row(name, check):

@@ -55,6 +55,14 @@ def plain(text):
     return str(text).translate({ord(character): f"[U+{ord(character):04X}]" for character in odd})
 
 
+def grouped(values, key):
+    """Return {key(value): [values that have it]}, in their order."""
+    groups = {}
+    for value in values:
+        groups.setdefault(key(value), []).append(value)
+    return groups
+
+
 def markdown_table(head, rows):
     """Return a table of Markdown; a row that is too short ends with empty cells."""
     lines = [head, ("---", *("--:" for _ in head[1:])), *((*row, *[""] * len(head))[: len(head)] for row in rows)]

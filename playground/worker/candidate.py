@@ -23,7 +23,7 @@ from playground.tensors import Results
 from playground.worker.builds import BuildWatch
 from playground.worker.clocked import Clocked
 from playground.worker.failures import describe, is_of_judge
-from playground.worker.interface import WrongInterface, misfit, place_of
+from playground.worker.interface import WrongInterface, fitting, place_of
 
 IN_PART = 0.05  # of a gradient's norm: more than rounding and near ties do to it
 REFUSALS = (AssertionError, RuntimeError, TypeError, ValueError)  # of torch, or of a file, where there is no GPU
@@ -81,7 +81,7 @@ class Candidate(Clocked):
             tensors.known_classes_only()  # those that the problem's file has made, too
         fresh = catalog.load_problem(problem, settings) if borrowed or not variant else None
         names = {name: vars(fresh)[name] for name in borrowed if name in vars(fresh)}
-        self.kind = self._loaded_class(variant, content, names) if variant else fresh.Model
+        self.kind = self._loaded_class(variant, content, names, self.problem.model_new_of) if variant else fresh.Model
         self.seed, self.model = seed, self._made(seed)
         difference = None if weights is None else self._take_weights(tensors.load(weights))
         self.first_buffers = {name: value.clone() for name, value in self.model.named_buffers()}
@@ -114,10 +114,9 @@ class Candidate(Clocked):
     def _made(self, seed):
         """The variant's model with the weights of a seed; under the emulator "cuda" may stand for its memory."""
         try:
-            return tensors.make_model(self.problem, self.kind, seed, self.device)
-        except REFUSALS as error:
-            if complaint := misfit(error, self.kind, "__init__", self.problem.get_init_inputs(), "get_init_inputs"):
-                raise complaint from None
+            with fitting(self.kind, "__init__", self.problem.get_init_inputs(), "get_init_inputs"):
+                return tensors.make_model(self.problem, self.kind, seed, self.device)
+        except REFUSALS:
             if not self._may_emulate_device:
                 raise
             self.kind, self.emulates_device = _on_emulated_device(self.kind), True
@@ -449,11 +448,8 @@ class Candidate(Clocked):
             self.emulator.configure(schedule=next(self.schedules))
 
     def _forward(self, inputs, evaluates=False):
-        try:
-            with torch.no_grad():
-                result = probes.in_eval(self.model, *inputs) if evaluates else self.model(*inputs)
-        except (TypeError, NotImplementedError) as error:
-            raise misfit(error, self.kind, "forward", inputs, "get_inputs") or error from None
+        with torch.no_grad(), fitting(self.kind, "forward", inputs, "get_inputs"):
+            result = probes.in_eval(self.model, *inputs) if evaluates else self.model(*inputs)
         self._synchronize()
         if result is None:
             raise WrongInterface(f"{place_of(self.kind, 'forward')}forward returns None: end it with `return`, and its result")
@@ -477,7 +473,8 @@ def _not_contiguous(gradient):
 
 def _kept(problem):
     """What a problem's module has now: a variant that replaces its functions there changes nothing here."""
-    return types.SimpleNamespace(get_inputs=problem.get_inputs, get_init_inputs=problem.get_init_inputs)
+    names = {"get_inputs": problem.get_inputs, "get_init_inputs": problem.get_init_inputs}
+    return types.SimpleNamespace(**names, model_new_of=getattr(problem, "model_new_of", None))
 
 
 def _declared_precision(cls):

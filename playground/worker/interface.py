@@ -1,5 +1,6 @@
 """Whether a class and the problem fit together: what a constructor and `forward` take, what they are given, what comes back."""
 
+import contextlib
 import inspect
 import traceback
 
@@ -10,14 +11,20 @@ class WrongInterface(Exception):
     """A class does not take what the problem gives, declares what there is not, or has other parameters than the original."""
 
 
-def misfit(error, kind, name, given, source):
-    """Return the WrongInterface that says what a class's method takes and how much the problem's function `source` gives.
+@contextlib.contextmanager
+def fitting(kind, name, given, source):
+    """Raise WrongInterface where a class's method does not take what the problem's function `source` gives, under `with`."""
+    try:
+        yield
+    except (TypeError, NotImplementedError) as error:
+        raise misfit(error, kind, name, given, source) or error from None
 
-    None where an error of a call has another cause: the method was entered, or takes what is given, or there is no class.
-    """
+
+def misfit(error, kind, name, given, source):
+    """Return that WrongInterface; None where another cause is seen: the method was entered, or fits, or there is no class."""
     entered = any(is_of_user(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
     function = _own_method(kind, name)
-    if entered or not isinstance(kind, type) or not isinstance(error, TypeError | NotImplementedError):
+    if entered or not isinstance(kind, type):
         return None
     gives = f"{source} gives {len(given) or 'none'}"
     if function is None:

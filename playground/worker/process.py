@@ -19,6 +19,7 @@ import psutil
 
 from cuda_emulator import CALL_OFF, SECONDS_TO_ANSWER
 from playground.catalog import ROOT
+from playground.machine.load import family
 from playground.tensors import NoRoom
 from playground.worker import sandbox
 from playground.worker.channel import Channel, ChannelClosed
@@ -260,7 +261,8 @@ class WorkerProcess:
             return f"ended the process (exit status {status})"
         hint = ", which is how a machine that is out of memory ends a process" if -status == signal.SIGKILL else ""
         place = crash_place(self.output())
-        crashed = f"crashed ({_name_of_signal(-status)}{f' in {place}' if place else ''}{hint})"
+        name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"  # a real-time one
+        crashed = f"crashed ({name}{f' in {place}' if place else ''}{hint})"
         return sandbox.named(crashed, self.room.limits) if self.room else crashed
 
     def output(self):
@@ -364,11 +366,6 @@ def _part_of(file, count):
     return os.pread(file.fileno(), abs(count), start).decode(errors="replace")
 
 
-def _name_of_signal(number):
-    """'SIGSEGV'; real-time signals have no names."""
-    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-
-
 def kill_family(process):
     """End a Popen that has a session of its own, and everything it started."""
     _signal(_families([process]), signal.SIGKILL)
@@ -381,20 +378,8 @@ def _families(processes):
     Those are their trees, since compilers run in process groups of their own, and their sessions: when a process is dead
     already, what it started has another parent but is still there.
     """
-    family = {process.pid for process in processes if process.returncode is None}  # a number may be another's afterwards
-    sessions = {process.pid for process in processes}
-    children = {}
-    for process in psutil.process_iter(["ppid"]):
-        children.setdefault(process.info["ppid"], []).append(process.pid)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if os.getsid(process.pid) in sessions:
-                family.add(process.pid)
-    found = list(family)
-    while found:
-        new = [child for child in children.get(found.pop(), []) if child not in family]
-        family.update(new)
-        found += new
-    return family
+    alive = {process.pid for process in processes if process.returncode is None}  # a number may be another's afterwards
+    return family(alive, {process.pid for process in processes})
 
 
 def _signal(pids, number):
@@ -430,6 +415,11 @@ def pause_others(but, on_gpu=False):
             for worker in others:
                 worker._paused += now - worker._paused_since
                 worker._paused_since = None
+
+
+def submit(pool, call, *arguments):
+    """A future of a call in one of the pool's threads, whose workers have the same owner as this thread's."""
+    return pool.submit(contextvars.copy_context().run, call, *arguments)
 
 
 def kill_all(of=None):

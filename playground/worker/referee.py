@@ -1,10 +1,11 @@
-"""The worker's role that knows the truth: it makes the inputs and compares raw outputs with float64.
+"""The worker's role that has the reference: it makes the inputs and compares raw outputs with float64.
 
 It runs the original alone. No candidate's file is ever loaded into this process.
 """
 
 import functools
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,16 +22,16 @@ from playground.stopwatch import timer
 from playground.stopwatch.workload import fresh_inputs, upstream_for
 from playground.worker import outer_referee
 from playground.worker.failures import describe, is_of_judge
-from playground.worker.interface import WrongInterface, misfit, place_of
+from playground.worker.interface import WrongInterface, fitting, place_of
 
 OTHER_INPUTS = 4
 FASTER_BY_FILE = 1 << 26  # bytes of inputs: more are drawn again on a GPU, in less time than they are copied there
-FROM_EAGER = 4.0  # times what is allowed: eager's largest error where no truth is kept is a little more than the sample's
-BYTES_OF_ELEMENT, SLACK = 32, 64 << 20  # of a file of results: more than these, for each element of the truth, is not read
+FROM_EAGER = 4.0  # times what is allowed: eager's largest error where no reference is kept is a little more than the sample's
+BYTES_OF_ELEMENT, SLACK = 32, 64 << 20  # of a file of results: more than these, for each element of the reference, is not read
 
 
 class Referee:
-    """The original, its truth on each probe, and the comparison with it."""
+    """The original, its float64 reference on each probe, and the comparison with it."""
 
     def size_up(self, problem, settings, place, precision=None):
         """Return the problem's footprint.Footprint, as a dict, before anything of it is computed."""
@@ -49,7 +50,7 @@ class Referee:
         """
         self.device = torch.device(tensors.PLACES[place])
         self.outer = None
-        timer.clock_for(self.device).keep_memory()  # or page faults would take as long as the truth itself
+        timer.clock_for(self.device).keep_memory()  # or page faults would take as long as the reference itself
         self.problem = tensors.in_precision(catalog.load_problem(problem, settings), precision)
         if strict:
             forbid_tf32()
@@ -77,23 +78,18 @@ class Referee:
         self.precision = precision or ("tf32" if uses_tf32 else "fp32")
         shapes = [list(value.shape) if isinstance(value, torch.Tensor) else value for value in own.inputs]
         described = {"inputs": shapes, "precision": self.precision, "domain": self.domain.texts}
-        checks_itself = hasattr(self.problem, "check_outputs")
+        checks_itself = bool(getattr(self.problem, "check_outputs", None))
         return described | {"varied": varies and not unvaried, "unvaried": unvaried, "checks_itself": checks_itself}
 
     def try_out(self, problem, settings, place, precision=None):
         """Make the original and call it once on inputs of its own. What is wrong with its file raises."""
         device = torch.device(tensors.PLACES[place])
         module = tensors.in_precision(catalog.load_problem(problem, settings), precision)
-        try:
+        with fitting(module.Model, "__init__", module.get_init_inputs(), "get_init_inputs"):
             model = tensors.make_model(module, module.Model, 0, device)
-        except TypeError as error:
-            raise misfit(error, module.Model, "__init__", module.get_init_inputs(), "get_init_inputs") or error from None
         inputs = tensors.to(tensors.make_inputs(module, 0), device)
-        try:
-            with torch.no_grad():
-                outputs = model(*inputs)
-        except (TypeError, NotImplementedError) as error:
-            raise misfit(error, module.Model, "forward", inputs, "get_inputs") or error from None
+        with torch.no_grad(), fitting(module.Model, "forward", inputs, "get_inputs"):
+            outputs = model(*inputs)
         try:
             tensors.flatten(outputs)
         except TypeError as complaint:
@@ -138,7 +134,7 @@ class Referee:
         return {"side_effects": side_effects}
 
     def prepare(self, probe, size, seed, inputs):
-        """Make a probe of probes.PROBES at a size ("own", "reduced", ...), save it to the file `inputs`, compute its truth.
+        """Make a probe of probes.PROBES at a size ("own", "reduced", ...), save it to the file `inputs`, compute its reference.
 
         The scaled and the normal probe also get upstream gradients where the original has any. Returns {"differentiable",
         "unusable", "form", "shapes"}: why nothing can be learned from the probe, or None; of the outputs, on the problem's own
@@ -162,7 +158,7 @@ class Referee:
         has_to_be_finite = probe == probes.WITHIN or not (is_of_forward or unusable or self.probes[probe].clean)
         if has_to_be_finite and not self._is_finite(probe) and self._is_finite("own"):
             unusable = "the original's own result is not finite"
-        shapes = [list(each.truth.shape) for each in self.references[probe][0]]
+        shapes = [list(each.float64.shape) for each in self.references[probe][0]]
         return {"differentiable": differentiable, "unusable": unusable, "form": self.forms[probe], "shapes": shapes}
 
     def tells_nothing(self):
@@ -172,14 +168,14 @@ class Referee:
         """
         names = [name for name in probes.FORWARD_PROBES if name in self.references]
         outputs = {name: self.references[name][0] for name in names}
-        own = [reference.truth for reference in outputs["own"]]
+        own = [reference.float64 for reference in outputs["own"]]
 
         def are(given, name):
             """Whether these tensors would pass for the outputs on a probe."""
             pairs = list(zip(outputs[name], given, strict=True))
             return all(value is not None and reference.takes(value) for reference, value in pairs)
 
-        if all(_is_uniform(reference.truth) for name in names for reference in outputs[name]) or (
+        if all(_is_uniform(reference.float64) for name in names for reference in outputs[name]) or (
             not self.sample.is_part and all(are(own, name) for name in names)
         ):
             return {"why": "the problem's own outputs are the same for all of its inputs, so a constant would be right"}
@@ -195,7 +191,7 @@ class Referee:
         ]
 
     def ways(self):
-        """Return {"ways": in which the truth was computed where it could not be in float64, on the device, at once}."""
+        """Return {"ways": in which the reference was computed where it could not be in float64, on the device, at once}."""
         return {"ways": sorted(self.oracle.ways | ({self.sample.text} if self.sample.is_part else set()))}
 
     def _is_finite(self, probe):
@@ -207,7 +203,7 @@ class Referee:
         drawing, made, oracle, eager = self._made(probe, problem, seed)
         if probe in probes.FRESH:
             eager = oracle.sampled(made, eager)
-            self.references[probe] = _beside(self.references["own"][0], oracle.truth(made), eager), {}
+            self.references[probe] = _beside(self.references["own"][0], oracle.reference(made), eager), {}
             self._keep(made, drawing, inputs)
             return False
         has_gradients = any(tensors.differentiable(output) for output in eager.outputs)
@@ -218,7 +214,7 @@ class Referee:
                 made, eager, forms = with_upstream, differentiated, [[each.shape, each.dtype] for each in eager.outputs]
                 drawing = replace(drawing, outputs=forms)
         eager = eager if made.upstream else oracle.sampled(made, eager)
-        truth = oracle.truth(made)
+        reference = oracle.reference(made)
         permitted = oracle.permitted(made, self.precision)
         if made.autocast:
             with torch.autocast(self.device.type):
@@ -226,12 +222,12 @@ class Referee:
             eager = replace(eager, outputs=tensors.in_float32(eager.outputs))
             # A variant may have other operators than the original, and autocast lowers some and not others.
             permitted += oracle.rounded_at_each_step(made, len(permitted), torch.get_autocast_dtype(self.device.type))
-        others = self._of_other_inputs(made, problem, drawing, truth)
+        others = self._of_other_inputs(made, problem, drawing, reference)
         self._keep(made, drawing, inputs)
-        self.references[probe] = _references(truth, eager, permitted, others, self._decisions(probe, truth))
+        self.references[probe] = _references(reference, eager, permitted, others, self._decisions(probe, reference))
         if made.clean:
-            clean = oracle.truth(replace(made, inputs=made.clean))
-            self.references[probe] = special.references(truth, clean, eager, permitted, made.inputs), {}
+            clean = oracle.reference(replace(made, inputs=made.clean))
+            self.references[probe] = special.references(reference, clean, eager, permitted, made.inputs), {}
         return bool(eager.gradients)
 
     def _keep(self, probe, drawing, file):
@@ -270,44 +266,44 @@ class Referee:
         """The probe, made on the device: on the CPU a billion random numbers take several seconds."""
         return drawing.make(problem, self.device, dict(self.model.named_parameters()))
 
-    def _of_other_inputs(self, made, problem, drawing, truth):
+    def _of_other_inputs(self, made, problem, drawing, reference):
         """Eager outputs for more inputs of the probe's kind, where its outputs are few: what varying inputs do to them."""
-        if made.clean or not is_few(truth.outputs):
+        if made.clean or not is_few(reference.outputs):
             return []
         oracle = self.oracle_of(made)
         seeds = range(drawing.seed + 1, drawing.seed + 1 + OTHER_INPUTS)
         more = [self._drawn(replace(drawing, seed=seed, outputs=None), problem).inputs for seed in seeds]
         return [oracle.eager(replace(made, inputs=inputs, upstream=None)).outputs for inputs in more]
 
-    def _decisions(self, probe, truth):
+    def _decisions(self, probe, reference):
         """A function that gives Oracle.decisions on the probe of that name, looked for when it is first called."""
 
         @functools.cache
         def decisions():
             made = self._with_inputs(probe)
-            return self.oracle_of(made).decisions(made, truth)
+            return self.oracle_of(made).decisions(made, reference)
 
         return decisions
 
     def prepare_timed(self, probe, mode, seed):
-        """Add the truth on the content of a timed call, which follows from its seed, as a further probe, called `probe`."""
+        """Add the reference on the content of a timed call, which follows from its seed, as a further probe, called `probe`."""
         made, eager, outputs = self._timed_probe(probe, mode, seed)
         self.shapes[probe] = _shapes(made, outputs)
-        truth = self.oracle.truth(made)
-        decisions = self._decisions(probe, truth)
+        reference = self.oracle.reference(made)
+        decisions = self._decisions(probe, reference)
         first = next((name for name, (other, _) in self.timed.items() if other == mode), None)
         self.timed[probe] = mode, seed
         if mode == "forward":
-            references = _beside(self.references["own"][0], truth, eager), {}
+            references = _beside(self.references["own"][0], reference, eager), {}
         elif first:
             outputs, gradients = self.references[first]
             found = {
-                name: checked.beside(truth.gradients[name], eager.gradients[name], lambda name=name: decisions()[name])
+                name: checked.beside(reference.gradients[name], eager.gradients[name], lambda name=name: decisions()[name])
                 for name, checked in gradients.items()
             }
-            references = _beside(outputs, truth, eager), found
+            references = _beside(outputs, reference, eager), found
         else:
-            references = _references(truth, eager, self.oracle.permitted(made, self.precision), decisions=decisions)
+            references = _references(reference, eager, self.oracle.permitted(made, self.precision), decisions=decisions)
         self.probes[probe], self.references[probe] = replace(made, inputs=[], upstream=None), references
         return {}
 
@@ -396,7 +392,7 @@ class Referee:
         made = self._with_inputs(probe)
         made = replace(made, step={name: change for name, change in made.step.items() if name not in stale})
         oracle = self.oracle_of(made)
-        return _references(oracle.truth(made), oracle.eager(made), oracle.permitted(made, self.precision))[0]
+        return _references(oracle.reference(made), oracle.eager(made), oracle.permitted(made, self.precision))[0]
 
     def _runs(self, problem):
         """Whether the original runs on the problem's inputs; what it raises comes through."""
@@ -413,10 +409,10 @@ class Referee:
         original's is the same everywhere.
 
         `declared` is the precision that the variant says it computes in, or what else is permitted: see _permitting. With
-        `remark` a complaint ends with what the error looks like, which takes several further truths.
+        `remark` a complaint ends with what the error looks like, which takes several further references.
         """
         expected, _ = self._permitting(probe, declared)
-        uniform = all(_is_uniform(reference.truth) for reference in expected)
+        uniform = all(_is_uniform(reference.float64) for reference in expected)
         unseen = {"note": None, "stale": False, "uniform": uniform}
         if isinstance(declared, str) and probe not in (*probes.FORWARD_PROBES, probes.OF_SEEDS) and special.unusable(expected):
             note = f"not judged: {declared} itself is too inexact, or overflows, on these inputs"
@@ -453,15 +449,17 @@ class Referee:
             with torch.no_grad():
                 return {"complaint": self.problem.check_outputs(inputs, tensors.to(whole, self.device))}
         except Exception as exception:
-            return {"complaint": f"it raises {describe(exception)[0]}"}
+            reason, details = describe(exception)
+            place = re.match(r"(/.*?:\d+): in ", details)
+            return {"complaint": f"it raises {reason}" + (f" ({place[1]})" if place else "")}
 
     def _results(self, probe, file):
-        """What a variant's process wrote, a few times as long as the truth at most. Raises NotTensors.
+        """What a variant's process wrote, a few times as long as the reference at most. Raises NotTensors.
 
         Of what is compared in part it is on the device where there is room.
         """
         outputs, gradients = self.references[probe]
-        elements = sum(reference.truth.numel() for reference in (*outputs, *gradients.values())) / self.sample.share
+        elements = sum(reference.float64.numel() for reference in (*outputs, *gradients.values())) / self.sample.share
         most = BYTES_OF_ELEMENT * elements + SLACK
         if not self.sample.is_part:
             return tensors.load_results(file, most)
@@ -481,7 +479,7 @@ class Referee:
         return self.oracle.sampled(self.probes[probe], results) if self.sample.is_part else results
 
     def _far_from_eager(self, probe, references, names, actual):
-        """What is wrong with large outputs where no truth is kept: there they are held against eager PyTorch, less exactly.
+        """What is wrong with large outputs where no reference is kept. They are compared with eager PyTorch, less exactly.
 
         Not so of a NaN or an infinity: how far one may reach is known of the sample alone.
         """
@@ -526,13 +524,13 @@ class Referee:
             return {"outputs": vars(wrong("the output is silently detached: no gradient reaches anything through it"))}
         if shared:
             shapes = {name: value.shape for name, value in found.items() if value is not None}
-            expected = {name: each for name, each in expected.items() if each.truth.shape == shapes.get(name)}
+            expected = {name: each for name, each in expected.items() if each.float64.shape == shapes.get(name)}
         inputs = self._with_inputs(probe).inputs if self.domain.texts else []
         for i in self.probes[probe].wanted_inputs if inputs else ():  # where the input cannot vary is nobody's business
             free, actual = self.domain.free(i, inputs[i]), found.get(f"input{i}")
             free = free if free is None else self.sample.of(free, probe).cpu()
             if free is not None and actual is not None and actual.shape == free.shape and f"input{i}" in expected:
-                true = expected[f"input{i}"].truth.to(actual.dtype)
+                true = expected[f"input{i}"].float64.to(actual.dtype)
                 found[f"input{i}"] = torch.where(free, actual, true)
         return {name: self._graded_gradient(probe, name, reference, found.get(name)) for name, reference in expected.items()}
 
@@ -604,7 +602,7 @@ class Referee:
         i = each.index(comparison)
         suspects = [name for name in LOWER if name != self.precision]
         lowered = {name: [tensors.as_real(each.outputs[i]) for each in self._lowered(probe, name)] for name in suspects}
-        remark = accuracy.likely_precision(self.references[probe][0][i].truth, tensors.as_real(actual[i]), lowered)
+        remark = accuracy.likely_precision(self.references[probe][0][i].float64, tensors.as_real(actual[i]), lowered)
         return replace(comparison, complaint=f"{comparison.complaint}; {remark}") if remark else comparison
 
     def mutants(self, probes, gradients, declared, seed):
@@ -636,9 +634,9 @@ def _differentiated(oracle, probe):
         return None
 
 
-def _is_uniform(truth):
+def _is_uniform(values):
     """Whether it has one value everywhere, which a single number is not taken for, unless it is zero."""
-    return truth.numel() == 0 or bool(truth.min() == truth.max() and (truth.numel() > 1 or truth.flatten()[0] == 0))
+    return values.numel() == 0 or bool(values.min() == values.max() and (values.numel() > 1 or values.flatten()[0] == 0))
 
 
 def _shapes(probe, outputs):
@@ -647,19 +645,19 @@ def _shapes(probe, outputs):
     return {name: value.shape for name, value in (named | {f"output {i}": each for i, each in enumerate(outputs)}).items()}
 
 
-def _beside(checked, truth, eager):
+def _beside(checked, reference, eager):
     """A Reference for each output of other inputs, beside what the check allowed for it."""
-    return [each.beside(*pair) for each, *pair in zip(checked, truth.outputs, eager.outputs, strict=True)]
+    return [each.beside(*pair) for each, *pair in zip(checked, reference.outputs, eager.outputs, strict=True)]
 
 
-def _references(truth, eager, permitted, others=(), decisions=None):
+def _references(reference, eager, permitted, others=(), decisions=None):
     """(list for the outputs, {name: Reference} for the gradients that the original has).
 
     `decisions()` gives how far near decisions move each gradient, by name.
     """
     outputs = [
         Reference(true, in_eager, *(outcome.outputs[i] for outcome in permitted), others=[more[i] for more in others])
-        for i, (true, in_eager) in enumerate(zip(truth.outputs, eager.outputs, strict=True))
+        for i, (true, in_eager) in enumerate(zip(reference.outputs, eager.outputs, strict=True))
     ]
     gradients = {
         name: Reference(
@@ -668,7 +666,7 @@ def _references(truth, eager, permitted, others=(), decisions=None):
             *gradients_of(permitted, name),
             decisions=decisions and (lambda name=name: decisions()[name]),
         )
-        for name, true in truth.gradients.items()
+        for name, true in reference.gradients.items()
         if true is not None
     }
     return outputs, gradients

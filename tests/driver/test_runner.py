@@ -1,9 +1,11 @@
 """What the threads of a run share."""
 
 import errno
+import math
 import re
 import tempfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,7 +20,7 @@ from playground.driver.session import SharedSession, candidate_arguments
 from playground.driver.verdict import give
 from playground.machine.builds import MOST_JUDGED_AT_ONCE, builds_at_once
 from playground.report.progress import Progress
-from playground.worker import WorkerFailure
+from playground.worker import WorkerFailure, WorkerProcess
 
 
 class Session:
@@ -161,6 +163,45 @@ def test_what_the_emulator_finds_at_other_sizes_is_a_caveat_and_the_rest_is_judg
     assert result["check"]["mutants_rejected"].partition("/")[0] != "0"
 
 
+def test_what_a_timing_compares_with_is_ready_when_its_check_ends(tiny_problem, write_forward, monkeypatch):
+    """Processes start, and baselines run, beside the check; what is timed has the machine to itself."""
+    asked, ask = [], WorkerProcess.ask
+
+    def asking(worker, what, limit, **arguments):
+        entry = [what, arguments.get("side"), time.monotonic(), math.inf]
+        asked.append(entry)
+        try:
+            return ask(worker, what, limit, **arguments)
+        finally:
+            entry[-1] = time.monotonic()
+
+    def began(what):
+        latest = time.monotonic() + 100
+        while not any(entry[0] == what for entry in asked):
+            assert time.monotonic() < latest, f"no {what} beside the check"
+            time.sleep(0.05)
+
+    def judged(worker, truth, result, *_):
+        began("baselines.work")
+        result["check"] = {"gradients": None}
+        result["verdict"] = "pass"
+        return worker
+
+    monkeypatch.setattr("playground.driver.session.judge", judged)
+    monkeypatch.setattr("playground.driver.timing.judge", lambda *_, **__: began("baselines.start"))
+    monkeypatch.setattr(WorkerProcess, "ask", asking)
+    task = Task(catalog.find_model(tiny_problem), write_forward("same", "return torch.tanh(self.linear(x))"), "cpu")
+    with Progress() as progress:
+        (result,) = Runner(Options(quick=True), progress).run([task])
+    assert result["verdict"] == "pass" and result["rounds"], (result["reason"], result["details"])
+    names = [what for what, *_ in asked]
+    assert names.count("referee.size_up") == names.count("baselines.load") == names.count("baselines.work") == 1
+    timed = [entry for entry in asked if entry[0].endswith((".time", ".repeat"))]
+    assert {side for _, side, *_ in timed} == {"variant", "control", "eager", "channels_last"}
+    for one in timed:
+        assert not [other for other in asked if other is not one and other[2] < one[3] and one[2] < other[3]]
+
+
 @pytest.fixture
 def on_gpu(tmp_path, monkeypatch):
     """on_gpu(judge, count): results of so many models on a GPU, two at a time, judged by `judge(task, result)`."""
@@ -170,7 +211,9 @@ def on_gpu(tmp_path, monkeypatch):
         for file in files:
             file.write_text("class ModelNew: ...")
         tasks = [Task(catalog.Model(file.stem, file), catalog.Variant(file.stem, file, "cuda"), "cuda") for file in files]
-        session = SimpleNamespace(group=None, check_and_time=judge, close=lambda: None)
+        session = SimpleNamespace(
+            group=None, check_and_time=lambda task, result, build: judge(task, result), close=lambda: None
+        )
         monkeypatch.setattr(Runner, "build", build)
         monkeypatch.setattr(Runner, "session_for", lambda *_: session)
         monkeypatch.setattr(runner, "judged_at_once", lambda: 2)

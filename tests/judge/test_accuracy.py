@@ -51,7 +51,7 @@ ORDERS = {
 def graded(terms, *results):
     """[(class of a result, whether eager PyTorch's limit permits it), ...] of results for the sums of rows."""
     probe, oracle = Probe("own", [terms]), Oracle(Sum(), CPU)
-    truth, eager = oracle.truth(probe).outputs[0], oracle.eager(probe).outputs[0]
+    truth, eager = oracle.reference(probe).outputs[0], oracle.eager(probe).outputs[0]
     permitted = [outcome.outputs[0] for outcome in oracle.permitted(probe, "fp32")]
     reference = Reference(truth, eager, *permitted)
     outcomes = {"float32": oracle.reordered(probe)} | {name: oracle.lowered(probe, name) for name in ("tf32", "fp16", "bf16")}

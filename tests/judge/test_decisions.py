@@ -42,7 +42,7 @@ def judged():
     with torch.no_grad():
         probe = with_upstream(Probe("normal", [x]), [original(x)], seed=1)
     oracle = Oracle(original, CPU)
-    truth, eager = oracle.truth(probe), oracle.eager(probe)
+    truth, eager = oracle.reference(probe), oracle.eager(probe)
     decisions = oracle.decisions(probe, truth)
     blind = _references(truth, eager, [eager])[1]
     return probe, _references(truth, eager, [eager], decisions=lambda: decisions)[1], blind

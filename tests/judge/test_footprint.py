@@ -84,7 +84,7 @@ def test_an_oracle_keeps_the_sample_of_all_that_it_computes():
     model, sample = nn.Sigmoid(), Sample(0.1, secret=1)
     probe = Probe("own", [torch.randn(BIG)], [torch.ones(BIG)], (0,))
     oracle, whole = Oracle(model, torch.device("cpu"), sample=sample), Oracle(model, torch.device("cpu"))
-    for result, all_ in ((oracle.truth(probe), whole.truth(probe)), (oracle.eager(probe), oracle.whole(probe))):
+    for result, all_ in ((oracle.reference(probe), whole.reference(probe)), (oracle.eager(probe), oracle.whole(probe))):
         assert torch.equal(result.outputs[0], sample.of(all_.outputs[0], "own"))
         assert torch.equal(result.gradients["input0"], sample.of(all_.gradients["input0"], "own"))
 
@@ -134,7 +134,7 @@ def test_a_judgement_by_a_sample(tmp_path, forward, complaint):
     referee.load(str(tmp_path / "problem.py"), {}, "cpu", str(tmp_path / "weights"), seed=1, share=LEAST, secret=2)
     referee.prepare("own", "own", 3, inputs)
     (reference,), _ = referee.references["own"]
-    assert reference.truth.numel() < 4 * 400001 * 2 * LEAST
+    assert reference.float64.numel() < 4 * 400001 * 2 * LEAST
     (given,) = Drawing(**tensors.load(inputs)["drawing"]).make(referee.problem, "cpu").inputs
     tensors.save_results(tensors.Results([forward(given)]), outputs)
     found = referee.compare_outputs("own", outputs, remark=False)

@@ -146,14 +146,14 @@ def exam_of(model, *inputs, gradients=True):
     probe = Probe("test", list(inputs))
     if gradients:
         probe = probes.with_upstream(probe, oracle.eager(probe).outputs, 1)
-    references = _references(oracle.truth(probe), oracle.eager(probe), oracle.permitted(probe, "fp32"))
+    references = _references(oracle.reference(probe), oracle.eager(probe), oracle.permitted(probe, "fp32"))
     return mutants.Exam(lambda: probe, sum(value.numel() for value in inputs), oracle, *references)
 
 
 def fresh_of(oracle, *inputs):
     probe = Probe("fresh", list(inputs))
     probe = probes.with_upstream(probe, oracle.eager(probe).outputs, 2)
-    return [(probe, oracle.truth(probe))]
+    return [(probe, oracle.reference(probe))]
 
 
 def scored(model, checked, varied, gradients=True):

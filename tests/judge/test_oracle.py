@@ -1,4 +1,4 @@
-"""The truth is float64, and it is the same whether a batch fits into memory or has to be computed in chunks."""
+"""The reference is float64, and it is the same whether a batch fits into memory or has to be computed in chunks."""
 
 import subprocess
 import sys
@@ -81,7 +81,7 @@ def test_truth_is_float64_by_hand():
     (w0, w1), b = model.weight[0].tolist(), model.bias.item()
     expected = torch.tensor([[w0 * r0 + w1 * r1 + b] for r0, r1 in x.tolist()], dtype=torch.float64)
     oracle = Oracle(model, CPU)
-    (truth,) = oracle.truth(probe(x)).outputs
+    (truth,) = oracle.reference(probe(x)).outputs
     (eager,) = oracle.eager(probe(x)).outputs
     assert truth.dtype == torch.float64 and eager.dtype == torch.float32
     torch.testing.assert_close(truth, expected, rtol=1e-15, atol=0)
@@ -92,7 +92,7 @@ def test_truth_is_float64_by_hand():
 def test_gradients_by_hand():
     model = nn.Linear(2, 1)
     x, upstream = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[10.0], [100.0]])
-    gradients = Oracle(model, CPU).truth(probe(x, upstream=[upstream])).gradients
+    gradients = Oracle(model, CPU).reference(probe(x, upstream=[upstream])).gradients
     assert gradients["weight"].tolist() == [[310.0, 420.0]]
     assert gradients["bias"].tolist() == [110.0]
     assert torch.equal(gradients["input0"], upstream.double() * model.weight.detach().double())
@@ -110,7 +110,7 @@ def test_rounded_operands():
 def test_few_outputs_are_rounded_in_several_ways_whose_errors_are_of_one_size():
     torch.manual_seed(0)
     oracle, made = Oracle(nn.Linear(512, 3), CPU), probe(torch.randn(4, 512))
-    truth = oracle.truth(made).outputs[0]
+    truth = oracle.reference(made).outputs[0]
     errors = torch.stack([(outcome.outputs[0] - truth).square().mean().sqrt() for outcome in oracle.rounded_operands(made)])
     assert len(errors) == len(set(errors.tolist())) == 24
     assert 0 < errors.max() < 3 * errors.min()
@@ -124,7 +124,7 @@ def test_another_rounding_is_right_however_few_outputs_show_it(samples):
         torch.manual_seed(seed)
         model = Function(nn.Sequential(nn.Conv2d(8, 16, 3), nn.Sigmoid(), nn.Flatten(), SumOfEach()))
         oracle, made = Oracle(model, CPU, emulated=True), probe(torch.rand(samples, 8, 8, 8))
-        truth, permitted = oracle.truth(made).outputs[0], oracle.rounded_operands(made)
+        truth, permitted = oracle.reference(made).outputs[0], oracle.rounded_operands(made)
         reference = Reference(truth, truth.float(), *(outcome.outputs[0] for outcome in permitted))
         another = oracle._in_float64(made, RoundedOperands(seed=1000 + seed)).outputs[0]
         wrong += reference.compare("the output", another.float()).complaint is not None
@@ -150,7 +150,7 @@ def test_a_layer_in_half_precision_may_be_computed_step_by_step(precision, dtype
         torch.manual_seed(seed)
         made = probe((torch.linspace(-0.3, 0.3, 180) + torch.randn(12, 1)).to(dtype))
         oracle = Oracle(original.to(dtype), CPU)
-        truth, eager, permitted = oracle.truth(made), oracle.eager(made), oracle.permitted(made, precision)
+        truth, eager, permitted = oracle.reference(made), oracle.eager(made), oracle.permitted(made, precision)
         reference = Reference(truth.outputs[0], eager.outputs[0], *(outcome.outputs[0] for outcome in permitted))
         wrong += reference.compare("the output", by_hand(*made.inputs)).complaint is not None
     assert wrong == 0
@@ -159,7 +159,7 @@ def test_a_layer_in_half_precision_may_be_computed_step_by_step(precision, dtype
 def test_integer_inputs_stay_integers():
     embedding = nn.Embedding(5, 3)
     indices = torch.tensor([[0, 4], [2, 2]])
-    (truth,) = Oracle(embedding, CPU).truth(probe(indices)).outputs
+    (truth,) = Oracle(embedding, CPU).reference(probe(indices)).outputs
     assert torch.equal(truth, embedding.weight.detach().double()[indices])
 
 
@@ -170,7 +170,7 @@ def network():
 @pytest.mark.parametrize("largest", [2, 3, 5, 6])
 def test_chunks_give_the_same_as_the_whole(largest):
     model, x, upstream = network(), torch.randn(7, 2, 6, 7), torch.randn(7, 2)
-    for what in ("truth", "eager", "rounded"):
+    for what in ("reference", "eager", "rounded"):
 
         def run(model, what=what):
             oracle, made = Oracle(model, CPU), probe(x, upstream=[upstream])
@@ -189,7 +189,7 @@ def test_chunks_give_the_same_as_the_whole(largest):
 def test_parameter_gradients_are_added_and_input_gradients_put_side_by_side():
     model = Fits(nn.Linear(2, 1, bias=False), 2)
     x, upstream = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), torch.tensor([[10.0], [100.0], [1000.0]])
-    gradients = Oracle(model, CPU).truth(probe(x, upstream=[upstream])).gradients
+    gradients = Oracle(model, CPU).reference(probe(x, upstream=[upstream])).gradients
     assert gradients["model.weight"].tolist() == [[5310.0, 6420.0]]
     assert gradients["input0"].shape == x.shape
 
@@ -197,14 +197,14 @@ def test_parameter_gradients_are_added_and_input_gradients_put_side_by_side():
 def test_every_input_of_the_batch_is_split_and_the_others_are_not():
     model = Fits(Function(lambda x, y, table: {"sum": x + y, "looked up": table.sum() * x}), 2)
     x, y, table = torch.randn(5, 3), torch.randn(5, 3), torch.randn(4)
-    outcome = Oracle(model, CPU).truth(probe(x, y, table))
-    assert_same(outcome, Oracle(model.model, CPU).truth(probe(x, y, table)))
+    outcome = Oracle(model, CPU).reference(probe(x, y, table))
+    assert_same(outcome, Oracle(model.model, CPU).reference(probe(x, y, table)))
 
 
 def test_an_output_that_depends_on_nothing_has_no_gradient():
     model = Fits(Function(lambda x, y: 2 * x), 2)
     x, y = torch.randn(3, 2), torch.randn(3, 2)
-    gradients = Oracle(model, CPU).truth(probe(x, y, upstream=[torch.ones(3, 2)])).gradients
+    gradients = Oracle(model, CPU).reference(probe(x, y, upstream=[torch.ones(3, 2)])).gradients
     assert gradients["input1"] is None
     assert torch.equal(gradients["input0"], torch.full((3, 2), 2.0, dtype=torch.float64))
 
@@ -224,9 +224,9 @@ SAMPLES_MEET = {
 @pytest.mark.parametrize("model", SAMPLES_MEET.values(), ids=SAMPLES_MEET.keys())
 def test_a_model_whose_samples_meet_is_not_chunked(model):
     x = torch.randn(6, 3)
-    Oracle(Fits(model, 6), CPU).truth(probe(x))
+    Oracle(Fits(model, 6), CPU).reference(probe(x))
     with pytest.raises(NotSeparable, match="--set"):
-        Oracle(Fits(model, 3), CPU).truth(probe(x))
+        Oracle(Fits(model, 3), CPU).reference(probe(x))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system says itself that there is no memory")
@@ -243,9 +243,9 @@ model = torch.nn.Sequential(*[torch.nn.Sigmoid() for _ in range(6)])
 x = torch.linspace(-3, 3, 64 << 18).view(64, -1)
 probe = Probe("own", [x], upstream=[torch.ones_like(x)], wanted_inputs=(0,))
 memory.free_on_host = lambda: 1 << 30  # in float64 the seven tensors of a forward pass take 0.9 GiB, of a backward pass more
-whole = Oracle(model, torch.device("cpu")).truth(probe)
+whole = Oracle(model, torch.device("cpu")).reference(probe)
 memory.limit(os.getpid(), 0.6)
-chunked = Oracle(model, torch.device("cpu")).truth(probe)
+chunked = Oracle(model, torch.device("cpu")).reference(probe)
 assert torch.equal(whole.outputs[0], chunked.outputs[0])
 (name,) = chunked.gradients
 assert torch.equal(whole.gradients[name], chunked.gradients[name])
@@ -260,14 +260,14 @@ except RuntimeError:
 
 def test_batch_norm_in_evaluation_is_chunked():
     model, x = nn.BatchNorm1d(3).eval(), torch.randn(6, 3)
-    assert_same(Oracle(Fits(model, 2), CPU).truth(probe(x)), Oracle(model, CPU).truth(probe(x)))
+    assert_same(Oracle(Fits(model, 2), CPU).reference(probe(x)), Oracle(model, CPU).reference(probe(x)))
 
 
 @pytest.mark.parametrize("largest", [0, 1])
 def test_two_samples_must_fit(largest):
     """A chunk is one sample at least, and whether samples meet is seen on two."""
     with pytest.raises(torch.OutOfMemoryError):
-        Oracle(Fits(nn.Linear(3, 2), largest), CPU).truth(probe(torch.randn(4, 3)))
+        Oracle(Fits(nn.Linear(3, 2), largest), CPU).reference(probe(torch.randn(4, 3)))
 
 
 class NeedsHostMemory(nn.Module):
@@ -286,23 +286,23 @@ class NeedsHostMemory(nn.Module):
 def test_what_does_not_fit_into_the_device_even_one_by_one_is_computed_in_host_memory():
     model, made = NeedsHostMemory(), probe(torch.randn(5, 3))
     oracle = Oracle(model, torch.device("meta"))  # a device that every machine has
-    assert_same(oracle.truth(made), Oracle(model, CPU).truth(made))
+    assert_same(oracle.reference(made), Oracle(model, CPU).reference(made))
     assert oracle.ways == {IN_HOST_MEMORY}
     with pytest.raises(torch.OutOfMemoryError):
-        Oracle(Fits(model, 0), CPU).truth(made)
+        Oracle(Fits(model, 0), CPU).reference(made)
 
 
 def test_truth_leaves_buffers_as_they_are():
     model = nn.BatchNorm1d(3)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    Oracle(model, CPU).truth(probe(torch.randn(6, 3)))
+    Oracle(model, CPU).reference(probe(torch.randn(6, 3)))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_tf32_permits_what_rounding_gives_and_strict_what_perturbations_give():
     oracle, made = Oracle(nn.Linear(8, 3), CPU), probe(torch.randn(4, 8))
     assert len(oracle.permitted(made, "fp32")) == 6
-    truth = oracle.truth(made).outputs[0]
+    truth = oracle.reference(made).outputs[0]
     for outcome in oracle.permitted(made, "fp32"):
         assert 1e-8 < (outcome.outputs[0] - truth).abs().max() < 1e-5
     for outcome in oracle.lowered(made, "bf16"):
@@ -327,9 +327,9 @@ def test_the_gradient_of_a_cumulative_product_is_computed_at_once():
     oracle = Oracle(Function(lambda x: torch.cumprod(x, dim=1)), CPU)
     made = probe(x, upstream=[torch.rand(2, 300)])
     with Counting() as counting:
-        found = oracle.truth(made)
+        found = oracle.reference(made)
     assert counting.calls < 100
-    assert_same(found, oracle.truth(made))
+    assert_same(found, oracle.reference(made))
     for outcome in oracle.permitted(made, "fp32"):
         torch.testing.assert_close(outcome.gradients["input0"].double(), found.gradients["input0"], rtol=1e-3, atol=1e-3)
 
@@ -339,7 +339,7 @@ def decided(function, *values):
     x = torch.tensor([values])
     made = probe(x, upstream=[torch.full_like(function(x), 5.0)])
     oracle = Oracle(Function(function), CPU)
-    truth = oracle.truth(made)
+    truth = oracle.reference(made)
     return truth.gradients["input0"], oracle.decisions(made, truth)["input0"]
 
 
@@ -374,7 +374,7 @@ def test_mutated_models_are_copies():
     before = {name: value.clone() for name, value in model.state_dict().items()}
     oracle, made = Oracle(model, CPU), probe(torch.randn(6, 3))
     doubled = oracle.mutated(lambda copy: lambda x: 2 * copy(x), made).outputs[0]
-    torch.testing.assert_close(doubled, 2 * oracle.truth(made).outputs[0].float())
+    torch.testing.assert_close(doubled, 2 * oracle.reference(made).outputs[0].float())
     assert oracle.mutated_in_float64(lambda copy: copy, made).outputs[0].dtype == torch.float64
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -387,7 +387,7 @@ def test_families_in_use():
 def test_attributes_are_in_float64_too_and_no_call_changes_the_model():
     oracle, given = Oracle(Remembers(), CPU), probe(torch.zeros(3))
     for _ in range(2):
-        (eager,), (truth,) = oracle.eager(given).outputs, oracle.truth(given).outputs
+        (eager,), (truth,) = oracle.eager(given).outputs, oracle.reference(given).outputs
         assert (eager.dtype, truth.dtype) == (torch.float32, torch.float64)
         assert torch.equal(eager, truth.float()) and eager[-1] == torch.tensor(1.1)
 
@@ -399,7 +399,7 @@ class MakesFloat32(nn.Module):
 
 def test_what_the_original_makes_in_float32_is_made_in_float64():
     oracle, x = Oracle(MakesFloat32(), CPU), torch.rand(4, 3)
-    truth = oracle.truth(Probe("own", [x])).outputs[0]
+    truth = oracle.reference(Probe("own", [x])).outputs[0]
     assert truth.dtype == torch.float64 and oracle.ways == {PROMOTED}
     torch.testing.assert_close(truth, x.double() @ torch.full((3, 3), 0.1, dtype=torch.float64), rtol=1e-15, atol=0)
     assert torch.get_default_dtype() is torch.float32
@@ -409,14 +409,14 @@ def test_what_the_original_makes_in_float32_is_made_in_float64():
 def test_what_the_original_multiplies_in_16_bits_is_exact_in_the_truth(low):
     layer, x = nn.Linear(3, 2).to(low), torch.rand(4, 3)
     oracle = Oracle(nn.Sequential(Function(lambda x: x.to(low)), layer), CPU)
-    truth = oracle.truth(Probe("own", [x])).outputs[0]
+    truth = oracle.reference(Probe("own", [x])).outputs[0]
     assert truth.dtype == torch.float64 and oracle.ways == {PROMOTED}
     torch.testing.assert_close(truth, layer.double()(x.double()))
 
 
 def test_the_usual_way_is_not_mentioned():
     oracle = Oracle(nn.Linear(3, 2), CPU)
-    oracle.truth(Probe("own", [torch.rand(4, 3)]))
+    oracle.reference(Probe("own", [torch.rand(4, 3)]))
     assert oracle.ways == set()
 
 
@@ -424,16 +424,16 @@ def test_an_original_that_writes_to_its_input_writes_to_a_copy():
     given = torch.linspace(-1, 1, 6)
     probe = Probe("own", [given.clone()])
     oracle = Oracle(Function(lambda x: nn.functional.leaky_relu_(x, 0.5)), CPU)
-    eager, truth = oracle.eager(probe), oracle.truth(probe)
+    eager, truth = oracle.eager(probe), oracle.reference(probe)
     assert torch.equal(probe.inputs[0], given)
     torch.testing.assert_close(eager.outputs[0].double(), truth.outputs[0])
 
 
-def test_the_first_truth_draws_what_eager_drew():
+def test_the_first_reference_draws_what_eager_drew():
     probe = Probe("own", [torch.zeros(2, 50)])
     oracle = Oracle(Function(lambda x: x + torch.randn_like(x)), CPU)
     whole = oracle.whole(probe)
-    torch.testing.assert_close(oracle.truth(probe).outputs[0], whole.outputs[0].double())
+    torch.testing.assert_close(oracle.reference(probe).outputs[0], whole.outputs[0].double())
 
 
 def test_a_gradient_depends_on_what_was_drawn():
@@ -441,5 +441,5 @@ def test_a_gradient_depends_on_what_was_drawn():
     probe = Probe("own", [x], [torch.ones(5000)], (0,))
     oracle = Oracle(Function(lambda x: nn.functional.rrelu(x, training=True)), CPU)
     oracle.eager(probe)  # shows that it draws
-    outcome = oracle.truth(probe)
+    outcome = oracle.reference(probe)
     torch.testing.assert_close(outcome.gradients["input0"], outcome.outputs[0] / x.double(), rtol=1e-6, atol=0)

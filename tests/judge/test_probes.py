@@ -167,5 +167,5 @@ def test_autocast_can_be_judged_for_our_models(model, tmp_path):
     for seed in range(3):
         assert referee.prepare("autocast", "reduced", seed, tmp_path / "inputs")["unusable"] is None
         (reference,) = referee.references["autocast"][0]
-        wrong = reference.truth.roll(1, 0).float()
-        assert reference.compare("", reference.truth.float()).complaint is None and reference.compare("", wrong).complaint
+        wrong = reference.float64.roll(1, 0).float()
+        assert reference.compare("", reference.float64.float()).complaint is None and reference.compare("", wrong).complaint

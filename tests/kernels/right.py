@@ -68,7 +68,7 @@ def make(model, variant, march=None, layer=None, bias=True, **settings):
 
 def assert_as_right(reference, name, actual):
     if reference.is_blunt:  # it varies by less than it is rounded
-        torch.testing.assert_close(actual.double(), reference.truth, rtol=1e-5, atol=0)
+        torch.testing.assert_close(actual.double(), reference.float64, rtol=1e-5, atol=0)
     else:
         complaint = reference.compare(name, actual).complaint
         assert complaint is None, complaint
@@ -85,7 +85,7 @@ def assert_trains_right(original, new, x, precision="fp32"):
     with torch.no_grad():
         probe = with_upstream(Probe("normal", [x]), [original(x)], seed=5)
     oracle = Oracle(original, torch.device("cpu"), emulated=precision == "tf32")
-    truth, eager, permitted = oracle.truth(probe), oracle.eager(probe), oracle.permitted(probe, precision)
+    truth, eager, permitted = oracle.reference(probe), oracle.eager(probe), oracle.permitted(probe, precision)
     (out,), found = tensors.gradients(new, probe.inputs, probe.upstream, probe.wanted_inputs)
     assert found.keys() == truth.gradients.keys()
     (of_output,), references = _references(truth, eager, permitted, decisions=lambda: oracle.decisions(probe, truth))

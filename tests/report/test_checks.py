@@ -21,7 +21,7 @@ def test_a_few_lines():
     assert list(checks.lines(CHECK)) == [
         ("probes", "2 right; wrong: ramp; not run: odd sizes; refused by an exception, as it may: batch 1"),
         ("note", "nan: finite in 1"),
-        ("behaviour", "1 right; not run: another stream; refused by an exception, as it may: torch.compile"),
+        ("behaviour", "1 right; not run: a side stream; refused by an exception, as it may: torch.compile"),
         (
             "work",
             "2 calls of its own code in a forward pass, and the result depends on it; its kernels take 97.3% of the GPU's time",
@@ -38,14 +38,14 @@ def test_what_was_refused():
 
 
 def test_explained():
-    probes = {row[0]: row[1:] for row in checks.explained_probes(CHECK)}
+    probes, behaviour, kernels = (rows for _, rows in checks.tables(CHECK))
+    probes = {row[0]: row[1:] for row in probes}
     assert probes["own"] == ("ok", "1.00e-6", "1.00e-6", "1.00e-5", "on the first inputs that the problem draws")
     assert probes["odd sizes"][0] == "-" and probes["odd sizes"][-1].startswith("not run")
     assert probes["ramp"][0] == "fail" and probes["ramp"][-1] == "on a ramp: the output is off"
-    assert [row[1] for row in checks.explained_behaviour(CHECK)] == ["ok", "-", "-"]
-    assert list(checks.explained_kernels(CHECK)) == [("f", "2", "12.3")]
-    for rows in (checks.explained_probes, checks.explained_behaviour, checks.explained_kernels):
-        assert list(rows(None)) == []
+    assert [row[1] for row in behaviour] == ["ok", "-", "-"]
+    assert kernels == [("2", "12.3", "f")]
+    assert list(checks.tables(None)) == []
 
 
 SILENT = {

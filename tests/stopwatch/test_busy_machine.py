@@ -23,7 +23,7 @@ def hardly_judged(folder, device, copies):
     with pytest.MonkeyPatch.context() as patch, Progress() as progress:
         patch.setattr("playground.driver.session.judge", accept)
         patch.setattr(Runner, "build", lambda *_: None)
-        patch.setattr(timing, "judge", lambda *_: None)
+        patch.setattr(timing, "judge", lambda *_, **__: None)
         patch.setattr(timing.Stopwatch, "_floor", lambda *_: {"floor_ms": None, "floor_bound": None})
         results = Runner(Options(quick=True), progress).run([Task(model, variant, device) for variant in variants])
     return [(result["variant"], result) for result in results]

@@ -10,6 +10,10 @@ namespace emulator {
 template <size_t BYTES>
 struct Word;
 template <>
+struct Word<1> {
+    using type = uint8_t;
+};
+template <>
 struct Word<2> {
     using type = uint16_t;
 };
@@ -69,7 +73,7 @@ using Given = typename Same<T>::type;  // keeps a parameter out of deduction, so
     }                                                                                  \
     template <class T>                                                                 \
     EMULATOR_INLINE T NAME##_block(T* address, ::emulator::Given<T> value) {           \
-        ::emulator::note_block_atomic(address, sizeof(T));                             \
+        ::emulator::note_atomic(address, sizeof(T), true);                             \
         return ::emulator::atomic_update(address, [&](T old) EMULATOR_UNCHECKED -> T { \
             using ::emulator::sum;                                                     \
             return EXPRESSION;                                                         \
@@ -172,7 +176,7 @@ EMULATOR_NV_ATOMIC(__nv_atomic_exchange_n, atomicExch)
 template <class T>
 EMULATOR_INLINE T __nv_atomic_load_n(const T* address, int order, int scope = __NV_THREAD_SCOPE_SYSTEM) {
     ::emulator::fence_for(order == __NV_ATOMIC_SEQ_CST, scope);
-    ::emulator::note_strong_read(address, sizeof(T));
+    ::emulator::note_strong_read(address, sizeof(T), scope <= __NV_THREAD_SCOPE_BLOCK);
     T value;
     __atomic_load(address, &value, __ATOMIC_SEQ_CST);
     ::emulator::fence_for(::emulator::acquires(order), scope);
@@ -186,7 +190,7 @@ template <class T>
 EMULATOR_INLINE void __nv_atomic_store_n(T* address, ::emulator::Given<T> value, int order,
                                          int scope = __NV_THREAD_SCOPE_SYSTEM) {
     ::emulator::fence_for(::emulator::releases(order), scope);
-    emulator_atomic_store(address, value);
+    scope <= __NV_THREAD_SCOPE_BLOCK ? emulator_atomic_store_block(address, value) : emulator_atomic_store(address, value);
 }
 template <class T>
 EMULATOR_INLINE void __nv_atomic_store(T* address, T* value, int order, int scope = __NV_THREAD_SCOPE_SYSTEM) {

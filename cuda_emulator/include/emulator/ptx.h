@@ -67,17 +67,18 @@ struct element<'f', BYTES> {
 EMULATOR_UNCHECKED __attribute__((noinline)) inline void copy_unchecked(void* to, const void* from, unsigned bytes) {
     __builtin_memcpy(to, from, bytes);
 }
-EMULATOR_INLINE void load(void* to, const void* from, unsigned bytes, bool strong) {
-    if (strong) {
-        note_strong_read(from, bytes);
+enum class Strength { weak, strong, of_block };
+EMULATOR_INLINE void load(void* to, const void* from, unsigned bytes, Strength strength) {
+    if (strength != Strength::weak) {
+        note_strong_read(from, bytes, strength == Strength::of_block);
         return copy_unchecked(to, from, bytes);
     }
     note_read(from, bytes);
     __builtin_memcpy(to, from, bytes);
 }
-EMULATOR_INLINE void store(void* to, const void* from, unsigned bytes, bool strong) {
-    if (strong) {
-        note_strong_write(to, bytes);
+EMULATOR_INLINE void store(void* to, const void* from, unsigned bytes, Strength strength) {
+    if (strength != Strength::weak) {
+        note_strong_write(to, bytes, strength == Strength::of_block);
         return copy_unchecked(to, from, bytes);
     }
     note_write(to, bytes);

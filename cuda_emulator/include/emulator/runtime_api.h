@@ -76,15 +76,14 @@ void* shared_pointer(uint32_t address);
 bool is_shared(const void* pointer);
 
 // ---- memory accesses that the compiler does not report by itself
-void note_atomic(void* address, unsigned bytes);
-void note_block_atomic(void* address, unsigned bytes);                    // of the block's scope
+void note_atomic(void* address, unsigned bytes, bool of_block = false);   // of_block: of the block's scope
 void note_compare(void* address, unsigned bytes, bool of_block = false);  // a compare-and-swap
 void note_read(const void* address, unsigned bytes);
 void note_write(void* address, unsigned bytes);
 void* copy_memory(void* to, const void* from, size_t bytes);  // also where they overlap
 void* fill_memory(void* to, int value, size_t bytes);
-void note_strong_read(const void* address, unsigned bytes);
-void note_strong_write(void* address, unsigned bytes);
+void note_strong_read(const void* address, unsigned bytes, bool of_block = false);
+void note_strong_write(void* address, unsigned bytes, bool of_block = false);
 void note_atomic_store(void* address, unsigned bytes, bool of_block);  // an exchange whose result is not used
 void block_fence();                                                    // for the block's own threads
 void device_fence();

@@ -1,4 +1,4 @@
-// The SIMD functions of CUDA's math API: on the two halves or four bytes of a word.
+// The SIMD functions of CUDA's math API, on the two halves or four bytes of a word, and the DPX ones (__vi...).
 #pragma once
 #include <emulator/runtime_api.h>
 #include <stdint.h>
@@ -85,6 +85,75 @@ EMULATOR_SIMD_SAD(__vsads2, int16_t)
 EMULATOR_SIMD_SAD(__vsads4, int8_t)
 EMULATOR_SIMD_SAD(__vsadu2, uint16_t)
 EMULATOR_SIMD_SAD(__vsadu4, uint8_t)
+
+// The DPX functions of each type: NAME_s32, NAME_u32, NAME_s16x2, NAME_u16x2, and, of the signed, those with _relu. An addition
+// wraps.
+namespace emulator {
+template <class T>
+EMULATOR_INLINE T larger(T a, T b) {
+    return a < b ? b : a;
+}
+template <class T>
+EMULATOR_INLINE T smaller(T a, T b) {
+    return b < a ? b : a;
+}
+// function(a, b, c) of T, of each half where it has 16 bits.
+template <class T, class R, class Function>
+EMULATOR_INLINE R by_part(R a, R b, R c, Function function) {
+    if constexpr (sizeof(T) == 4) return function(a, b, c);
+    const unsigned low = uint16_t(function(T(a), T(b), T(c)));
+    return low | unsigned(uint16_t(function(T(a >> 16), T(b >> 16), T(c >> 16)))) << 16;
+}
+}  // namespace emulator
+#define EMULATOR_DPX(NAME, R, T, EXPRESSION)                                                                      \
+    EMULATOR_INLINE R NAME(R a, R b, R c) {                                                                       \
+        return ::emulator::by_part<T>(a, b, c, [](T x, T y, T z) EMULATOR_UNCHECKED -> T { return EXPRESSION; }); \
+    }
+#define EMULATOR_DPX_PAIR(NAME, R, T, EXPRESSION)                                                                  \
+    EMULATOR_INLINE R NAME(R a, R b) {                                                                             \
+        return ::emulator::by_part<T>(a, b, R(0), [](T x, T y, T) EMULATOR_UNCHECKED -> T { return EXPRESSION; }); \
+    }
+#define EMULATOR_DPX_ALL(NAME, MOST, SUM)                                                               \
+    EMULATOR_DPX(__vi##NAME##_s32, int, int, ::emulator::MOST(SUM(int), z))                             \
+    EMULATOR_DPX(__vi##NAME##_u32, unsigned, unsigned, ::emulator::MOST(SUM(unsigned), z))              \
+    EMULATOR_DPX(__vi##NAME##_s16x2, unsigned, int16_t, ::emulator::MOST(SUM(int16_t), z))              \
+    EMULATOR_DPX(__vi##NAME##_u16x2, unsigned, uint16_t, ::emulator::MOST(SUM(uint16_t), z))            \
+    EMULATOR_DPX(__vi##NAME##_s32_relu, int, int, ::emulator::larger(0, ::emulator::MOST(SUM(int), z))) \
+    EMULATOR_DPX(__vi##NAME##_s16x2_relu, unsigned, int16_t, ::emulator::larger<int16_t>(0, ::emulator::MOST(SUM(int16_t), z)))
+#define EMULATOR_SUM(T) T(unsigned(x) + unsigned(y))
+#define EMULATOR_LARGER(T) ::emulator::larger(x, y)
+#define EMULATOR_SMALLER(T) ::emulator::smaller(x, y)
+EMULATOR_DPX_ALL(addmax, larger, EMULATOR_SUM)
+EMULATOR_DPX_ALL(addmin, smaller, EMULATOR_SUM)
+EMULATOR_DPX_ALL(max3, larger, EMULATOR_LARGER)
+EMULATOR_DPX_ALL(min3, smaller, EMULATOR_SMALLER)
+EMULATOR_DPX_PAIR(__vimax_s32_relu, int, int, ::emulator::larger(0, ::emulator::larger(x, y)))
+EMULATOR_DPX_PAIR(__vimin_s32_relu, int, int, ::emulator::larger(0, ::emulator::smaller(x, y)))
+EMULATOR_DPX_PAIR(__vimax_s16x2_relu, unsigned, int16_t, ::emulator::larger<int16_t>(0, ::emulator::larger(x, y)))
+EMULATOR_DPX_PAIR(__vimin_s16x2_relu, unsigned, int16_t, ::emulator::larger<int16_t>(0, ::emulator::smaller(x, y)))
+// These also tell whether it was the first that was taken.
+#define EMULATOR_DPX_TOLD(NAME, MOST, OPERATOR, SIGN, T)                                          \
+    EMULATOR_INLINE T NAME##_##SIGN##32(T a, T b, bool* first) {                                  \
+        *first = a OPERATOR b;                                                                    \
+        return ::emulator::MOST(a, b);                                                            \
+    }                                                                                             \
+    EMULATOR_INLINE unsigned NAME##_##SIGN##16x2(unsigned a, unsigned b, bool* high, bool* low) { \
+        using Half = std::conditional_t<std::is_signed<T>::value, int16_t, uint16_t>;             \
+        *high = Half(a >> 16) OPERATOR Half(b >> 16);                                             \
+        *low = Half(a) OPERATOR Half(b);                                                          \
+        return (*high ? a : b) >> 16 << 16 | ((*low ? a : b) & 0xffff);                           \
+    }
+EMULATOR_DPX_TOLD(__vibmax, larger, >=, s, int)
+EMULATOR_DPX_TOLD(__vibmax, larger, >=, u, unsigned)
+EMULATOR_DPX_TOLD(__vibmin, smaller, <=, s, int)
+EMULATOR_DPX_TOLD(__vibmin, smaller, <=, u, unsigned)
+#undef EMULATOR_DPX_TOLD
+#undef EMULATOR_SMALLER
+#undef EMULATOR_LARGER
+#undef EMULATOR_SUM
+#undef EMULATOR_DPX_ALL
+#undef EMULATOR_DPX_PAIR
+#undef EMULATOR_DPX
 #undef EMULATOR_SIMD_SAD
 #undef EMULATOR_SIMD_COMPARE
 #undef EMULATOR_SIMD_SIGNED

@@ -8,7 +8,7 @@ from playground.report import checks, facts, terminal
 from playground.report.explanation import docstring, sections
 from playground.report.figures import baseline_name, gradients_unsupported, headline, labelled, timing_notes
 from playground.report.page import sources, verdicts
-from playground.report.text import with_unit
+from playground.report.text import NOTHING, with_unit
 
 PTXAS = ("registers", "spill_stores", "spill_loads", "stack", "shared")
 OTHER_PARTY = re.compile(r"; the other party is (.+?) \(line (\d+)(?:, called from line \d+)*\)\s*$")
@@ -49,16 +49,17 @@ def shown(identity, result, path, stale, first=None, with_source=True):
         "time_heads": ["timed, or over", *(head.replace("\n", " ") for head in terminal.TIMES[1:])],
         "times": [[cell.plain for cell in row.values()] for row in terminal.time_rows(result) if row[""].plain],
         "errors": _errors(check),
-        # The second cell of each row is 'ok', 'fail' or '-'.
-        "probes": [(row[0], verdicts.mark(row[1]), *row[2:]) for row in checks.explained_probes(check)],
-        "behaviour": [(row[0], verdicts.mark(row[1]), *row[2:]) for row in checks.explained_behaviour(check)],
-        "kernels": list(checks.explained_kernels(check)),
+        "checked": [(heads, [list(map(_cell, row)) for row in rows]) for heads, rows in checks.tables(check)],
         "source": source,
         "is_open": result["verdict"] in ("fail", "error") or bool(lines),
         # Of a file elsewhere the name alone, since the page may be shown around.
         "source_name": str(path.relative_to(catalog.ROOT) if path.is_relative_to(catalog.ROOT) else path.name) if path else "",
         "stale": stale,
     }
+
+
+def _cell(text):
+    return verdicts.mark(text) if text in ("ok", "fail", NOTHING) else text
 
 
 def documentation(path):

@@ -4,8 +4,6 @@ Every row knows its place in each order as a number, `--by-<key>`, and has a cla
 takes the order, and hides the rows, whose radio buttons are on.
 """
 
-from dataclasses import dataclass
-
 from playground.report import checks, contract, figures
 from playground.report.text import NOTHING, scientific, with_unit
 
@@ -16,32 +14,24 @@ MOSTLY = 0.5  # of the GPU's time, for a variant's own kernels to be called its 
 ORDERS = {"run": "as run", "verdict": "verdict", "time": "time", "speedup": "speed-up", "share": "of the floor"}
 
 
-@dataclass(frozen=True)
-class Mark:
-    """How something went, in a sign, a word and a colour, any of which would do."""
+def mark(word, state=None):
+    """Return how something went, in a sign, a word and a colour, any of which would do.
 
-    state: str
-    text: str
-
-    @property
-    def sign(self):
-        return SIGNS[self.state]
-
-
-def mark(word):
-    """Return the Mark of a verdict, an outcome such as 'faster in fp16', or 'ok' and 'fail'."""
-    return Mark(STATES.get(word.split(" ")[0], UNKNOWN), "not run" if word == NOTHING else word)
+    Without a `state` the word is a verdict, an outcome such as 'faster in fp16', or 'ok' and 'fail'.
+    """
+    state = state or STATES.get(word.split(" ")[0], UNKNOWN)
+    return {"state": state, "sign": SIGNS[state], "text": "not run" if word == NOTHING else word}
 
 
 def errors(check):
     """Return an error beside PyTorch's and what is allowed, as texts, and whether it is within."""
     own, eager, allowed = (check.get(key) for key in ("max_error", "eager_error", "allowed"))
     if check.get("complaint"):
-        within = Mark(BAD, "wrong")
+        within = mark("wrong", BAD)
     elif allowed is None:
-        within = Mark(UNKNOWN, "not compared")
+        within = mark("not compared")
     else:
-        within = Mark(GOOD, "within") if figures.is_within(check) else Mark(BAD, "beyond")
+        within = mark("within", GOOD) if figures.is_within(check) else mark("beyond", BAD)
     of_eager = with_unit(own / eager if own is not None and eager else None, "x")
     texts = {"own": scientific(own), "eager": scientific(eager), "of_eager": of_eager, "allowed": scientific(allowed)}
     return texts | {"mark": within}
@@ -106,8 +96,8 @@ def _row(result, variant):
             "outputs": _entries(check.get("probes")),
             "gradients": _gradients(check),
             "behaviour": _entries(check.get("behaviour")),
-            "own kernels": Mark(UNKNOWN if work["note"] or (share is not None and share < MOSTLY) else GOOD, own),
-            "mutants rejected": Mark(GOOD if told and not check.get("mutants_survived") else UNKNOWN, told or "not counted"),
+            "own kernels": mark(own, UNKNOWN if work["note"] or (share is not None and share < MOSTLY) else GOOD),
+            "mutants rejected": mark(told or "not counted", GOOD if told and not check.get("mutants_survived") else UNKNOWN),
         },
         "build": with_unit(result["build_seconds"], " s"),
         "cached": result["build_seconds"] is not None and not result["built"],
@@ -123,15 +113,15 @@ def _entries(entries):
     """How many probes, or checks of the behaviour, came out right."""
     found = checks.sorted_out(entries or {})
     if found["wrong"]:
-        return Mark(BAD, f"wrong: {', '.join(found['wrong'])}")
+        return mark(f"wrong: {', '.join(found['wrong'])}", BAD)
     if noted := [name for name in entries or () if name in (*found["noted"], *found[checks.REFUSED])]:
-        return Mark(UNKNOWN, f"{len(found['right'])} right, noted: {', '.join(noted)}")
-    return Mark(GOOD, f"{len(found['right'])} right") if found["right"] else Mark(UNKNOWN, "not run")
+        return mark(f"{len(found['right'])} right, noted: {', '.join(noted)}")
+    return mark(f"{len(found['right'])} right", GOOD) if found["right"] else mark("not run")
 
 
 def _gradients(check):
     word = figures.gradient_verdict(check)
     if word in (NOTHING, "none"):
-        return Mark(UNKNOWN, "not checked" if word == NOTHING else "forward only")
+        return mark("not checked" if word == NOTHING else "forward only")
     wrong = [name for name, found in check["gradients"].items() if not figures.is_within(found)]
-    return Mark(BAD, f"wrong: {', '.join(wrong)}") if wrong else Mark(GOOD, f"{len(check['gradients'])} right")
+    return mark(f"wrong: {', '.join(wrong)}", BAD) if wrong else mark(f"{len(check['gradients'])} right", GOOD)

@@ -32,7 +32,7 @@ def page(document, known):
         "remarks": list(filter(None, remarks)),
         "date": date_of(environment).strftime("%-d %B %Y, %H:%M %Z"),
         "environment": json.dumps(environment, indent=1, ensure_ascii=False),
-        "tally": [verdicts.Mark(verdicts.mark(word).state, text) for word, text in figures.tally(results).items()],
+        "tally": [verdicts.mark(word) | {"text": text} for word, text in figures.tally(results).items()],
         "means": [
             f"{with_unit(mean, 'x')} on the {PLACES[place]}: the geometric mean, over {count} "
             f"model{'s' * (count > 1)}, of the best variant's speed-up over the best that PyTorch does"
