@@ -232,6 +232,20 @@ def uninitialised_is_nan():
         torch.utils.deterministic.fill_uninitialized_memory = fill
 
 
+def set_fp32_precision(values):
+    """Set `fp32_precision` of some of torch.backends, {cudnn.conv, for example: "ieee", "tf32" or "none"}.
+
+    The older flags go along: reading one, as programs written before torch 2.9 do, raises where it says something else.
+    """
+    cudnn, products = torch.backends.cudnn.conv, torch.backends.cuda.matmul
+    if cudnn in values:
+        torch._C._set_cudnn_allow_tf32(values[cudnn] == "tf32")
+    if products in values:
+        torch._C._set_cublas_allow_tf32(values[products] == "tf32")
+    for place, value in values.items():
+        place.fp32_precision = value
+
+
 _modes = []  # of torch's determinism, as they were before
 
 

@@ -96,9 +96,8 @@ def tf32_families(device, emulated=False):
 
 
 def forbid_tf32():
-    """Forbid TF32 in this process, by torch 2.9's settings; the older ones cannot be read back beside them."""
-    for setting in FAMILIES.values():
-        setting.fp32_precision = "ieee"
+    """Forbid TF32 in this process."""
+    tensors.set_fp32_precision(dict.fromkeys(FAMILIES.values(), "ieee"))
 
 
 @contextlib.contextmanager
@@ -106,12 +105,10 @@ def without_tf32(device):
     """Have float32 computed in float32 on the device while this is active."""
     before = {setting: setting.fp32_precision for setting in FAMILIES.values()} if device.type == "cuda" else {}
     try:
-        for setting in before:
-            setting.fp32_precision = "ieee"
+        tensors.set_fp32_precision(dict.fromkeys(before, "ieee"))
         yield
     finally:
-        for setting, value in before.items():
-            setting.fp32_precision = value
+        tensors.set_fp32_precision(before)
 
 
 class _Decomposed(TorchFunctionMode):

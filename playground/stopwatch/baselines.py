@@ -120,17 +120,22 @@ def prepare(model, baseline):
 
 @contextlib.contextmanager
 def precision_of(baseline):
-    """Put the baseline's settings in force; TF32 is forbidden where it is strict.
-
-    By the flags of torch 2.9 and later; older ones cannot be read beside them.
-    """
+    """Put the baseline's settings in force; TF32 is forbidden where it is strict."""
     flags = [flag for name in baseline.settings for flag in SETTINGS[name]]
     flags += [(flag, "fp32_precision", "ieee") for flag in _PRECISIONS if baseline.strict]
     before = [(place, name, getattr(place, name)) for place, name, _ in flags]
     try:
-        for place, name, value in flags:
-            setattr(place, name, value)
+        _set(flags)
         yield
     finally:
-        for place, name, value in reversed(before):
+        _set(reversed(before))
+
+
+def _set(flags):
+    precisions = {}
+    for place, name, value in flags:
+        if name == "fp32_precision":
+            precisions[place] = value
+        else:
             setattr(place, name, value)
+    tensors.set_fp32_precision(precisions)

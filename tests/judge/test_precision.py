@@ -324,13 +324,34 @@ def test_no_tf32_on_the_cpu():
     assert tf32_families(torch.device("cpu")) == frozenset()
 
 
-def test_forbidding_tf32_sets_every_family():
-    script = (
-        "from playground.judge import precision; precision.FAMILIES['product'].fp32_precision = 'tf32';"
-        "precision.forbid_tf32(); print({s.fp32_precision for s in precision.FAMILIES.values()})"
-    )
+def test_forbidding_tf32_sets_every_family_and_the_older_flags_can_be_read():
+    """As many originals do, to set cuDNN's for a while: PyTorch raises where the flags of both kinds differ."""
+    script = """
+import torch
+from playground import tensors
+from playground.judge import precision
+from playground.stopwatch import baselines
+
+def older():
+    return torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, torch.get_float32_matmul_precision()
+
+families = precision.FAMILIES.values()
+print(older())
+with precision.without_tf32(torch.device("cuda")):
+    print(older(), {setting.fp32_precision for setting in families})
+for name in ("eager_fp32", "eager+tf32"):
+    with baselines.precision_of(baselines.named(name)):
+        print(older())
+print(older())
+tensors.set_fp32_precision({torch.backends.cuda.matmul: "tf32"})
+precision.forbid_tf32()
+print(older(), {setting.fp32_precision for setting in families})
+"""
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout.strip() == "{'ieee'}"
+    usual, without = "(True, False, 'highest')", "(False, False, 'highest')"
+    assert done.stdout.splitlines() == [
+        *(usual, f"{without} {{'ieee'}}", without, "(True, True, 'high')", usual, f"{without} {{'ieee'}}")
+    ]
 
 
 @pytest.mark.parametrize("name, dtype", [("fp16", torch.float16), ("bf16", torch.bfloat16)])
