@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.emulator import apart
+from tests.kernels import apart
 
 OPERATOR = r"""
 TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) { m.def("answer() -> int", [] { return int64_t(ANSWER); }); }
