@@ -69,8 +69,8 @@ class Comparison:
     such as "as PyTorch" or "float32"; None where it is not known. `ran_on` is "cuda", "cpu" or "emulator", which times nothing.
 
     `milliseconds` is the median of a forward pass; `baselines` are the medians of PyTorch's, and `speedups` those over each of
-    them and over the "fastest" that is at least as precise. Without a quiet machine nothing is claimed: `speedups` is empty
-    and `not_measured` says why.
+    them and over the "fastest" that is at least as precise. Where nothing is claimed `speedups` is empty, and `not_measured`
+    says why.
 
     `result` is all that is known, as in the JSON of compare.py.
     """
@@ -108,8 +108,8 @@ def compare(
     Either is a path, the name of one of the project's models or variants, the text of a file, or a module that has a file.
     `settings` are other values for constants of the problem, such as {"batch_size": 4}. `device`, `standard`, `quick`,
     `training`, `precision`, `time_limit` (seconds for each step) and `sandbox` are those of compare.py; `quick` leaves out
-    torch.compile.
-    `accept` is the error, as a share of the output's spread and at most 0.01, with which a solution is timed all the same.
+    torch.compile. `accept` is the error, at most 0.01 of the output's standard deviation, with which a solution is timed all
+    the same.
 
     What is wrong with the solution is in the Comparison. Raises CatalogError for a path or a setting that stands for nothing,
     CannotCompare where the machine lacks what `device` needs, TypeError and ValueError for other arguments.

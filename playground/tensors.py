@@ -217,8 +217,7 @@ WARN = 1  # torch.get_deterministic_debug_mode's number for "warn"
 def uninitialised_is_nan():
     """Have torch fill what it would leave uninitialised with NaN (or the largest integer), as in deterministic mode.
 
-    torch.use_deterministic_algorithms would import torch._inductor, which takes a second, and leave what a variant compiles
-    deterministic from then on.
+    torch.use_deterministic_algorithms would import torch._inductor, for a second, and make all that is compiled deterministic.
     """
     fill = torch.utils.deterministic.fill_uninitialized_memory
     mode = torch.get_deterministic_debug_mode()

@@ -24,11 +24,11 @@ class CannotMeasure(Exception):
 def measure(tasks, options, file=None, resume=None, add=lambda finished: finished, show=None, cluster=None):
     """Return the document of a run, here or on a cluster.Cluster.
 
-    Every result is written to `file`, an Output, as soon as it is there, of a run of thousands by and by, but always before
-    the run ends, interrupted or not. Results that the document in the file `resume` has of these
-    tasks are taken over. "complete" in the environment says whether there is a result of each. What `add` makes of the finished
-    document is what is written last, and returned. `show` is called with the document so far whenever there is a new result,
-    and gives what can be drawn of what is not complete. Raises CannotMeasure.
+    Every result is written to `file`, an Output, as soon as it is there, of a run of thousands by and by, but always before the
+    run ends, interrupted or not. Results that the document in the file `resume` has of these tasks are taken over. "complete"
+    in the environment says whether there is a result of each. What `add` makes of the finished document is what is written
+    last, and returned. `show` is called with the document so far at each new result, and gives what can be drawn of the rest.
+    Raises CannotMeasure.
     """
     began = time.monotonic()
     record = _Record(tasks, options, file, show or (lambda document: None), cluster.ask if cluster else here)

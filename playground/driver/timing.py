@@ -558,8 +558,8 @@ def graph_notes(eager, graphed):
 def own_clock(side, claimed, limit, load=None):
     """Return milliseconds a call back to back: the first measurement that is within the limit, or the least of several.
 
-    Those beyond the first few are for the case that other programs took the processors. They come after pauses, and some are
-    short: one that fits between two turns of another program is not disturbed. `load` watches all of them.
+    Those beyond the first few, in case other programs took the processors, come after pauses, and some are short enough to fit
+    between two turns. `load` watches all of them.
     """
 
     def measured(count):

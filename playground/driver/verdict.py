@@ -448,7 +448,7 @@ class _Case:
             where = wrong[0] if size_of(probe) == "own" else _under(probe, wrong[0])
             if probe.startswith("normal"):  # see Candidate.differentiate
                 circumstance = "with another forward pass before the backward, from gradients that are not contiguous"
-                where = f"on normal inputs, {circumstance}: {wrong[0]}"
+                where = f"on normal inputs, {circumstance} (a kernel needs .contiguous()): {wrong[0]}"
             has_backward = self._text is None or self._text.line_of(CAVEATS["wrong-gradient"].line)
             is_cut = not has_backward and all(complaint.endswith(" is missing") for complaint in wrong)
             self.complain("no-gradient" if is_cut else "wrong-gradient", where + _and_more(wrong), DROP_IN)

@@ -133,8 +133,7 @@ def vary(problem):
 
     For a problem that is_unchanging. Floats that vary are permuted, and keep zeros, symmetry, order and sums of one; what is
     the same everywhere, but for zero, is changed by up to a quarter; where no float can vary, integers that are not sorted are
-    permuted. Returns why nothing can vary, or None. The seed is the one that torch's generator was given last before the call,
-    so all processes on one kind of device have the same content.
+    permuted. Returns why nothing can vary, or None. The seed is the one that torch's generator was given last.
     """
     original = problem.get_inputs
     why = _varied(list(tensors.inputs_of(problem)), 0)[1]

@@ -78,8 +78,8 @@ def _special(put, clean=torch.clone):
 def _within(value):
     """The problem's own inputs, of which each sample covers another part, an eighth or more, of the range of all of them.
 
-    A sum over many sigmoids of a uniform input hardly varies, so that even a constant passes; under these inputs, which no
-    right kernel may refuse, the samples' outputs differ by much more than a kernel's error.
+    A sum over many sigmoids of a uniform input hardly varies, so that even a constant passes; under these, the samples' outputs
+    differ.
     """
     if value.dim() == 0 or value.numel() == 0 or not torch.isfinite(value).all():
         return value
@@ -294,7 +294,7 @@ class Drawing:
 
 
 def take_step(model, step):
-    """What torch.optim.SGD does: changes the parameters in place, under the names in `step`.
+    """Change the parameters in place as torch.optim.SGD does, under the names in `step`.
 
     Making one would import torch._dynamo, which takes a referee longer than all that it computes on a small probe.
     """

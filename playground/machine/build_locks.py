@@ -44,9 +44,9 @@ def extensions_root() -> Path:
 def clear_stale_locks(root: Path | None = None, grace: float = 2.0) -> Locks:
     """Remove the locks below `root` (torch's own directory if None) whose builder is dead; leave and report the others.
 
-    A lock is stale when, in two looks, no process had it open and none worked in its directory (a ninja outlives the
-    Python that started it). The second look comes when the lock is `grace` seconds old, and at least a moment later.
-    Left in place are also locks whose builder may be out of sight: another user's, and those on a network file system.
+    A lock is stale when, in two looks, no process had it open and none worked in its directory (a ninja outlives the Python
+    that started it). The second look comes when the lock is `grace` seconds old. Another user's locks, and those on a network
+    file system, stay.
     """
     from torch.utils import cpp_extension
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import psutil
 import torch
-from torch.utils import benchmark
 
 MIB = 2**20
 CPU_MATRIX = 2048
@@ -118,5 +117,7 @@ def _setting(place, name: str, value) -> Iterator[None]:
 
 def _seconds(run: Callable) -> float:
     """The median time of as many runs as take 0.4 s, which also lets a GPU's clock rise: an idle one starts low."""
+    from torch.utils import benchmark  # with setuptools, which commands that time nothing need not wait for
+
     timer = benchmark.Timer("run()", globals={"run": run}, num_threads=torch.get_num_threads())
     return timer.blocked_autorange(min_run_time=0.4).median

@@ -61,7 +61,7 @@ def prepare_environment() -> None:
     - CUDA_HOME unset: it is set to a toolkit of torch's major version, if there is one. Left to itself, torch takes the
       directory above that of the nvcc on PATH, which is wrong where that nvcc is a wrapper script or a link.
 
-    A CUDA_HOME that is set is never changed: if it is wrong, `missing_for` says so.
+    A CUDA_HOME that is set is never changed.
     """
     if not _runs("ninja"):
         _put_ninja_on_path()

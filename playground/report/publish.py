@@ -27,7 +27,15 @@ PLOTS = {Path("docs/times-light.svg"): drawing.LIGHT, Path("docs/times-dark.svg"
 LIMITED = Path("results/shared_memory")  # runs of it as built for GPUs with less shared memory; "shared_limit_kb" says how much
 OTHERS = "_fp32", "_fp16"  # the ends of the names of baselines that are no headline's
 LAUNCHES_SHOW = 0.05  # of a time: what a CUDA graph has to save to be mentioned
-BEST_HEAD = ("model, forward pass", "eager, ms", "fastest PyTorch, ms", "best kernel here, ms", "speed-up", "of the floor")
+BEST_HEAD = (
+    "model, forward pass",
+    "eager, ms",
+    "fastest PyTorch, ms",
+    "best kernel here, ms",
+    "speed-up",
+    "of the floor",
+    "on",
+)
 HEAD = (
     *("", "median ms", "over eager", "over the best", "of the floor", "max error (PyTorch's)"),
     *(f"{title}: ms (over the best)" for title in figures.TRAINING.values()),
@@ -155,9 +163,10 @@ def _between(root, path, name, block, text=None):
 
 
 def best(runs, models):
-    """Return the text between README's markers: the plot, and of each GPU and model the fastest kernel beside PyTorch."""
+    """Return the text between README's markers: the plot, and of each model and GPU the fastest kernel beside PyTorch."""
     rows = {run: list(filter(None, (_best_row(run.of(model)) for model in models))) for run in runs}
-    tables = [f"{markdown_cell(run.title)}:\n\n{markdown_table(BEST_HEAD, of)}" for run, of in rows.items() if of]
+    titles = "; ".join(markdown_cell(run.title) for run, of in rows.items() if of)
+    table = markdown_table(BEST_HEAD, [(*row, markdown_cell(run.environment["gpu"])) for run, of in rows.items() for row in of])
     timed = {name for run in runs for result in run.current.values() for name in result["baselines_ms"] or ()}
     names = figures.ordered_baselines(name for name in timed if not name.endswith(OTHERS))
     baselines = ", ".join(markdown_cell(figures.baseline_name(name)) for name in names) or "no baseline"
@@ -165,7 +174,7 @@ def best(runs, models):
         f"At each model's own size. *Speed-up* is over the fastest of PyTorch's ways ({baselines}), taken in turns with it. "
         "*Of the floor*: 100% is as fast as the GPU's measured memory bandwidth and arithmetic rate allow."
     )
-    return "\n\n".join([PICTURE, *tables, caption]) if tables else NOTHING_MEASURED
+    return "\n\n".join([PICTURE, f"{titles}:", table, caption]) if titles else NOTHING_MEASURED
 
 
 def _best_row(results):

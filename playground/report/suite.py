@@ -128,8 +128,8 @@ def eval_results(report):
     """Return {level: KernelBench's eval_results.json of its pairs} (eval_from_generations.py, add_to_eval_results_file).
 
     `correctness` is that of the standard `forward`, which is its question. `runtime` is in milliseconds: the median of the
-    calls, where KernelBench has their mean, and -1, as there, of what is wrong. What was skipped is left out, as KernelBench
-    leaves out what it has not judged. So is what is right, but has no claimed time: its script would divide by -1.
+    calls, where KernelBench has their mean, and -1, as there, of what is wrong. What was skipped is left out, and what is right
+    without a claimed time: KernelBench's script would divide by -1.
     """
     levels = {}
     for result in report["results"]:

@@ -75,8 +75,7 @@ class CpuClock:
     def keep_memory(self):
         """Have glibc keep what is freed, as torch's CUDA allocator does.
 
-        Otherwise large tensors come from the kernel, or not, as the heap happens to lie, and the page faults of those that do
-        can take longer than the work: two processes that run the same code then differ by a third.
+        Page faults of large tensors can take longer than the work: two processes with the same code then differ by a third.
         """
         if _glibc:
             _glibc.mallopt(M_MMAP_MAX, 0)

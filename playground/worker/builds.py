@@ -21,7 +21,7 @@ from playground.worker.failures import describe
 
 
 class BuildWatch:
-    """Wraps torch's two build functions from the moment it is made.
+    """Wrap torch's two build functions from the moment it is made.
 
     `seconds` is the time spent in them so far; `built` says whether any of it compiled; `names` are the extensions. `failure`
     is the reason of the last build where that failed, else None. `own` is what was built, `kernels` are the names of its

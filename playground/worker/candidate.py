@@ -161,11 +161,11 @@ class Candidate(Clocked):
     def run(self, inputs, outputs, poison, may_refuse):
         """Run forward on the probe in one file; the outputs go to another.
 
-        Returns {"peak_mib", "complaints", "refused", "form", "handed_memory"}. With `poison`, memory that torch hands out
-        uninitialised is NaN, so that an element that is not written shows. (The emulator sees such elements by itself.)
-        "complaints" are {check: reason} of what the call did besides. With `may_refuse`, an exception is no failure but the
-        reason in "refused"; there are no outputs then. "form" is the outputs', see tensors.form. "handed_memory" is how many
-        calls of the variant's own code were given tensors, None where not all of them would be seen.
+        Returns {"peak_mib", "complaints", "refused", "form", "handed_memory"}. With `poison`, uninitialised memory of torch's
+        is NaN, so that an element that is not written shows. "complaints" are {check: reason} of what the call did besides.
+        With `may_refuse`, an exception is no failure but the reason in "refused"; there are no outputs then. "form" is the
+        outputs', see tensors.form. "handed_memory" is how many calls of the variant's own code were given tensors, None where
+        not all of them would be seen.
         """
         self._next_schedule()
         probe = self.probe_in(inputs)

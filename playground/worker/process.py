@@ -418,7 +418,7 @@ def pause_others(but, on_gpu=False):
 
 
 def submit(pool, call, *arguments):
-    """A future of a call in one of the pool's threads, whose workers have the same owner as this thread's."""
+    """Return a future of a call in one of the pool's threads, whose workers have the same owner as this thread's."""
     return pool.submit(contextvars.copy_context().run, call, *arguments)
 
 

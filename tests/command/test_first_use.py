@@ -81,7 +81,7 @@ MISTAKES = {
 def start(*arguments, **environment):
     """(exit status, stdout, stderr) of compare.py in a process of its own, as in a pipe."""
     command = [sys.executable, "compare.py", *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=1800)
     return done.returncode, done.stdout, done.stderr
 
 

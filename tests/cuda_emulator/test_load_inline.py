@@ -28,8 +28,13 @@ def result(module):
 """
 
 
+def run(code):
+    """Run the code in a process of its own."""
+    apart.run(exec, code, {"__name__": "__main__"})
+
+
 def test_another_text_under_a_name_is_another_module():
-    apart.run(
+    run(
         BUILDS
         + """
 three, five = built("3"), built("5")
@@ -43,7 +48,7 @@ assert result(built("6", name="other")) == 6 and result(five) == 5
 
 
 def test_another_text_under_a_name_registers_other_operators():
-    apart.run(
+    run(
         BUILDS
         + f"""
 OPERATOR = {OPERATOR!r}
@@ -57,7 +62,7 @@ assert (torch.ops.ops_again.answer(), torch.ops.ops_again_v1.answer()) == (1, 2)
 def test_a_librarys_code_of_the_cpp_library_is_its_own(tmp_path):
     """By nm, as of programs: a vector's code, instrumented for the kernel's text, is not for PyTorch to find."""
     listing = tmp_path / "listing"
-    apart.run(
+    run(
         BUILDS
         + f"""
 import subprocess
@@ -115,7 +120,7 @@ def test_cuda_in_headers_beside_the_files_given_to_load(tmp_path):
     header = tmp_path / "parts/scale.cuh"
     header.write_text(HEADER.replace("BARRIER", ""))
     line = 1 + next(at for at, each in enumerate(HEADER.splitlines()) if each.endswith("// here"))
-    apart.run(
+    run(
         LOADS
         + f"""
 try:
@@ -138,7 +143,7 @@ def test_a_broken_header_is_named_with_its_line(tmp_path):
     (tmp_path / "scale.cu").write_text(SOURCE)
     (tmp_path / "binding.cpp").write_text(BINDING)
     (tmp_path / "parts/scale.cuh").write_text(HEADER.replace("BARRIER", "__syncthread();"))
-    apart.run(
+    run(
         LOADS
         + f"""
 try:
@@ -152,7 +157,7 @@ else:
 
 
 def test_lines_that_end_as_on_windows():
-    apart.run(
+    run(
         BUILDS
         + r"""
 CUDA = CUDA.replace("BODY", "TWO_LINES(x[threadIdx.x])").replace(
@@ -164,7 +169,7 @@ assert result(load_inline("windows", "at::Tensor go(at::Tensor x);", CUDA, funct
 
 
 def test_headers_of_pytorchs_kernels():
-    apart.run(
+    run(
         BUILDS
         + r"""
 CUDA = '''
@@ -206,7 +211,7 @@ REFUSED = [
 @pytest.mark.full
 @pytest.mark.parametrize("kind, flags, said", REFUSED)
 def test_operators_of_halves_under_pytorchs_flags(kind, flags, said):
-    apart.run(
+    run(
         BUILDS
         + f"""
 CUDA = '''#include <cuda_fp16.h>
@@ -250,7 +255,7 @@ at::Tensor go(at::Tensor x) { run<<<1, 4>>>(x.data_ptr<float>()); return x; }
     ],
 )
 def test_what_nvcc_refuses(text, flags, said):
-    apart.run(
+    run(
         BUILDS
         + f"""
 try:

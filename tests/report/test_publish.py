@@ -90,7 +90,7 @@ def test_the_best_of_a_model_comes_first(root, record):
     (row,) = best_rows(root)
     assert row == [
         *("pool", "284", "176 (torch.compile)", "**0.142** ([`v2_single_kernel`](kernels/pool/v2_single_kernel.py))"),
-        *("**49.4x**", "97.9%"),
+        *("**49.4x**", "97.9%", "NVIDIA H200"),
     ]
     record(variant_precision="fp16")
     assert best_rows(root) == [], "what computes in a lower precision is not the best"

@@ -27,8 +27,8 @@ def missing():
 def render(document, known):
     """Return the page of a valid `document` as text. `known` are the Files of its results; others are of no concern.
 
-    A result whose file is not among them has no source on the page, nor an explanation. Every value that a template writes is
-    made visible and escaped, but for the HTML that this package has made.
+    A result whose file is not among them has no source on the page, nor an explanation. Every value of others is made visible
+    and escaped.
     """
     import jinja2  # its libraries are wanted for a page alone
     from markupsafe import Markup
