@@ -217,6 +217,7 @@ WARN = 1  # torch.get_deterministic_debug_mode's number for "warn"
 def uninitialised_is_nan():
     """Have torch fill what it would leave uninitialised with NaN (or the largest integer), as in deterministic mode.
 
+    A file that ends that mode, as some do behind their own use of it, ends it afterwards.
     torch.use_deterministic_algorithms would import torch._inductor, for a second, and make all that is compiled deterministic.
     """
     fill = torch.utils.deterministic.fill_uninitialized_memory
@@ -224,9 +225,18 @@ def uninitialised_is_nan():
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.set_deterministic_debug_mode("warn")
     _modes.append(mode)
+    set_mode = torch._C._set_deterministic_algorithms
+
+    def go_on_filling(mode, *, warn_only=False):
+        if not mode:
+            _modes[:] = [0] * len(_modes)
+        set_mode(True, warn_only=warn_only or not mode)
+
+    torch._C._set_deterministic_algorithms = go_on_filling
     try:
         yield
     finally:
+        torch._C._set_deterministic_algorithms = set_mode
         _modes.pop()
         torch.set_deterministic_debug_mode(mode)
         torch.utils.deterministic.fill_uninitialized_memory = fill

@@ -19,6 +19,20 @@ def test_a_file_may_leave_determinism_as_it_is_without_nan_in_new_memory():
         assert "the deterministic mode" in behaviour.changed(before, behaviour.flags())
         torch.use_deterministic_algorithms(False)
         assert behaviour.changed(before, behaviour.flags()) is None
+        assert torch.empty(3).isnan().all(), "a file that ends the mode would find what an earlier step left"
+
+
+def test_a_file_that_ends_determinism_for_good_is_told():
+    torch.set_deterministic_debug_mode(2)
+    try:
+        with tensors.uninitialised_is_nan():
+            before = behaviour.flags()
+            torch.set_deterministic_debug_mode(0)
+            assert "the deterministic mode" in behaviour.changed(before, behaviour.flags())
+            assert torch.empty(3).isnan().all()
+        assert torch.get_deterministic_debug_mode() == 2
+    finally:
+        torch.set_deterministic_debug_mode(0)
 
 
 def test_memory_that_is_not_written_is_nan():
