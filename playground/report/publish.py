@@ -164,9 +164,12 @@ def _between(root, path, name, block, text=None):
 
 def best(runs, models):
     """Return the text between README's markers: the plot, and of each model and GPU the fastest kernel beside PyTorch."""
-    rows = {run: list(filter(None, (_best_row(run.of(model)) for model in models))) for run in runs}
-    titles = "; ".join(markdown_cell(run.title) for run, of in rows.items() if of)
-    table = markdown_table(BEST_HEAD, [(*row, markdown_cell(run.environment["gpu"])) for run, of in rows.items() for row in of])
+    rows = [(run.environment["gpu"], run, row) for model in models for run in runs if (row := _best_row(run.of(model)))]
+    gpus = {}  # by all else that is said of their runs
+    for gpu, run in dict.fromkeys((gpu, run) for gpu, run, _ in rows):
+        gpus.setdefault(run.title.removeprefix(gpu), []).append(gpu)
+    titles = "; ".join(markdown_cell(f"{' and '.join(names)}{rest}") for rest, names in gpus.items())
+    table = markdown_table(BEST_HEAD, [(*row, markdown_cell(gpu)) for gpu, _, row in rows])
     timed = {name for run in runs for result in run.current.values() for name in result["baselines_ms"] or ()}
     names = figures.ordered_baselines(name for name in timed if not name.endswith(OTHERS))
     baselines = ", ".join(markdown_cell(figures.baseline_name(name)) for name in names) or "no baseline"
