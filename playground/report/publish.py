@@ -209,7 +209,8 @@ def _ladder(root, run, path, model):
     results = run.of(model)
     inputs = next(filter(None, map(figures.inputs_text, results)), "")
     permitted = sorted({PERMITTED[result["precision"]] for result in results if result["precision"] in PERMITTED})
-    title = ", ".join([f"**{model}**", *[f"input {markdown_cell(inputs)}"] * bool(inputs), *permitted])
+    gpu, of = markdown_cell(run.environment["gpu"]), [f"input {markdown_cell(inputs)}"] if inputs else []
+    title = ", ".join([f"**{gpu}**", *of, *permitted])
     rows = [*_baseline_rows(results)]
     for variant in sorted((file.stem for file in (root / "kernels" / model).glob("[!_]*.py")), key=natural_order):
         key = model, variant

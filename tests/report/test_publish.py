@@ -113,7 +113,7 @@ def test_what_is_built_for_less_shared_memory_stands_in_the_ladder(root, record)
 def test_a_ladder_shows_all_that_was_measured(root, record):
     record()
     text = table(root)
-    assert "**pool**, input 128x8x384x384, TF32 permitted\n\n| " in text
+    assert "**NVIDIA H200**, input 128x8x384x384, TF32 permitted\n\n| " in text
     assert "[`v2_single_kernel`](../kernels/pool/v2_single_kernel.py)" in text
     versions = "torch 2.11.0+cu130, CUDA 13.0, driver 580.95.05"
     assert f"\n\nMeasured on NVIDIA H200, {versions}, 2026-11-20; recorded in `results/h200.json`. " in text
@@ -259,7 +259,7 @@ def test_the_command_rewrites_and_checks(root, record, capsys):
     assert text.count("<picture>") == 1 and set(re.findall(r'"(docs/[^"]*)"', text)) == set(map(str, publish.PLOTS))
     assert text.endswith("arithmetic rate allow.\n<!-- best:end -->\n\nThe rest.\n")
     text = (root / LADDER).read_text()
-    assert text.startswith("# Title\n\n<!-- results:begin -->\n**pool**")
+    assert text.startswith("# Title\n\n<!-- results:begin -->\n**NVIDIA H200**")
     assert text.endswith("'The best' is the fastest baseline.\n<!-- results:end -->\n\nThe rest.\n")
     plot = root / DARK
     plot.write_text(plot.read_text().replace("0.142", "0.141"))
