@@ -86,6 +86,7 @@ class Sides:
     initialisers: list = field(default_factory=list)  # theirs, each as a Function without a name
     members: set = field(default_factory=set)  # the names of what classes have
     namespaces: set = field(default_factory=set)
+    classes: set = field(default_factory=set)  # "" for templates
     inner: set = field(default_factory=set)  # headers that are included within a function
     used: set = field(default_factory=set)  # by `using`: namespaces and names
 
@@ -129,6 +130,7 @@ class Sides:
         self.of_device |= other.of_device
         self.members |= other.members
         self.namespaces |= other.namespaces
+        self.classes |= other.classes
         self.used |= other.used
 
     @property
@@ -232,6 +234,7 @@ def sides_of(tokens, macros):
             at = begin = at + 1
         elif name is None and {"class", "struct", "union"} & set(words):
             classes.append((matching(tokens, at), class_name(words)))
+            found.classes.add(classes[-1][1])
             at = begin = at + 1
         elif name is not None:
             close = matching(tokens, at)
@@ -371,7 +374,7 @@ def refusals(tokens, own, whole):
             continue
         if "__global__" in f.words and not f.words & {"void", "auto"} and f.free:
             found[f.begin] = f"a kernel that returns something ({f.name}): __global__ functions return void"
-        if "__global__" in f.words and f.owner and f.owner not in whole.namespaces and "friend" not in f.words:
+        if "__global__" in f.words and f.owner in whole.classes - {""} and "friend" not in f.words:
             found[f.begin] = f"a kernel that is a member ({f.owner}::{f.name}): __global__ functions stand outside classes"
         if f.device and not f.host:
             of_device(tokens, f, host_only, whole, found)
