@@ -1,28 +1,28 @@
 """conv3d_div_max_gap_bias_sum, v5: TMA brings x, a persistent kernel, planes of x stay in registers.
 
-Like v4, but TMA fills stages of fp32, which the producer warps scale and pack as fp16.
-
 Why it is faster
-    It is persistent and warp-specialized: all SMs have equal parts of the rows of windows, TMA keeps 64 KiB of x under way,
-    four producer warps pack a column's 8 channels side by side, and eight consumer warps keep planes of x in registers from
-    slab to slab: 32 matrices loaded by ldmatrix feed 112 products. Measured on an H200: 0.133 ms (v4 0.143).
+    It is persistent and warp-specialized: blocks have equal parts of the rows of windows. TMA loads fp32 up to two stages
+    (64 KiB) ahead, four producer warps scale and pack it as fp16, a column's 8 channels side by side, and eight consumer warps
+    keep planes of x in registers from slab to slab (not strict): 32 matrices loaded by ldmatrix feed 112 products. mma.sync,
+    since wgmma, by count, would read weights for every 64 positions. Measured on an H200: 0.133 ms (v4 0.144).
 
 Mathematics
-    v4's: fp16 with a power of two for each segment, a block's part of a sample, taken from its first stage; a segment whose
-    values overflow fp16 is attempted again. Weights are off by 2^-38 of their largest. Strict (PyTorch forbids TF32; read in
-    each call): fp16x3. All positions of a window add in the same order, so equal inputs give equal bits.
+    max((conv + b) / d) = (max(sign(d) conv) + sign(d) b) / |d|: the weights take the sign, the rest follows the mean. x and
+    weights are rounded to TF32's 11 bits, in fp16 with a power of two for each segment, a block's part of an image (a sample,
+    or what fits of it), taken from its first stage; one that overflows fp16 is attempted again. Tiny weights are off by 2^-38
+    of the largest. Strict (no TF32): fp16x3, high and low parts. Positions that see equal pixels have equal sums.
 
 Launches
-    stream_max_mean  SMs, or samples  384 threads  207 KiB, strict 215  a consumer warp: 8 windows x 16 outputs at a time
-    finish_samples   samples          32           0                    adds a sample's segments, where blocks share samples
+    stream_max_mean  SMs, or fewer  384 threads  207 KiB, strict 215  fewer: whole samples each, if 95% of SMs stay busy
+    finish_samples   samples        32           0                    adds a sample's segments, unless each sample is one
 
 Floor
-    269 MB in, 0.062 ms on an H200 (4.34 TB/s); 47.6 GFLOP at the 622 TFLOP/s of mma.sync, 0.077. What binds: a warp issues a
-    product every 8 or 9 cycles, and registers permit two consumer warps a scheduler; their pipe is busy 59% of the time.
+    268 MB in, 0.061 ms on an H200 (4.39 TB/s); 47.6 GFLOP at the 622 TFLOP/s of mma.sync, 0.077. What binds: registers permit
+    two consumer warps a scheduler; one issues a product every 8 or 9 cycles at best. Their pipe is busy 59% of the time.
 
 Takes
-    v4's tensors on compute capability 9.0. x whose rows are no multiple of 16 bytes is copied first (v4 needs no copy). PyTorch
-    computes what SERVED excludes, with a warning. The gradient is PyTorch's. Deterministic for a number of SMs.
+    float32 on compute capability 9.0, else RuntimeError; what SERVED excludes, PyTorch computes, with a warning. x that is not
+    in rows of 16 bytes is copied first. The gradient is PyTorch's. Deterministic for a number of SMs.
 """
 
 import ctypes

@@ -1,27 +1,27 @@
 """conv_pool_sigmoid_sum, v5: a persistent, warp-specialized kernel; single pass, TMA-fed wgmma.
 
-Like v4, it makes box sums in registers. For x, consumers wait at mbarriers only.
+out[sample] sums sigmoid(z) over outputs and positions; z is the average-pooled convolution. Box sums in registers, as in v4.
 
 Why it is faster
     v4's warps copy, sum and multiply in turn; in half of the cycles none of them is ready. Here one thread of a producer
     warpgroup keeps a multistage pipeline full: a TMA instruction copies 26 KiB, up to 6 stages (156 KiB) are in flight. Three
-    consumer warpgroups turn rows into box sums in registers, wgmma's operand a; its four warps share reads of the weights.
-    Memory bound at batch 128, 0.147 ms measured, 95% of the floor; latency bound at 1 to 32.
+    consumer warpgroups make box sums in registers, operand a of wgmma, whose four warps share each read of the weights.
+    Memory bound at batch 128: 0.146 ms on an H200, 94% of the floor's speed; latency bound at 1 to 32.
 
 Mathematics
-    v4's: box[t] sums a window of p pixels, shifted by tap t of the kernel. All but the middle tap's, m, are differences:
+    box[t] sums a window of p pixels, shifted by tap t of the kernel; m is the middle tap. The others enter as differences:
     z[o] = bias[o] + 1/p * sum over channels of [sum over t != m of w[t] * (box[t] - box[m]) + (sum over t of w[t]) * box[m]]
     Products are TF32 (11 bits); weights and box[m] are split, high + low. Strict (PyTorch forbids TF32): all are (3xTF32).
 
 Launches
-    conv_pool_sum: a block per SM of 512 threads and 193 KiB (see count_blocks). add_segments: a warp a sample, starts early.
+    conv_pool_sum: at most a block an SM, 512 threads, 193 KiB; writes out or, where samples have parts, sums for add_segments.
 
 Floor
-    604 MB in, 0.140 ms at the 4.32 TB/s that the run measured (data sheet: 4.8). 22.5 GFLOP are 0.06 ms of TF32.
+    604 MB in, 0.138 ms at an H200's measured 4.39 TB/s (data sheet: 4.8). 22.5 GFLOP are 0.06 ms at 355 TFLOP/s of TF32.
 
 Takes
-    float32 CUDA tensors (batch, in_channels, height, width) on compute capability 9.0, what is_served says. PyTorch computes
-    the rest, with a warning. The gradient is PyTorch's. Deterministic for a number of SMs.
+    float32 CUDA tensors (batch, in_channels, height, width) on compute capability 9.x. What is_served refuses, PyTorch
+    computes, with a warning; all else raises RuntimeError. The gradient is PyTorch's. Deterministic for a number of SMs.
 """
 
 import ctypes
