@@ -154,8 +154,13 @@ def find_model(name_or_path):
 def variants(model):
     """Return the project's variants of a model in reading order: v1, v2, ..., those for training, then the CPU's."""
     names = {path.stem: path for path in (KERNELS / model.name).glob("[!_]*.py")}
-    order = sorted(names, key=lambda name: (name.startswith("cpu_"), name.startswith("training_"), natural_order(name)))
+    order = sorted(names, key=ladder_order)
     return [_variant(names[name]) for name in order]
+
+
+def ladder_order(name):
+    """Return a sort key for names of variants: a ladder's, those for training, those for the CPU."""
+    return name.startswith("cpu_"), name.startswith("training_"), natural_order(name)
 
 
 def natural_order(name):

@@ -62,8 +62,13 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "full: of the full tier, which --full adds")
 
 
+# The files that take longest, which begin: else one worker would end with them, and the other with nothing.
+SLOWEST_FIRST = ("test_load_inline", "test_exhibits", "test_failures", "test_timing", "test_cpu_variants", "test_shapes")
+
+
 def pytest_collection_modifyitems(config, items):
     """The full tier runs where --full asks for it, or where the command line names the test itself (FILE::TEST)."""
+    items.sort(key=lambda item: (*SLOWEST_FIRST, item.path.stem).index(item.path.stem))
     if config.option.full or any("::" in argument for argument in config.args):
         return
     full = [item for item in items if item.get_closest_marker("full")]

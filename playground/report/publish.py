@@ -16,7 +16,7 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from playground.catalog import natural_order, reading_order
+from playground.catalog import ladder_order, reading_order
 from playground.report import drawing, figures, memories, page, published, speed_bars
 from playground.report.document import DocumentError, date_of, is_stale, read, write_whole
 from playground.report.text import markdown_cell, markdown_table, scientific, significant, with_unit
@@ -79,7 +79,7 @@ class Run:
 
     def of(self, model):
         """Return the results of a model that are current, in reading order."""
-        keys = sorted((key for key in self.current if key[0] == model), key=lambda key: natural_order(key[1]))
+        keys = sorted((key for key in self.current if key[0] == model), key=lambda key: ladder_order(key[1]))
         return [self.current[key] for key in keys]
 
 
@@ -212,7 +212,7 @@ def _ladder(root, run, path, model):
     gpu, of = markdown_cell(run.environment["gpu"]), [f"input {markdown_cell(inputs)}"] if inputs else []
     title = ", ".join([f"**{gpu}**", *of, *permitted])
     rows = [*_baseline_rows(results)]
-    for variant in sorted((file.stem for file in (root / "kernels" / model).glob("[!_]*.py")), key=natural_order):
+    for variant in sorted((file.stem for file in (root / "kernels" / model).glob("[!_]*.py")), key=ladder_order):
         key = model, variant
         if not variant.startswith("cpu_"):
             rows.append([_link(path, *key), *(["stale"] if key in run.stale else _figures(run.current.get(key)))])
