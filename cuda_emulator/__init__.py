@@ -14,7 +14,6 @@ The names in __all__ are what others may use. Nothing here needs PyTorch before 
 """
 
 import ctypes
-import functools
 import importlib
 import sys
 from pathlib import Path
@@ -178,9 +177,11 @@ def _replace(name, old, new):
 
 
 def _with_cuda(load, emulated):
-    """PyTorch's load for files without CUDA, the emulator's for the rest."""
+    """PyTorch's load for files without CUDA, the emulator's for the rest.
 
-    @functools.wraps(load)
+    No functools.wraps: who undoes other wrappers (inspect.unwrap) would take PyTorch's for all.
+    """
+
     def loading(name, sources, *args, **kwargs):
         files = [sources] if isinstance(sources, (str, Path)) else sources
         is_cuda = any(str(file).endswith((".cu", ".cuh")) for file in files)

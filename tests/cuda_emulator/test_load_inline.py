@@ -111,6 +111,19 @@ def built(folder):
 """
 
 
+def test_who_undoes_wrappers_finds_the_emulators_functions():
+    """As playground's count of builds does, before it puts its own wrapper around."""
+    run("""
+import inspect
+import cuda_emulator as emulator
+from torch.utils import cpp_extension
+
+theirs = cpp_extension.load, cpp_extension.load_inline
+emulator.install(mode="check")
+assert not {*theirs} & {inspect.unwrap(cpp_extension.load), inspect.unwrap(cpp_extension.load_inline)}
+""")
+
+
 @pytest.mark.full
 def test_cuda_in_headers_beside_the_files_given_to_load(tmp_path):
     """Shared memory and a barrier in a header; its mistake is named there; an edited header is another module."""
