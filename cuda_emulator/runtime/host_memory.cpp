@@ -171,7 +171,8 @@ bool is_registered(const void* address) {
 }
 
 int memory_type(const void* pointer) {
-    if (!options.checked()) return cudaMemoryTypeDevice;  // nothing is known of it, and all of it may be used
+    if (!options.checked())  // else nothing is known of it, and all of it may be used
+        return is_registered(pointer) ? cudaMemoryTypeHost : cudaMemoryTypeDevice;
     const Allocation* a = device_memory.contains(pointer) ? device_memory.find(pointer) : nullptr;
     if (!a) return is_registered(pointer) ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
     return a->owner == Owner::device ? cudaMemoryTypeDevice

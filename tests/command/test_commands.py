@@ -55,9 +55,11 @@ def test_one_that_passes(tiny_problem, right, tmp_path):
     assert "pass" in out and "right" in out
     assert "\x1b" not in out and "build tiny" not in out, "progress and colours do not belong into a pipe's stdout"
     assert "build tiny/right" in err
-    (result,) = document.read(file)["results"]
+    found = document.read(file)
+    (result,) = found["results"]
     assert result["verdict"] == "pass" and result["ran_on"] == "cpu"
-    assert result["speedup_proof"] == "not proved against deceit" and "not proved against deceit" in " ".join(out.split())
+    said = "not proved against deceit" if found["environment"]["sandbox"].startswith("off") else None
+    assert result["speedup_proof"] == said and (said or "pass") in " ".join(out.split())
     assert set(result["baselines_ms"]) == {"eager", "channels_last", "compile"}
     assert result["check"]["max_error"] <= result["check"]["allowed"]
     assert result["floor_ms"] > 0 and result["floor_bound"] in ("memory", "compute")

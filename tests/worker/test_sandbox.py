@@ -152,7 +152,7 @@ def test_what_only_tries(aims, runner):
     names = files_that_need("") + (files_that_need("a compiler") if not requirements.missing_for("cpu") else [])
     assert len(names) >= 20
     with (
-        runner.new_room(task_of(PROBLEM), [aims.aimed(name) for name in names]) as room,
+        contextlib.closing(runner.new_room(task_of(PROBLEM), [aims.aimed(name) for name in names])) as room,
         WorkerProcess(UNTIMED, room=room) as worker,
     ):
         for name in names:
@@ -171,7 +171,7 @@ def test_what_only_tries(aims, runner):
 def test_what_ends_its_process(aims, runner, name):
     before = set(psutil.pids())
     began = time.monotonic()
-    with runner.new_room(task_of(PROBLEM), [aims.aimed(name)]) as room:
+    with contextlib.closing(runner.new_room(task_of(PROBLEM), [aims.aimed(name)])) as room:
         with WorkerProcess(UNTIMED, room=room) as worker:
             expect(loaded(runner, worker, task_of(aims.folder / "files" / f"{name}.py")), name)
         assert time.monotonic() - began < 50, "a limit, and not the time limit"
@@ -192,7 +192,7 @@ def test_what_the_referee_reads(aims, runner):
         names = [name for name in files_that_need("the whole check") if name != "honest"]
         names.sort(key="puts_a_folder".__eq__)  # last: unless this is root, its folder stays for who writes to the same place
         shown = [aims.aimed(name) for name in names]
-        room = stack.enter_context(runner.new_room(honest, shown))
+        room = stack.enter_context(contextlib.closing(runner.new_room(honest, shown)))
         shared = stack.enter_context(WorkerProcess(UNTIMED, room=room))
         other = stack.enter_context(WorkerProcess(UNTIMED, room=runner.room(honest)))
         for name in [*names, "honest"]:
@@ -265,7 +265,7 @@ def test_what_a_killed_driver_leaves(tmp_path, write_variant, monkeypatch):
     assert len(family) >= 4 and not running
     assert len(left()) >= 2
     alive = Runner(OPTIONS, Progress())
-    with alive.new_room(task_of(PROBLEM), []) as room:
+    with contextlib.closing(alive.new_room(task_of(PROBLEM), [])) as room:
         sweep()
         assert left() == [room.exchange.parent, room.builds]
     alive.close()
