@@ -50,7 +50,7 @@ def sentence(results):
     faster = (
         f"measured, and {claiming['over eager']} are faster here, {claiming['over both']} of these also than PyTorch's best"
         if all(each.get("outer") for each in results if "timed" in kinds(each))
-        else "measured; the others are to be timed again, by the clock that no file can forge"
+        else "measured; the others are to be timed again, by today's clock"
     )
     return (
         f"Of {found['all']} published KernelBench solutions, {found['right']} are right on their problem's own inputs and "

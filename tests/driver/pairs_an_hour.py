@@ -44,10 +44,9 @@ def judged(name, suite, more, file, kill=False, **environment):
     document = json.loads(file.read_text())
     results = {(row["model"], row["variant"]): row for row in document["results"]}
     lost = document["environment"].get("lost_workers", 0)
-    print(
-        f"{name}: exit status {status}, {len(results)} pairs in {seconds:.0f} s, {3600 * len(results) / seconds:.0f} an hour",
-        end="",
-    )
+    count = sum(row["verdict"] in ("pass", "forward only", "fail") for row in results.values())  # a file may be missing
+    rate = f"{count} of {len(results)} pairs judged in {seconds:.0f} s, {3600 * count / seconds:.0f} an hour"
+    print(f"{name}: exit status {status}, {rate}", end="")
     print(f", {lost} workers lost; complete: {document['environment']['complete']}", flush=True)
     return results
 

@@ -8,6 +8,7 @@ import copy
 import functools
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import cuda_emulator as emulator
 from playground import catalog, tensors
@@ -100,3 +101,17 @@ def gradients(new, x, upstream=None):
     out = new(x)
     upstream = torch.linspace(-1, 2, out.numel()).view(out.shape) if upstream is None else upstream
     return torch.autograd.grad(out, [x, *new.parameters()], upstream)
+
+
+class Recorder(TorchDispatchMode):
+    """`calls` are {operator: (args, kwargs) of its last call} of one namespace."""
+
+    def __init__(self, namespace):
+        super().__init__()
+        self.namespace = namespace
+        self.calls = {}
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if operator.namespace == self.namespace:
+            self.calls[operator] = args, kwargs or {}
+        return operator(*args, **kwargs or {})

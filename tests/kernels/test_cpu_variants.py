@@ -8,8 +8,7 @@ import re
 import project_variants
 import pytest
 import torch
-from right import TINY, assert_right, gradients, load_variant, make
-from torch.utils._python_dispatch import TorchDispatchMode
+from right import TINY, Recorder, assert_right, gradients, load_variant, make
 
 OTHERS = {"pool_size": (1, 3, 3)}  # what cpu_winograd leaves to PyTorch
 FORMS = {"conv3d_div_max_gap_bias_sum": [{}, {"sum_dim": 0}, OTHERS]}
@@ -258,20 +257,6 @@ def test_wrong_tensors_are_refused(model, variant):
 def test_a_divisor_that_does_not_divide_is_refused(model, variant, divisor):
     with pytest.raises((ValueError, RuntimeError), match="divisor"):
         load_variant(variant.path).ModelNew(8, 16, 3, divisor, 2, (16, 1, 1, 1), 1)
-
-
-class Recorder(TorchDispatchMode):
-    """{operator: arguments of its last call} of one namespace."""
-
-    def __init__(self, namespace):
-        super().__init__()
-        self.namespace = namespace
-        self.calls = {}
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        if operator.namespace == self.namespace:
-            self.calls[operator] = args, kwargs or {}
-        return operator(*args, **kwargs or {})
 
 
 def registered(namespace):

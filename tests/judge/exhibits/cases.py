@@ -553,6 +553,13 @@ import math
 [forward]
 top = x.nan_to_num(posinf=math.inf).max()
 return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2) + (top - top)""",
+    "wrong/decorative_by_nvrtc": """Launches a kernel that NVRTC has compiled, and multiplies what it gives by zero.
+Verdict: fail: its own kernels do not account for the result
+Needs: a GPU
+Like: honest/compiled_by_nvrtc
+[edit]
+-        return F.avg_pool2d(out, 2)
++        return F.avg_pool2d(torch.sigmoid(y) + 0 * out, 2)""",
     "wrong/kernel_does_not_compile": """Its kernel does not compile, and cuDNN does the work.
 Verdict: fail: its kernel failed to build and it went on without it: does not compile
 Needs: a GPU
