@@ -18,10 +18,7 @@ OTHER_PARTY = re.compile(r"; the other party is (.+?) \(line (\d+)(?:, called fr
 
 
 def mark(word, state=None):
-    """Return how something went, in a sign, a word and a colour, any of which would do.
-
-    Without a `state` the word is a verdict, an outcome such as 'faster in fp16', or 'ok' and 'fail'.
-    """
+    """Return a sign, a word and a colour for a verdict, an outcome such as 'faster in fp16', or any word with a `state`."""
     state = state or STATES.get(word.split(" ")[0], UNKNOWN)
     return {"state": state, "sign": SIGNS[state], "text": "not run" if word == NOTHING else word}
 
@@ -130,8 +127,8 @@ def _errors(check):
 
 def _checks(check):
     """Return {what was checked: how it went} for a row."""
-    work, told, gradients = check.get("work") or {"note": "not looked at"}, check.get("mutants_rejected"), check.get("gradients")
-    share, word = work.get("own_share"), figures.gradient_verdict(check)
+    work, gradients = check.get("work") or {"note": "not looked at"}, check.get("gradients")
+    told, share, word = check.get("mutants_rejected"), work.get("own_share"), figures.gradient_verdict(check)
     own = work["note"] or ("called" if share is None else with_unit(100 * share, "%"))
     if word in (NOTHING, "none"):
         of_gradients = mark("not checked" if word == NOTHING else "forward only")

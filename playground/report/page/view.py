@@ -83,12 +83,12 @@ def _model(identity, name, members):
 def _group(identity, name, members):
     results = [result for result, _ in members]
     missing = {item for result in results for item in (result.get("baselines_unavailable") or {}).items()}
-    pictures = enumerate(speed_bars.pictures(members))
+    pictures = {f"{identity}-{number}": each for number, each in enumerate(speed_bars.pictures(members))}
     floors = [f"{with_unit(each['floor_ms'], ' ms')}, bound by {each['floor_bound']}" for each in results if each["floor_ms"]]
     return {
         **{key: members[0][1][key] for key in ("place", "sizes")},
         **{"id": identity, "members": members, "inputs": next(filter(None, map(figures.inputs_text, results)), "")},
-        "ladders": [(each.title, speed_bars.page_svg(each, f"{identity}-{n}", f"{name}, {each.title}")) for n, each in pictures],
+        "ladders": [(each.title, speed_bars.page_svg(each, key, f"{name}, {each.title}")) for key, each in pictures.items()],
         "floor": floors[0] if floors else None,
         "missing": sorted(f"{figures.baseline_name(each)} was not measured: {why}" for each, why in missing),
     }
