@@ -65,7 +65,6 @@ def _next_number(model):
 
 
 def _copied_text(model, parent, name):
-    """The text of the variant `parent`, with the new one's NAME and a docstring that says whose kernel it is."""
     text = parent.path.read_text(encoding="utf-8")
     head = START.format(model=model.name, number=name.split("_")[0], parent=parent.name)
     text = BEFORE_HEADINGS.sub(lambda _: head, text, count=1)

@@ -355,7 +355,6 @@ def _any_visible(found, true):
 
 
 def _size(value):
-    """The largest magnitude of the finite elements."""
     finite = value[torch.isfinite(value)]
     return finite.abs().max().item() if finite.numel() else 0.0
 

@@ -339,5 +339,4 @@ def _doubled(model):
 
 
 def _rows(inputs, batch, part):
-    """The part of the batch of every tensor that has the batch as its first dimension."""
     return [v[part] if isinstance(v, torch.Tensor) and v.dim() and v.shape[0] == batch else v for v in inputs]

@@ -266,7 +266,6 @@ class RoundedResults(Decomposing):
 
 
 def _rounding(to, seed):
-    """The function that rounds a tensor to a precision, under the random scale that belongs to a seed."""
     scale = 1.0 if seed is None else 1.0 - torch.rand((), generator=torch.Generator().manual_seed(seed)).item() / 2
     return lambda value: _ROUNDINGS[to](value * scale) / scale
 
@@ -433,5 +432,4 @@ def _with_each(change, result):
 
 @functools.cache
 def _is_view(function):
-    """Whether it gives a view, or the input itself."""
     return any(output.alias_info is not None for output in function._schema.returns)

@@ -199,7 +199,6 @@ class Reference:
         return "the terms that cancel in it" if self.is_zero else "its spread"
 
     def _wrong_form(self, name, actual):
-        """What is wrong with its shape or type."""
         if actual is None:
             return f"{name} is missing"
         if actual.shape != self._shape:
@@ -223,7 +222,6 @@ class Reference:
 
 
 def _deviation(finite, others):
-    """Standard deviation of a tensor's elements together with the finite ones of `others`; 0 for none."""
     if finite.numel() == 0:
         return 0.0
     parts = [finite.double(), *(other[torch.isfinite(other)].double() for other in others)]

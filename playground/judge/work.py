@@ -312,7 +312,6 @@ def pending_cuda_error():
 
 @functools.cache
 def _cuda_runtime():
-    """The CUDA runtime that this process has loaded; None where there is none."""
     maps = Path("/proc/self/maps")
     paths = sorted(set(re.findall(r"/\S*libcudart\.so\S*", maps.read_text()))) if maps.exists() else []
     return ctypes.CDLL(paths[0]) if paths else None

@@ -95,7 +95,6 @@ def tables(check):
 
 
 def _probes(entries):
-    """Yield the rows; the last cell says what a probe is, or what is worth knowing."""
     for name, entry in entries.items():
         figures = [scientific(entry[key]) for key in ("max_error", "eager_error", "allowed")]
         known = BY_NAME.get(name.removesuffix(AT_OWN_SIZE))

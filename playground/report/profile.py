@@ -46,14 +46,12 @@ def _figures(kernel):
 
 
 def _stalls(kernel):
-    """The reasons for which warps wait most."""
     for reason, share in list(kernel["stalls"].items())[:STALLS_SHOWN]:
         meaning = f"{reason.replace('_', ' ')}: {metrics.STALLS[reason]}"
         yield [Text(one_line(kernel["kernel"])), Text(with_unit(100 * share, "%")), Text(meaning)]
 
 
 def _requests(kernel, kernels, counts):
-    """Transactions a request, wherever one of the two knows them."""
     counted = of_kernel(kernel["kernel"], [each["kernel"] for each in kernels], counts["kernels"]) if counts else {}
     for where, unit in metrics.TRANSACTIONS.items():
         measured, emulated = kernel["per_request"].get(where), counted.get(where) or {}

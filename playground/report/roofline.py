@@ -8,6 +8,8 @@ what its operators really move and do.
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from playground.report import drawing
 from playground.report.drawing import BASELINE, FAINT, FLOOR, INK, PAPER, SOFT, VARIANT
 from playground.report.figures import baseline_medians, baseline_name, fastest_baseline, inputs_text
@@ -128,13 +130,9 @@ def _draw_points(axes, points):
     room = int((1 - COLUMN_AT) * axes.bbox.width / per_unit / LETTER)
     column = sorted((point for point in points if point.kind != AS_WRITTEN), key=lambda point: point.rate)
     places = [axes.transData.transform((1, point.rate))[1] / per_unit for point in column]
-    least = axes.bbox.y0 / per_unit + LINE / 2
-    heights = []
-    for place in places:  # from below: no name stands lower than the axes, or nearer than a line to the one below it
-        heights.append(max(place, least))
-        least = heights[-1] + LINE
-    for index in range(len(places) - 2, -1, -1):  # what was pushed up by more than the next one needs sinks again
-        heights[index] = min(heights[index], heights[index + 1] - LINE)
+    # From below: no name stands lower than the axes, or nearer than a line to the one below it.
+    lines = LINE * np.arange(len(column))
+    heights = np.maximum.accumulate(np.maximum(places, axes.bbox.y0 / per_unit + LINE / 2) - lines) + lines
     side = -1 if any(point.intensity > column[0].intensity for point in points) else 1
     for point, place, height in zip(column, places, heights, strict=True):
         look = {"weight": "bold", "color": INK} if point.kind == OF_VARIANT else {"color": SOFT}

@@ -147,7 +147,6 @@ class Details(View):
 
 
 def _ratio(ratio):
-    """A speed-up: green or red where its interval is on one side of 1."""
     if ratio is None:
         return Text(NOTHING)
     return Text(with_unit(ratio["ratio"], "x"), "green" if ratio["low"] > 1 else "red" if ratio["high"] < 1 else "")
@@ -246,5 +245,4 @@ def time_rows(result):
 
 
 def _spread(spread):
-    """Return a median, and what lies between the 20th and the 80th percentile."""
     return (significant(spread["median"]), span(spread["p20"], spread["p80"])) if spread else (NOTHING, NOTHING)

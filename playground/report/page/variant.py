@@ -126,7 +126,6 @@ def _errors(check):
 
 
 def _checks(check):
-    """Return {what was checked: how it went} for a row."""
     work, gradients = check.get("work") or {"note": "not looked at"}, check.get("gradients")
     told, share, word = check.get("mutants_rejected"), work.get("own_share"), figures.gradient_verdict(check)
     own = work["note"] or ("called" if share is None else with_unit(100 * share, "%"))
@@ -145,7 +144,6 @@ def _checks(check):
 
 
 def _entries(entries):
-    """How many probes, or checks of the behaviour, came out right."""
     found = checks.sorted_out(entries)
     if found["wrong"]:
         return mark(f"wrong: {', '.join(found['wrong'])}", BAD)
@@ -155,7 +153,6 @@ def _entries(entries):
 
 
 def _ptxas(result):
-    """Return rows of what nvcc said of each kernel; none where it was not asked or said nothing."""
     found = result.get("ptxas") or {}
     if result["backend"] != "cuda" or "unknown" in found:
         return []
