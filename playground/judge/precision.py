@@ -378,7 +378,7 @@ class DrawnInFloat32(Uncompiled):
         if function._schema.name.endswith("_"):
             return args[0]
         is_wide = any(map(_is_wide, torch.utils._pytree.tree_leaves((args, kwargs))))
-        return torch.utils._pytree.tree_map(_widened, drawn) if is_wide else drawn
+        return torch.utils._pytree.tree_map_only(torch.Tensor, _widened, drawn) if is_wide else drawn
 
 
 def _is_wide(value):
@@ -392,7 +392,7 @@ def _narrowed(value):
 
 
 def _widened(value):
-    return value.double() if isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value
+    return value.double() if value.dtype == torch.float32 else value
 
 
 class Promoted(TorchFunctionMode):
