@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from playground import catalog
-from playground.report import checks, facts, figures, terminal
+from playground.report import facts, figures, terminal
 from playground.report.explanation import docstring, sections
 from playground.report.page import sources
 from playground.report.text import NOTHING, scientific, with_unit
@@ -59,7 +59,7 @@ def shown(identity, result, path, stale, first=None, with_source=True):
         "time_heads": ["timed, or over", *(head.replace("\n", " ") for head in terminal.TIMES[1:])],
         "times": [[cell.plain for cell in row.values()] for row in terminal.time_rows(result) if row[""].plain],
         "errors": list(_errors(result["check"] or {})),
-        "checked": list(checks.tables(result["check"])),
+        "checked": list(facts.tables(result["check"])),
         "source": source,
         "is_open": result["verdict"] in ("fail", "error") or bool(lines),
         # Of a file elsewhere the name alone, since the page may be shown around.
@@ -139,10 +139,10 @@ def _checks(check):
 
 
 def _entries(entries):
-    found = checks.sorted_out(entries)
+    found = facts.sorted_out(entries)
     if found["wrong"]:
         return mark(f"wrong: {', '.join(found['wrong'])}", BAD)
-    if noted := [name for name in entries if name in (*found["noted"], *found[checks.REFUSED])]:
+    if noted := [name for name in entries if name in (*found["noted"], *found[facts.REFUSED])]:
         return mark(f"{len(found['right'])} right, noted: {', '.join(noted)}")
     return mark(f"{len(found['right'])} right", GOOD) if found["right"] else mark("not run")
 
