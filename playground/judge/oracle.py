@@ -64,10 +64,7 @@ class Oracle:
         self._draws = False  # whether a call was seen to draw random numbers
 
     def eager(self, probe, mutate=lambda model: model):
-        """Return the Results of the original as PyTorch runs it by default, or of what `mutate` makes of it.
-
-        It runs on a copy, since a call may change the model.
-        """
+        """Return the Results of a copy of the original, or of what `mutate` makes of it, as PyTorch runs it by default."""
         return self._run(mutate(tensors.copy_model(self._model)), self._given(probe), probe)
 
     def whole(self, probe):

@@ -19,10 +19,7 @@ ODD_STEP = 3
 
 
 class Sizes:
-    """`runs(problem)` says whether the original runs on the problem's inputs. `settings` are those of the own size.
-
-    `precision` is that of all problems; see tensors.in_precision.
-    """
+    """`runs(problem)` says whether the original runs. `settings` are those of the own size, `precision` is all problems'."""
 
     def __init__(self, path, settings, place, runs, precision=None):
         self._device = tensors.PLACES[place]

@@ -75,10 +75,7 @@ def is_stale(result, variant_file, model_file):
 
 
 def has_changed(result, now):
-    """Return whether a result is stale beside `now`, another result or the hashes of the present files.
-
-    It compares code_sha256 where both have one, otherwise source_sha256; and model_sha256 where both have one.
-    """
+    """Return whether a result is stale beside `now`, by code_sha256 where both have it, else source_sha256, and model_sha256."""
     models = {each.get("model_sha256") for each in (result, now)} - {None}
     key = "code_sha256" if "code_sha256" in result and "code_sha256" in now else "source_sha256"
     return result[key] != now[key] or len(models) > 1

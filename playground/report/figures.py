@@ -270,10 +270,7 @@ def listed(value):
 
 
 def changed_sizes(result, root=ROOT):
-    """Return the constants that differ from the original's: {name: (value, original)}; an unknown original is None.
-
-    The originals are result["shape"]["defaults"] where the driver recorded them, otherwise the model's file tells.
-    """
+    """Return {name: (value, original)} of the constants that are not the original's, which is None where it is not known."""
     shape, catalogued = result.get("shape") or {}, Path(root) / "models" / f"{result['model']}.py"
     defaults = shape.get("defaults") or model_constants(catalogued if catalogued.is_file() else result["model"])
     pairs = {name: (value, defaults.get(name)) for name, value in (shape.get("settings") or {}).items()}

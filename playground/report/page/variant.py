@@ -11,7 +11,8 @@ from playground.report.text import NOTHING, scientific, with_unit
 
 GOOD, BAD, UNKNOWN = "good", "bad", "unknown"
 SIGNS = {GOOD: "✓", BAD: "✗", UNKNOWN: "–"}
-STATES = {"pass": GOOD, "ok": GOOD, "faster": GOOD, "fail": BAD, "error": BAD, "slower": BAD}
+STATES = dict.fromkeys(("pass", "ok", "faster", "within"), GOOD)
+STATES |= dict.fromkeys(("fail", "error", "slower", "wrong", "wrong:", "beyond"), BAD)
 MOSTLY = 0.5  # of the GPU's time, for a variant's own kernels to be called its work
 OTHER_PARTY = re.compile(r"; the other party is (.+?) \(line (\d+)(?:, called from line \d+)*\)\s*$")
 
@@ -111,13 +112,9 @@ def _errors(check):
     for name, each in compared.items():
         own, eager, allowed = (each.get(key) for key in ("max_error", "eager_error", "allowed"))
         of_eager = with_unit(own / eager if own is not None and eager else None, "x")
-        if each.get("complaint"):
-            within = mark("wrong", BAD)
-        elif allowed is None:
-            within = mark("not compared")
-        else:
-            within = mark("within", GOOD) if figures.is_within(each) else mark("beyond", BAD)
-        yield name, (scientific(own), scientific(eager), of_eager, scientific(allowed)), within, each.get("complaint") or ""
+        word, complaint = "within" if figures.is_within(each) else "beyond", each.get("complaint") or ""
+        word = "wrong" if complaint else "not compared" if allowed is None else word
+        yield name, (scientific(own), scientific(eager), of_eager, scientific(allowed)), mark(word), complaint
 
 
 def _checks(check):
@@ -128,7 +125,7 @@ def _checks(check):
         of_gradients = mark("not checked" if word == NOTHING else "forward only")
     else:
         wrong = ", ".join(name for name, found in gradients.items() if not figures.is_within(found))
-        of_gradients = mark(f"wrong: {wrong}", BAD) if wrong else mark(f"{len(gradients)} right", GOOD)
+        of_gradients = mark(f"wrong: {wrong}") if wrong else mark(f"{len(gradients)} right", GOOD)
     return {
         "outputs": _entries(check.get("probes") or {}),
         "gradients": of_gradients,
@@ -141,7 +138,7 @@ def _checks(check):
 def _entries(entries):
     found = facts.sorted_out(entries)
     if found["wrong"]:
-        return mark(f"wrong: {', '.join(found['wrong'])}", BAD)
+        return mark(f"wrong: {', '.join(found['wrong'])}")
     if noted := [name for name in entries if name in (*found["noted"], *found[facts.REFUSED])]:
         return mark(f"{len(found['right'])} right, noted: {', '.join(noted)}")
     return mark(f"{len(found['right'])} right", GOOD) if found["right"] else mark("not run")
