@@ -112,7 +112,7 @@ def save_results(results, path):
 
 
 def erase_results(path):
-    """Erase a file of results, unless it is no regular file of its own, for `save_results` to use again. Returns whether it did."""
+    """Erase a file of results, whose memory `save_results` uses again. Returns whether it was a regular file of its own."""
     try:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "wb") as file:
             found = os.fstat(file.fileno())
