@@ -7,7 +7,7 @@ from playground import catalog
 from playground.report import facts, figures, terminal
 from playground.report.explanation import docstring, sections
 from playground.report.page import sources
-from playground.report.text import NOTHING, scientific, with_unit
+from playground.report.text import NOTHING, with_unit
 
 GOOD, BAD, UNKNOWN = "good", "bad", "unknown"
 SIGNS = {GOOD: "✓", BAD: "✗", UNKNOWN: "–"}
@@ -59,7 +59,7 @@ def shown(identity, result, path, stale, first=None, with_source=True):
         "facts": list(_facts(result)),
         "time_heads": ["timed, or over", *(head.replace("\n", " ") for head in terminal.TIMES[1:])],
         "times": [[cell.plain for cell in row.values()] for row in terminal.time_rows(result) if row[""].plain],
-        "errors": list(_errors(result["check"] or {})),
+        "errors": _errors(result["check"] or {}),
         "checked": list(facts.tables(result["check"])),
         "source": source,
         "is_open": result["verdict"] in ("fail", "error") or bool(lines),
@@ -104,17 +104,12 @@ def _facts(result):
 
 
 def _errors(check):
-    """Yield (of what, errors beside PyTorch's and what is allowed, is it within, complaint) of outputs and each gradient."""
+    """Return [(of what, its errors, is it within)] of the outputs and each gradient."""
     gradients = check.get("gradients") or {}
     compared = {"outputs": check} if check.get("allowed") is not None else {}
     if figures.gradients_unsupported(gradients) is None:
         compared |= {f"gradient of {name}": each for name, each in gradients.items()}
-    for name, each in compared.items():
-        own, eager, allowed = (each.get(key) for key in ("max_error", "eager_error", "allowed"))
-        of_eager = with_unit(own / eager if own is not None and eager else None, "x")
-        word, complaint = "within" if figures.is_within(each) else "beyond", each.get("complaint") or ""
-        word = "wrong" if complaint else "not compared" if allowed is None else word
-        yield name, (scientific(own), scientific(eager), of_eager, scientific(allowed)), mark(word), complaint
+    return [(name, each, mark("within" if figures.is_within(each) else "beyond")) for name, each in compared.items()]
 
 
 def _checks(check):
