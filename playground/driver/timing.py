@@ -345,7 +345,7 @@ class Stopwatch:
         if mode not in self._secret_seeds:
             self._secret_seeds[mode] = [new_seed() for _ in range(RECHECKS[step_of(mode)] + 1)]
             for seed in self._secret_seeds[mode]:
-                self._referee.prepare_timed(_probe_name(mode, seed), step_of(mode), seed)
+                self._referee.ask("prepare_timed", probe=_probe_name(mode, seed), mode=step_of(mode), seed=seed)
         return self._secret_seeds[mode]
 
     def _recheck(self, variant, result, mode, folder, seed):

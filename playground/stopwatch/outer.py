@@ -47,6 +47,11 @@ class _Handle(ctypes.Structure):
     _fields_ = (("bytes", ctypes.c_ubyte * 64),)
 
 
+def form_of(tensor):
+    """Return what a place says of a tensor, but for where it is."""
+    return {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "stride": list(tensor.stride())}
+
+
 def extent(tensor):
     """Return the bytes from a tensor's first element to the end of its last."""
     return _extent(tensor.dtype, tensor.shape, tensor.stride())
@@ -157,9 +162,7 @@ class Layout:
                 raise Unshareable(f"inputs of {tensor.dtype}, {tensor.layout}")
             if extent(tensor) > tensor.numel() * tensor.element_size():
                 tensor = tensor.contiguous()
-            self.places.append(
-                {"offset": at, "shape": list(tensor.shape), "stride": list(tensor.stride()), "dtype": str(tensor.dtype)}
-            )
+            self.places.append(form_of(tensor) | {"offset": at})
             at += -(-extent(tensor) // ALIGNED) * ALIGNED
         self.bytes = max(at, ALIGNED)
 

@@ -314,7 +314,7 @@ class Timed:
         referee = SimpleNamespace(
             answers=lambda worker: self._folder,
             compare=device.compare,
-            prepare_timed=lambda probe, step, seed: device.truths.append(step),
+            ask=lambda what, probe, mode, seed: device.truths.append(mode),
             worker=Process(device),
             reserved=contextlib.nullcontext,
         )
