@@ -296,7 +296,7 @@ class Race:
 
 def most_cores_for_others(place):
     """Return how many processors other processes may keep busy while a round is played that counts."""
-    there = usable_processors()
+    there = len(usable_processors())
     return max(BUSY_CORES, there - CORES_FOR_A_GPU if place == "cuda" else BUSY_SHARE * there)
 
 

@@ -587,7 +587,7 @@ def give_findings(result, findings):
 
 def give_examination(result, examination):
     """Keep what compute-sanitizer saw; what it found is the verdict."""
-    result["sanitizer"] = examination.as_dict()
+    result["sanitizer"] = asdict(examination)
     if examination.findings:
         give_findings(result, examination.findings)
 

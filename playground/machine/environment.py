@@ -55,18 +55,16 @@ def describe_apart() -> dict:
 
 
 def _gpus() -> list[dict]:
-    if not torch.cuda.is_available():
-        return []
-    return [_gpu(torch.cuda.get_device_properties(index)) for index in range(torch.cuda.device_count())]
-
-
-def _gpu(properties) -> dict:
-    return {
-        "name": properties.name,
-        "compute_capability": f"{properties.major}.{properties.minor}",
-        "memory_mib": properties.total_memory // 2**20,
-        "multiprocessors": properties.multi_processor_count,
-    }
+    indices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+    return [
+        {
+            "name": found.name,
+            "compute_capability": f"{found.major}.{found.minor}",
+            "memory_mib": found.total_memory // 2**20,
+            "multiprocessors": found.multi_processor_count,
+        }
+        for found in map(torch.cuda.get_device_properties, indices)
+    ]
 
 
 def _cudnn_version() -> str | None:
@@ -79,10 +77,8 @@ def _cudnn_version() -> str | None:
 
 def _nvcc_release() -> str | None:
     """The release of the nvcc that torch's builds use."""
-    if home := requirements.named_home():
-        toolkit = requirements.toolkit_at(Path(home))
-    else:
-        toolkit = requirements.find_toolkit(torch.version.cuda)
+    home = requirements.named_home()
+    toolkit = requirements.toolkit_at(Path(home)) if home else requirements.find_toolkit(torch.version.cuda)
     return toolkit.release if toolkit else None
 
 

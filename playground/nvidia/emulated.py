@@ -7,26 +7,21 @@ from playground.nvidia import metrics
 def counted(model, variant):
     """Return {"settings": {name: text}, "kernels": {name: {where: {"per_request", "least"}}}} of the forward pass.
 
+    "per_request" are transactions a request of a warp, "least" what the same bytes would cost at least.
+
     None for a problem that has no size for the emulator: at its own it would take hours. Raises RuntimeError when counting
     fails.
     """
     if not model.settings("counted"):
         return None
     found = counting.measure_apart(model, variant)
-    return {"settings": found["settings"], "kernels": {name: _per_request(each) for name, each in found["forward"].items()}}
-
-
-def _per_request(figures):
-    """Transactions a request of a warp, and the least that the same bytes would cost, for each kind of memory that is used."""
-    result = {}
-    for where, unit in metrics.TRANSACTIONS.items():
-        if where in figures:
-            requests = figures[where]["requests"]
-            result[where] = {
-                "per_request": figures[where][unit] / requests,
-                "least": figures[where][f"{unit} at least"] / requests,
-            }
-    return result
+    kernels = {name: {} for name in found["forward"]}
+    for name, figures in found["forward"].items():
+        for where, unit in metrics.TRANSACTIONS.items():
+            if where in figures:
+                requests, total, least = (figures[where][key] for key in ("requests", unit, f"{unit} at least"))
+                kernels[name][where] = {"per_request": total / requests, "least": least / requests}
+    return {"settings": found["settings"], "kernels": kernels}
 
 
 def of_kernel(name, measured_names, counts):

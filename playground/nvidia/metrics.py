@@ -22,23 +22,12 @@ SHARES = {
 }
 
 # What the emulator counts, too: (transactions, requests) of warps, to be summed over launches.
+_DEVICE = ("l1tex__t_sectors_pipe_lsu_mem_global_op_{}.sum", "l1tex__t_requests_pipe_lsu_mem_global_op_{}.sum")
+_SHARED = ("l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{}.sum", "smsp__sass_inst_executed_op_shared_{}.sum")
 PER_REQUEST = {
-    "device memory read": (
-        "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
-        "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
-    ),
-    "device memory written": (
-        "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
-        "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",
-    ),
-    "shared memory read": (
-        "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
-        "smsp__sass_inst_executed_op_shared_ld.sum",
-    ),
-    "shared memory written": (
-        "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
-        "smsp__sass_inst_executed_op_shared_st.sum",
-    ),
+    f"{memory} memory {done}": tuple(name.format(operation) for name in names)
+    for memory, names in (("device", _DEVICE), ("shared", _SHARED))
+    for done, operation in (("read", "ld"), ("written", "st"))
 }
 TRANSACTIONS = {name: "sectors" if name.startswith("device") else "wavefronts" for name in PER_REQUEST}
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from playground.judge import work
@@ -57,9 +57,6 @@ class Examination:
         if self.findings:
             return "fail"
         return f"error: {self.problem}" if self.problem else "nothing found" if self.tools else NOTHING_TO_DO
-
-    def as_dict(self):
-        return asdict(self)
 
 
 @contextlib.contextmanager

@@ -35,11 +35,9 @@ def main(request_file, reply_file):
     signal.alarm(int(request["limit"]) + 60)  # if the process that asked is gone by then
     load_inline, candidate = cpp_extension.load_inline, Candidate()
     reply = {"kernels": [], "passes": [], "refused": None, "error": None}
-    steps = [lambda: _run(candidate, request, reply)]
     if request["inputs"]:
         _build_with_lines(request["load"]["variant"])
-        steps.append(lambda: _make_mistake(load_inline, request))
-    for step in steps:
+    for step in (lambda: _run(candidate, request, reply), lambda: _make_mistake(load_inline, request)):
         try:
             step()
         except Exception as exception:
@@ -79,7 +77,7 @@ def _run(candidate, request, reply):
 
 def _make_mistake(load_inline, request):
     """Without a tool it is only built, so that under one, where all is slow, nothing is left to build."""
-    if request["load"]["place"] == "cuda":
+    if request["inputs"] and request["load"]["place"] == "cuda":
         make = control.build(load_inline)
         if request["tool"]:
             make(request["tool"])

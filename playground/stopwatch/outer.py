@@ -32,17 +32,6 @@ class Unshareable(Exception):
     """What cannot be shared between processes; the text says why."""
 
 
-class _Driver:
-    """The calls of CUDA's driver that are needed. Raises Unshareable with the number of an error."""
-
-    def __init__(self):
-        self._library = ctypes.CDLL("libcuda.so.1")
-
-    def __call__(self, function, *arguments):
-        if status := getattr(self._library, function)(*arguments):
-            raise Unshareable(f"{function} failed with CUDA error {status}")
-
-
 class _Handle(ctypes.Structure):
     _fields_ = (("bytes", ctypes.c_ubyte * 64),)
 
@@ -84,10 +73,14 @@ class Memory:
 
     def __init__(self):
         torch.cuda.synchronize()  # from here on there is a context
-        self._driver = _Driver()
+        self._library = ctypes.CDLL("libcuda.so.1")
         self._opened = {}  # handle -> (address, bytes)
         self._handles = {}  # number of an allocation -> handle
         self._allocated = []
+
+    def _driver(self, function, *arguments):
+        if status := getattr(self._library, function)(*arguments):
+            raise Unshareable(f"{function} failed with CUDA error {status}")
 
     def allocate(self, count):
         """Return the address of `count` new bytes, zeros."""

@@ -135,7 +135,7 @@ class OnGpu:
         self._clock = CudaClock()
         self._clock.flush()
         torch.cuda.synchronize()
-        self._flush_ms = min(self._clock.flush_in_a_row(self._clock.flush_ms()) for _ in range(3))
+        self._flush_ms = min(self._clock.flush_in_a_row(self._clock.flush_ms) for _ in range(3))
 
     def open(self, side, page):
         """Make memory and flags for a side. Returns {"handle", "offset", "places"}, with which it finds them."""
