@@ -1,9 +1,9 @@
 """What load_inline and load do in this process: how long they take, what they build, whether they compile or fail."""
 
+import contextlib
 import functools
 import importlib.machinery
 import inspect
-import math
 import os
 import time
 from pathlib import Path
@@ -95,7 +95,11 @@ class BuildWatch:
 
     def _built(self, function, given, args, kwargs):
         """What the call returns. For a GPU it is first tried with a small part of torch's headers, where that may do."""
-        light = _light_headers(given) if given.get("cuda_sources") and not self._emulated else None
+        light = None
+        if given.get("cuda_sources") and not self._emulated:
+            texts = _joined(given.get("cpp_sources")), _joined(given["cuda_sources"])
+            binds, implicit = given.get("functions") is not None, not given.get("no_implicit_headers")
+            light = light_headers.folder_for(build_locks.extensions_root(), *texts, binds, implicit)
         if light is None:
             return function(*args, **kwargs)
         from torch.utils import cpp_extension
@@ -120,9 +124,12 @@ class BuildWatch:
 
     def _has_new_library(self, name, wall_clock):
         """Whether a library of this name, as others are built side by side, was written since `wall_clock`."""
-        libraries = cuda_emulator.libraries_named(name) if self._emulated else _extension_libraries(name)
         file_system_resolution = 1.0  # seconds; some file systems round modification times
-        return any(_modified(file) >= wall_clock - file_system_resolution for file in libraries)
+        for file in cuda_emulator.libraries_named(name) if self._emulated else _extension_libraries(name):
+            with contextlib.suppress(FileNotFoundError):  # another process has removed it since it was listed
+                if file.stat().st_mtime >= wall_clock - file_system_resolution:
+                    return True
+        return False
 
 
 def _extension_libraries(name):
@@ -132,25 +139,6 @@ def _extension_libraries(name):
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root())
     folders = [root / name, *(folder / name for folder in cuda_emulator.entries(root))]
     return [file for folder in folders for file in cuda_emulator.entries(folder) if file.suffix == ".so"]
-
-
-def _modified(file):
-    """When, in seconds since the epoch; minus infinity for one that another process has removed since it was listed."""
-    try:
-        return file.stat().st_mtime
-    except FileNotFoundError:
-        return -math.inf
-
-
-def _light_headers(given):
-    """The folder of the headers that serve the texts of a build; None where they need all of torch's."""
-    return light_headers.folder_for(
-        build_locks.extensions_root(),
-        _joined(given.get("cpp_sources")),
-        _joined(given["cuda_sources"]),
-        has_functions=given.get("functions") is not None,
-        implicit=not given.get("no_implicit_headers"),
-    )
 
 
 def _bound(function, args, kwargs):

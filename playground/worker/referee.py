@@ -162,8 +162,11 @@ class Referee:
             return {"differentiable": False, "unusable": f"the original does not run: {describe(exception)[0]}"}
         unusable = None if is_of_forward else special.unusable(self.references[probe][0])
         has_to_be_finite = probe == probes.WITHIN or not (is_of_forward or unusable or self.probes[probe].clean)
-        finite = {name: all(reference.is_finite for reference in self.references[name][0]) for name in {probe, "own"}}
-        if has_to_be_finite and finite["own"] and not finite[probe]:
+
+        def is_finite(name):
+            return all(reference.is_finite for reference in self.references[name][0])
+
+        if has_to_be_finite and not is_finite(probe) and is_finite("own"):
             unusable = "the original's own result is not finite"
         shapes = [list(each.float64.shape) for each in self.references[probe][0]]
         return {"differentiable": differentiable, "unusable": unusable, "form": self.forms[probe], "shapes": shapes}
