@@ -65,9 +65,10 @@ def measure(referee, players, place, step, declared, limit, seconds):
     began = time.monotonic()
 
     def are_enough(used):
-        if used < FEWEST_ROUNDS:
-            return False
-        return used >= ROUNDS or time.monotonic() - began > seconds or _is_narrow(conclude(rounds, resolution, usual))
+        if not FEWEST_ROUNDS <= used < ROUNDS or time.monotonic() - began > seconds:
+            return used >= FEWEST_ROUNDS
+        found = conclude(rounds, resolution, usual)
+        return (1 - ENOUGH) * found["ratio"] <= found["low"] and found["high"] <= (1 + ENOUGH) * found["ratio"]
 
     with contextlib.ExitStack() as joined:
         joined.callback(referee.ask, "outer_close")
@@ -86,10 +87,6 @@ def measure(referee, players, place, step, declared, limit, seconds):
                 counts |= {name: round(min(MOST_CALLS[place], max(FEWEST_CALLS, each))) for name, each in fit.items()}
                 rounds, is_known = {name: [] for name in rounds}, True
     return conclude(rounds, resolution, usual)
-
-
-def _is_narrow(found):
-    return (1 - ENOUGH) * found["ratio"] <= found["low"] and found["high"] <= (1 + ENOUGH) * found["ratio"]
 
 
 def _leave(player, limit):

@@ -39,12 +39,11 @@ class Drawn:
         values = self.draw(0)
         self.layout = outer.Layout(values)
         self._kept = [value for value in values if not isinstance(value, torch.Tensor)]
-        names = self._workload.names(self._content)
         results = self._computed()
-        self._names = names or [str(i) for i in range(len(results))]
-        self._given = [value is not None for value in results]
-        self.shapes = [value.shape for value in results if value is not None]
-        self.bytes = sum(value.nbytes for value in results if value is not None)
+        names = self._workload.names(self._content) or map(str, range(len(results)))
+        given = {name: value for name, value in zip(names, results, strict=True) if value is not None}
+        self._names, self.shapes = list(given), [value.shape for value in given.values()]
+        self.bytes = sum(value.nbytes for value in given.values())
 
     def draw(self, seed):
         """Return the inputs and upstream gradients of a call."""
@@ -74,9 +73,8 @@ class Drawn:
         PyTorch's.
         """
         right = [value for value in self._computed() if value is not None]
-        names = [name for name, given in zip(self._names, self._given, strict=True) if given]
         for given, same in results:
-            for name, value, true in zip(names, given, same(right), strict=True):
+            for name, value, true in zip(self._names, given, same(right), strict=True):
                 reference = self._references.get(name)
                 if reference is None or not value.numel():
                     continue
