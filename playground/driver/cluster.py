@@ -235,7 +235,6 @@ def _renamed(value, moved):
 
 
 def _end(run):
-    """End what is under way for a run that was interrupted."""
     _ended.add(run)
     for one in [one for one, of in list(_running.items()) if of == run]:
         kill_all(one)

@@ -145,7 +145,6 @@ class Watch:
         return session
 
     def _forget(self):
-        """End all processes."""
         self._stop(self._thread.submit(self._close), self._runner)
 
     def _close(self):

@@ -104,7 +104,6 @@ def examine(load, probes, folder, limit):
 
 
 def _run_tools(found, request, kernels, folder):
-    """All tools side by side."""
     program, file = PROGRAM.find(), request["load"]["variant"]
     watched = kernels | {control.kernel_of(tool) for tool in TOOLS}
     with contextlib.ExitStack() as stack:

@@ -116,7 +116,6 @@ def read(tool, text):
 
 
 def _reports(text):
-    """(headline, further lines) of each report."""
     reports = []
     for line in text.splitlines():
         if line.startswith(PREFIX):

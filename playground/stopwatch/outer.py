@@ -146,16 +146,15 @@ class Layout:
     """
 
     def __init__(self, tensors):
-        self.places, at = [], 0
-        for tensor in tensors:
+        self.places, at = [None for _ in tensors], 0
+        for i, tensor in enumerate(tensors):
             if not isinstance(tensor, torch.Tensor):
-                self.places.append(None)
                 continue
             if str(tensor.dtype) not in DTYPES or tensor.layout != torch.strided:
                 raise Unshareable(f"inputs of {tensor.dtype}, {tensor.layout}")
             if extent(tensor) > tensor.numel() * tensor.element_size():
                 tensor = tensor.contiguous()
-            self.places.append(form_of(tensor) | {"offset": at})
+            self.places[i] = form_of(tensor) | {"offset": at}
             at += -(-extent(tensor) // ALIGNED) * ALIGNED
         self.bytes = max(at, ALIGNED)
 

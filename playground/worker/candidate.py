@@ -297,7 +297,6 @@ class Candidate(Clocked):
             return False
 
     def _complaints(self):
-        """What is wrong with the process by now."""
         found = {check: f"{line} when it is loaded" for check, line in self.changed_by_loading.items()}
         if self.builds.failure:
             found["build"] = f"its kernel failed to build and it went on without it: {self.builds.failure}"
@@ -509,6 +508,5 @@ def copy_weights(model, weights):
 
 
 def _some(complaints, most=4):
-    """The first few of them, and how many there are besides."""
     more = [f"{len(complaints) - most} more"] if len(complaints) > most else []
     return "; ".join([*complaints[:most], *more])

@@ -231,7 +231,6 @@ class OnGpu:
                 raise outer.Unshareable(f"no result within {seconds:g} s")
 
     def _picked(self, shape):
-        """Return indices of elements, drawn now."""
         count = shape.numel()
         flat = torch.randint(max(1, count), (min(SAMPLED, count),), device=self._device)
         return torch.unravel_index(flat, shape)

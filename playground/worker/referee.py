@@ -182,23 +182,20 @@ class Referee:
 
         def are(given, name):
             """Whether these tensors would pass for the outputs on a probe."""
-            pairs = list(zip(outputs[name], given, strict=True))
-            return all(value is not None and reference.takes(value) for reference, value in pairs)
+            return all(reference.takes(value) for reference, value in zip(outputs[name], given, strict=True))
 
-        if all(_is_uniform(reference.float64) for name in names for reference in outputs[name]) or (
-            not self.sample.is_part and all(are(own, name) for name in names)
-        ):
+        def are_inputs(name):
+            """Whether each output would be one of the inputs."""
+            inputs = [tensors.as_real(value) for value in self._with_inputs(name).inputs if tensors.differentiable(value)]
+            return all(any(map(reference.takes, inputs)) for reference in outputs[name])
+
+        is_whole = not self.sample.is_part
+        uniform = all(_is_uniform(reference.float64) for name in names for reference in outputs[name])
+        if uniform or (is_whole and all(are(own, name) for name in names)):
             return {"why": "the problem's own outputs are the same for all of its inputs, so a constant would be right"}
-        if not self.sample.is_part and all(are(self._inputs_like(outputs[name], name), name) for name in names):
+        if is_whole and all(map(are_inputs, names)):
             return {"why": "the problem's own outputs are its inputs, so no operation at all would be right"}
         return {"why": None}
-
-    def _inputs_like(self, references, probe):
-        """For each output the input that would pass for it; None where none would."""
-        inputs = [value for value in self._with_inputs(probe).inputs if tensors.differentiable(value)]
-        return [
-            next((tensors.as_real(v) for v in inputs if reference.takes(tensors.as_real(v))), None) for reference in references
-        ]
 
     def ways(self):
         """Return {"ways": in which the reference was computed where it could not be in float64, on the device, at once}."""
@@ -208,8 +205,8 @@ class Referee:
         """Whether the probe has gradients."""
         drawing, made, oracle, eager = self._made(probe, problem, seed)
         if probe in probes.FRESH:
-            eager = oracle.sampled(made, eager)
-            self.references[probe] = _beside(self.references["own"][0], oracle.reference(made), eager), {}
+            beside = _beside(self.references["own"][0], oracle.reference(made), oracle.sampled(made, eager))
+            self.references[probe] = beside, {}
             self._keep(made, drawing, inputs)
             return False
         has_gradients = any(tensors.differentiable(output) for output in eager.outputs)
@@ -280,13 +277,7 @@ class Referee:
 
     def _decisions(self, probe, reference):
         """A function that gives Oracle.decisions on the probe of that name, looked for when it is first called."""
-
-        @functools.cache
-        def decisions():
-            made = self._with_inputs(probe)
-            return self.oracle_of(made).decisions(made, reference)
-
-        return decisions
+        return functools.cache(lambda: self.oracle_of(made := self._with_inputs(probe)).decisions(made, reference))
 
     def prepare_timed(self, probe, mode, seed):
         """Add the reference on the content of a timed call, which follows from its seed, as a further probe, called `probe`."""
@@ -316,13 +307,12 @@ class Referee:
         """
         probe = probes.Probe(name, fresh_inputs(self.problem, seed, self.device))
         eager = self.oracle.whole(probe)
-        outputs = eager.outputs
         if mode == "forward":
-            return probe, self.oracle.sampled(probe, eager), outputs
-        probe.upstream = upstream_for(outputs, seed, self.device)
+            return probe, self.oracle.sampled(probe, eager), eager.outputs
+        probe.upstream = upstream_for(eager.outputs, seed, self.device)
         if mode == "weights_and_input":
             probe.wanted_inputs = tuple(i for i, value in enumerate(probe.inputs) if tensors.differentiable(value))
-        return probe, self.oracle.eager(probe), outputs
+        return probe, self.oracle.eager(probe), eager.outputs
 
     def outer_open(self, side, page, step, declared):
         """Prepare the outer clock of a step (workload.MODES) for a side, and return what it has to know of it.
@@ -352,8 +342,7 @@ class Referee:
     def oracle_of(self, probe):
         """Return the oracle of the original with the weights of a probe."""
         if probe.model_seed is not None:
-            model = tensors.make_model(self.problem, self.problem.Model, probe.model_seed, self.device)
-            return self._oracle(model)
+            return self._oracle(tensors.make_model(self.problem, self.problem.Model, probe.model_seed, self.device))
         if not probe.step:
             return self.oracle
         model = tensors.copy_model(self.model)
@@ -451,7 +440,6 @@ class Referee:
         return given
 
     def _sampled(self, probe, results):
-        """The sample of Results that are whole."""
         return self.oracle.sampled(self.probes[probe], results) if self.sample.is_part else results
 
     def _far_from_eager(self, probe, references, names, actual):
@@ -478,7 +466,7 @@ class Referee:
         matrices = frozenset(name for name, change in step.items() if change.dim() > 1)
         for stale in dict.fromkeys(filter(None, (frozenset(step), matrices, frozenset(step) - matrices))):
             expected = self._before_step(probe, stale)
-            if all(reference.compare("", value).complaint is None for reference, value in zip(expected, actual, strict=False)):
+            if not any(reference.compare("", value).complaint for reference, value in zip(expected, actual, strict=False)):
                 return "the weights" if len(stale) == len(step) else ", ".join(sorted(stale))
         return None
 
@@ -552,7 +540,6 @@ class Referee:
         return self._wider(probe, declared) if declared else (outputs, gradients)
 
     def _widen(self, probe, to):
-        """The references of a probe for a variant of that precision."""
         (outputs, gradients), lowered = self.references[probe], self._lowered(probe, to)
         wider = [reference.permitting(*(each.outputs[i] for each in lowered)) for i, reference in enumerate(outputs)]
         return wider, {name: reference.permitting(*gradients_of(lowered, name)) for name, reference in gradients.items()}

@@ -347,7 +347,6 @@ def named(reason, limits):
 
 
 def _bound(option, paths):
-    """The arguments that show these paths inside."""
     return [str(argument) for path in paths for argument in (option, path, path)]
 
 
@@ -382,7 +381,6 @@ def _existing(paths):
 
 
 def _site_folders():
-    """Where this Python finds packages."""
     names = ("site-packages", "dist-packages")
     torch = importlib.util.find_spec("torch")
     folders = [path for path in sys.path if Path(path).name in names] + ([str(Path(torch.origin).parents[1])] if torch else [])
