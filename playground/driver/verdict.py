@@ -36,17 +36,7 @@ class Complaint:
 
 
 def judge(
-    worker,
-    referee,
-    result,
-    limit,
-    file=None,
-    renew=None,
-    accept=None,
-    first=None,
-    tell=lambda complaint: None,
-    borrowed=(),
-    with_mutants=True,
+    worker, referee, result, limit, file=None, renew=None, accept=None, first=None, tell=None, borrowed=(), with_mutants=True
 ):
     """Run every check of the variant that `worker` has loaded. Sets verdict, standards and caveats in `result`.
 
@@ -64,7 +54,8 @@ def judge(
     try:
         if first and case.takes(first):
             case.try_probe(first)
-            tell(result["check"]["probes"][first]["complaint"])
+            if tell:
+                tell(result["check"]["probes"][first]["complaint"])
         case.evaluate()
         if with_mutants and not any(each.costs == FORWARD for each in case.complaints):
             case.count_mutants()
