@@ -23,7 +23,7 @@ class OtherLoad:
 
     def __init__(self, *pids):
         self._own = _processes(family(pids, but=standing))
-        self._processors = _usable_processors()
+        self._processors = usable_processors()
         self._wall = self._taken = 0.0
 
     @contextlib.contextmanager
@@ -82,12 +82,10 @@ class Others:
 
 
 def usable_processors():
-    """Return how many processors this process may run on."""
-    return len(_usable_processors())
+    """Return the processors that this process may run on.
 
-
-def _usable_processors():
-    """Their places in psutil's list, which some containers make shorter than the numbers of the processors are high."""
+    They are places in psutil's list, which some containers make shorter than the numbers of the processors are high.
+    """
     known = range(len(psutil.cpu_times(percpu=True)))
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else known
     return [i for i in known if i in allowed] or list(known)

@@ -14,7 +14,7 @@ from playground.report import document
 @pytest.fixture(scope="module")
 def described():
     """What every run says of this machine: a process looks, which takes seconds."""
-    return measurement._Record([], Options(), None, None, measurement.here)._describe()
+    return measurement._Record([], Options(), None, None, measurement.here)._described
 
 
 @pytest.fixture
