@@ -222,7 +222,7 @@ def bounded(timings, outer):
         return
     is_beyond = inner["ratio"] > outer["high"]
     if is_beyond and not outer["ratio"]:  # eager PyTorch's call was lost in the noise: nothing to go by
-        return _withhold(timings, statistics.too_noisy(outer))
+        return withhold(timings, statistics.too_noisy(outer))
     for ratio in (*timings["speedup"].values(), timings["outcome"]):
         if ratio and ratio["ratio"] is not None:
             over = ratio["ratio"] / inner["ratio"]  # eager PyTorch's time over that baseline's
