@@ -341,10 +341,9 @@ class ModelNew(nn.Module):
     @torch.compiler.assume_constant_result
     def namespace(self):
         conv = self._modules["conv1"]
-        constants = {"IN_CHANNELS": conv.in_channels, "OUT_CHANNELS": conv.out_channels}
-        for name, values in (("KERNEL", conv.kernel_size), ("STRIDE", conv.stride)):
-            constants |= {f"{name}_{axis}": value for axis, value in zip("HW", values, strict=True)}
-        return build(*self.sources, **constants)
+        kernel, stride = conv.kernel_size, conv.stride
+        sizes = {"KERNEL_H": kernel[0], "KERNEL_W": kernel[1], "STRIDE_H": stride[0], "STRIDE_W": stride[1]}
+        return build(*self.sources, IN_CHANNELS=conv.in_channels, OUT_CHANNELS=conv.out_channels, **sizes)
 
     def operands(self, x):
         conv = self._modules["conv1"]  # self.conv1 takes nn.Module half a microsecond
@@ -450,17 +449,15 @@ def register(operators, schema, kernels, forward, original, fuse=None, *fused):
     torch.library.register_fake(name, original, lib=library)
     for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
         torch.library.register_autocast(name, device, torch.float32, lib=library)
-    if fuse:
-        Gradient = fuse(library, schema, kernels, Gradient, *fused)
+    Gradient = fuse(library, schema, kernels, Gradient, *fused) if fuse else Gradient
     return library
 
 
 def check(kernels, name, tensor, place, shape):
     """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
-    found, dtype, device = tensor
-    if dtype is not torch.float32 or found != shape or device != place[2] or device.type != kernels.device:
+    if tensor != (shape, torch.float32, place[2]) or place[2].type != kernels.device:
         wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
-        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {dtype} of shape {list(found)} on {device}")
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {tensor[1]} of shape {list(tensor[0])} on {tensor[2]}")
 
 
 def launch(function, *arguments):
