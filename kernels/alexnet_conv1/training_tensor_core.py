@@ -30,12 +30,12 @@ import functools
 import hashlib
 import inspect
 import math
-import operator
 import os
 import re
 import sys
 import threading
 import warnings
+from operator import attrgetter
 
 import torch
 import torch.nn as nn
@@ -1109,10 +1109,9 @@ class ModelNew(nn.Module):
     @torch.compiler.assume_constant_result
     def namespace(self):
         conv = self._modules["conv1"]
-        kernel, stride, padding = conv.kernel_size, conv.stride, conv.padding
-        sizes = {"KERNEL_H": kernel[0], "KERNEL_W": kernel[1], "STRIDE_H": stride[0], "STRIDE_W": stride[1]}
-        sizes |= {"PAD_H": padding[0], "PAD_W": padding[1], "IN_CHANNELS": conv.in_channels, "OUT_CHANNELS": conv.out_channels}
-        return build(*self.sources, (fuse, *self.fused), SHARED_LIMIT_KB=self.shared_limit_kb, **sizes)
+        names = "IN_CHANNELS", "OUT_CHANNELS", "KERNEL_H", "KERNEL_W", "STRIDE_H", "STRIDE_W", "PAD_H", "PAD_W"
+        values = conv.in_channels, conv.out_channels, *conv.kernel_size, *conv.stride, *conv.padding
+        return build(*self.sources, (fuse, *self.fused), SHARED_LIMIT_KB=self.shared_limit_kb, **dict(zip(names, values, strict=True)))
 
     def operands(self, x):
         conv = self._modules["conv1"]  # self.conv1 takes nn.Module half a microsecond
@@ -1184,7 +1183,7 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
 LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
 KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
 PLAIN = [KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA), KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)]  # of plain tensors
-kind = operator.attrgetter("shape", "dtype", "device")  # what checks and sizes depend on: functions of kinds are cached
+kind = attrgetter("shape", "dtype", "device")  # what checks and sizes depend on: functions of kinds are cached
 
 
 @functools.lru_cache(maxsize=None)

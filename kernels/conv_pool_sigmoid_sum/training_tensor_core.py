@@ -30,12 +30,12 @@ import functools
 import hashlib
 import inspect
 import math
-import operator
 import os
 import re
 import sys
 import threading
 import warnings
+from operator import attrgetter
 
 import torch
 import torch.nn as nn
@@ -1158,7 +1158,7 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
 LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
 KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
 PLAIN = [KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA), KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)]  # of plain tensors
-kind = operator.attrgetter("shape", "dtype", "device")  # what checks and sizes depend on: functions of kinds are cached
+kind = attrgetter("shape", "dtype", "device")  # what checks and sizes depend on: functions of kinds are cached
 
 
 @functools.lru_cache(maxsize=None)
