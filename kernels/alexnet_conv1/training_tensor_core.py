@@ -1109,9 +1109,10 @@ class ModelNew(nn.Module):
     @torch.compiler.assume_constant_result
     def namespace(self):
         conv = self._modules["conv1"]
-        names = "IN_CHANNELS", "OUT_CHANNELS", "KERNEL_H", "KERNEL_W", "STRIDE_H", "STRIDE_W", "PAD_H", "PAD_W", "SHARED_LIMIT_KB"
-        values = conv.in_channels, conv.out_channels, *conv.kernel_size, *conv.stride, *conv.padding, self.shared_limit_kb
-        return build(*self.sources, (fuse, *self.fused), **dict(zip(names, values, strict=True)))
+        names = "IN_CHANNELS", "OUT_CHANNELS", "KERNEL_H", "KERNEL_W", "STRIDE_H", "STRIDE_W", "PAD_H", "PAD_W"
+        values = conv.in_channels, conv.out_channels, *conv.kernel_size, *conv.stride, *conv.padding
+        constants = dict(zip(names, values, strict=True))
+        return build(*self.sources, (fuse, *self.fused), SHARED_LIMIT_KB=self.shared_limit_kb, **constants)
 
     def operands(self, x):
         conv = self._modules["conv1"]  # self.conv1 takes nn.Module half a microsecond
