@@ -194,13 +194,13 @@ def load(name, text, flags):
 
 def register(operators, schema, kernels, forward, original, fuse=None, *fused):
     """Define the operator, for every device, so that forward checks the tensors. Without `fuse` its gradient is PyTorch's."""
-    name, tensors = f"{operators.name}::forward", schema.count("Tensor") - 1
+    tensors, notice = schema.count("Tensor") - 1, f"{operators.name[:-11]}: {original.__doc__}"
     library, forward = torch.library.Library(operators.name, "DEF"), functools.partial(forward, kernels)
 
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx, keys, *arguments):
-            warn(f"{operators.name[:-11]}: {original.__doc__}")
+            warn(notice)
             ctx.save_for_backward(*arguments[:tensors])
             ctx.others = arguments[tensors:]
             return autograd(keys, *arguments)  # where no gradient is recorded
@@ -215,7 +215,7 @@ def register(operators, schema, kernels, forward, original, fuse=None, *fused):
             return None, *map(found.get, given), *[None] * len(ctx.others)
 
     def autograd(keys, *arguments):
-        trains = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in arguments[:tensors])
+        trains = torch.is_grad_enabled() and True in [each is not None and each.requires_grad for each in arguments[:tensors]]
         # Gradient refuses the tangents that arguments may have within forward_ad.dual_level(); below it they would be dropped.
         if trains or (torch.autograd.forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()):
             return Gradient.apply(keys, *arguments)
@@ -227,9 +227,9 @@ def register(operators, schema, kernels, forward, original, fuse=None, *fused):
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl("forward", forward, "CompositeExplicitAutograd")
     library.impl("forward", autograd, "Autograd", with_keyset=True)
-    torch.library.register_fake(name, original, lib=library)
+    torch.library.register_fake(f"{operators.name}::forward", original, lib=library)
     for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
-        torch.library.register_autocast(name, device, torch.float32, lib=library)
+        torch.library.register_autocast(f"{operators.name}::forward", device, torch.float32, lib=library)
     Gradient = fuse(library, schema, kernels, Gradient, *fused) if fuse else Gradient
     return library
 
