@@ -25,9 +25,13 @@ class Lasting:
 @contextlib.contextmanager
 def one_worker():
     """A process for variants and one for referees, which have one thread, enough for what is tiny."""
-    with unittest.mock.patch.dict(os.environ, OMP_NUM_THREADS="1"), WorkerProcess() as worker, WorkerProcess() as referee:
-        with unittest.mock.patch.object(referee_client, "WorkerProcess", lambda *_: Lasting(referee)):
-            yield worker
+    with (
+        unittest.mock.patch.dict(os.environ, OMP_NUM_THREADS="1"),
+        WorkerProcess() as worker,
+        WorkerProcess() as referee,
+        unittest.mock.patch.object(referee_client, "WorkerProcess", lambda *_: Lasting(referee)),
+    ):
+        yield worker
 
 
 def judged(worker, problem, variants, settings=None, place="cpu", accept=None, precision=None):
