@@ -8,7 +8,7 @@ from rich.text import Text
 from playground import catalog
 from playground.command import new_variant
 from playground.machine import environment, requirements
-from playground.nvidia import emulated, profiler
+from playground.nvidia import metrics, profiler
 from playground.nvidia.profiler import ProfilerError
 from playground.report import difference, explanation, profile
 from playground.report.figures import machine
@@ -55,10 +55,7 @@ def create(model_name, name):
 
 
 def profile_variants(name, names, settings, time_limit):
-    """Print what Nsight Compute measures of each variant's own kernels. Raises CatalogError, ProfilerError.
-
-    `name` is the model's, `names` are the variants' (None: all), `settings` such as "batch_size=4".
-    """
+    """Print what Nsight Compute measures of variants, all if no `names` are given. Raises CatalogError, ProfilerError."""
     model = catalog.find_model(name)
     variants = [catalog.find_variant(model, each) for each in names] if names else catalog.variants(model)
     settings = model.settings("cuda") | catalog.parse_settings(settings)
@@ -94,7 +91,7 @@ def profile_variants(name, names, settings, time_limit):
 def _counted(model, variant):
     """What the emulator counts; None, with a word on why, where it cannot."""
     try:
-        return emulated.counted(model, variant)
+        return metrics.counted(model, variant)
     except RuntimeError as complaint:
         print(complaint, file=sys.stderr)
         return None

@@ -8,7 +8,6 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,21 +54,22 @@ def clear_stale_locks(root: Path | None = None, grace: float = 2.0) -> Locks:
     if not hasattr(cpp_extension, "FileBaton"):  # newer ones lock through the operating system
         return Locks(cleared, held)
     found = sorted([*root.glob("*/lock"), *root.glob(f"{JUDGED}/*/*/lock")])
-    unheld = dict(_unheld({path: status for path in found if (status := _status(path))}, held))
-    held |= {path: reason for path, status in unheld.items() if (reason := _out_of_sight(path, status))}
-    unheld = {path: status for path, status in unheld.items() if path not in held}
+    unheld = _unheld({path: status for path in found if (status := _status(path))}, held)
+    for path in list(unheld):
+        if reason := _out_of_sight(path, unheld[path]):
+            held[path] = reason
+            del unheld[path]
     if unheld:
         age = min(time.time() - status.st_mtime for status in unheld.values())
         time.sleep(max(SECOND_LOOK, min(grace, grace - age)))
-    for path, _ in _unheld(unheld, held):
+    for path in _unheld(unheld, held):
         try:
             path.unlink()
+            cleared.append(path)
         except FileNotFoundError:
             continue
         except OSError as error:
             held[path] = f"stale, but it cannot be removed ({error.strerror})"
-        else:
-            cleared.append(path)
     return Locks(cleared, held)
 
 
@@ -77,12 +77,11 @@ def _status(path: Path) -> os.stat_result | None:
     """Which file it is now: the path alone may name another one later."""
     with contextlib.suppress(FileNotFoundError):
         return path.stat()
-    return None
 
 
-def _unheld(locks: dict[Path, os.stat_result], held: dict[Path, str]) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield those of `locks` that still exist, unchanged, and have no holder. The others that exist are added to `held`."""
-    holders = _holders() if locks else {}
+def _unheld(locks: dict[Path, os.stat_result], held: dict[Path, str]) -> dict[Path, os.stat_result]:
+    """Those of `locks` that still exist, unchanged, and have no holder. The others that exist are added to `held`."""
+    holders, unheld = _holders() if locks else {}, {}
     for path, before in locks.items():
         if not (now := _status(path)):
             continue
@@ -93,7 +92,8 @@ def _unheld(locks: dict[Path, os.stat_result], held: dict[Path, str]) -> Iterato
         if holder:
             held[path] = f"held by {holder}"
         else:
-            yield path, before
+            unheld[path] = before
+    return unheld
 
 
 def _holders() -> dict[str, str]:

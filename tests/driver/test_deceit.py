@@ -199,7 +199,7 @@ class Measured:
         self._open.callback(self._truth.close)
         self._truth.prepare()
         if step != "forward":
-            self._truth.prepare_timed("timed", step, 7)
+            self._truth.ask("prepare_timed", probe="timed", mode=step, seed=7)
         self._original = original | {"weights": self._truth.weights}
         self._eager = self._open.enter_context(WorkerProcess())
         self._worker = self._open.enter_context(WorkerProcess())

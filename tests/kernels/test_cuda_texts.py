@@ -115,8 +115,8 @@ def test_spills_and_warnings_are_seen(tmp_path):
     kernels, warnings = ptxas.compile_cubin(NVCC, ptxas.DeviceCode(text), "sm_80", tmp_path)
     by_name = {kernel.name: kernel for kernel in kernels}
     assert any("unused" in warning for warning in warnings)
-    assert by_name["hungry<128>"].spills or by_name["hungry<(int)128>"].spills
-    assert not by_name["modest"].spills and by_name["modest"].shared == 128
+    assert by_name["hungry<128>"].spill_stores or by_name["hungry<(int)128>"].spill_stores
+    assert not by_name["modest"].spill_stores and by_name["modest"].shared == 128
     refused = ptxas.DeviceCode("int undeclared() { return undeclared_thing; }")
     with pytest.raises(ptxas.Refused, match="undeclared_thing"):
         ptxas.compile_cubin(NVCC, refused, "sm_80", tmp_path)
