@@ -26,8 +26,7 @@ import cuda_emulator
 from playground.driver import runner
 from playground.driver.verdict import give
 from playground.machine import build_locks, environment
-from playground.machine.builds import judged_at_once
-from playground.machine.memory import MEMORY
+from playground.machine.memory import MEMORY, judged_at_once
 from playground.report.progress import Progress
 from playground.worker import kill_all
 from playground.worker.failures import internal_error
@@ -97,19 +96,13 @@ def shares(count):
     """Return the processors that this process may use as `count` equal sets of whole cores; all in each if there are fewer."""
     cores = {}
     for processor in sorted(os.sched_getaffinity(0)):
-        cores.setdefault(_core_of(processor), set()).add(processor)
+        folder, core = Path(TOPOLOGY.format(processor)), (0, processor)
+        with contextlib.suppress(OSError, ValueError):  # hyperthreads share one
+            core = tuple(int((folder / name).read_text()) for name in ("physical_package_id", "core_id"))
+        cores.setdefault(core, set()).add(processor)
     ordered = [cores[core] for core in sorted(cores)]
     size = len(ordered) // count
     return [set().union(*(ordered[i * size : (i + 1) * size] or ordered)) for i in range(count)]
-
-
-def _core_of(processor):
-    """(package, core); hyperthreads share one."""
-    folder = Path(TOPOLOGY.format(processor))
-    try:
-        return tuple(int((folder / name).read_text()) for name in ("physical_package_id", "core_id"))
-    except (OSError, ValueError):
-        return 0, processor
 
 
 class Cluster:
@@ -133,7 +126,7 @@ class Cluster:
         judge_one = functools.partial(judge, options=options, run=run, shared_by=max(hosts.values()))
         futures, left = {}, len(tasks)
         for number, task in enumerate(tasks):
-            texts = tuple(_text_of(path) for path in (task.model.path, task.variant.path))
+            texts = tuple(path.read_bytes() if path.is_file() else None for path in (task.model.path, task.variant.path))
             futures[self._client.submit(judge_one, task, texts, key=f"pair-{run}-{number}", pure=False)] = task
         self._client.subscribe_topic("all", self._heard)
         try:
@@ -151,12 +144,6 @@ class Cluster:
         if said.get("action") == "remove-worker" and not said.get("expected") and (pairs := said.get("processing-tasks")):
             self.lost += 1
             print(f"a worker was lost; the pairs that it had ({len(pairs)}) are tried again", file=sys.stderr)
-
-
-def _text_of(path):
-    """A file's bytes; None of one that is gone."""
-    with contextlib.suppress(OSError):
-        return path.read_bytes()
 
 
 def _outcome(future, task):
@@ -185,11 +172,9 @@ def judge(task, texts, options, run, shared_by):
         slot = _prepare(shared_by)
     silent = Console(file=io.StringIO(), quiet=True)
     with tempfile.TemporaryDirectory(prefix="playground-") as folder, Progress(silent) as progress:
-        here = dataclasses.replace(
-            task,
-            model=_at(task.model, Path(folder).resolve() / "problem", texts[0]),
-            variant=_at(task.variant, Path(folder).resolve() / "solution", texts[1]),
-        )
+        root = Path(folder).resolve()
+        model, variant = _at(task.model, root / "problem", texts[0]), _at(task.variant, root / "solution", texts[1])
+        here = dataclasses.replace(task, model=model, variant=variant)
         one = runner.Runner(options, progress, slot)
         one.measured.ceilings = _ceilings
         _running[one] = run
@@ -231,14 +216,10 @@ def _at(named, folder, text):
     return dataclasses.replace(named, path=path)
 
 
-def _device(place):
-    name = _gpu_name() if place == "cuda" else environment.cpu_name()
-    return {"name": name, "host": socket.gethostname(), "worker": str(distributed.get_worker().name)}
-
-
 @functools.cache
-def _gpu_name():
-    return environment.describe_apart()["gpu"]
+def _device(place):
+    name = environment.describe_apart()["gpu"] if place == "cuda" else environment.cpu_name()
+    return {"name": name, "host": socket.gethostname(), "worker": str(distributed.get_worker().name)}
 
 
 def _renamed(value, moved):
@@ -253,7 +234,6 @@ def _renamed(value, moved):
 
 
 def _end(run):
-    """End what is under way for a run that was interrupted."""
     _ended.add(run)
     for one in [one for one, of in list(_running.items()) if of == run]:
         kill_all(one)

@@ -1,16 +1,19 @@
 """From tasks to a document: on this machine or on a cluster, from scratch or from where an earlier run ended."""
 
 import dataclasses
+import functools
 import json
 import sys
 import time
 
 from playground.driver import plan
-from playground.driver.runner import Runner
+from playground.driver.runner import Runner, blank_result
+from playground.driver.verdict import give
 from playground.machine.environment import describe_apart
 from playground.report import document
 from playground.report.progress import Progress
 from playground.worker import spent
+from playground.worker.failures import internal_error
 
 FINAL = ("pass", "forward only", "fail", "skipped")  # an error may have been the machine's
 WRITING_PAUSE = 20  # times what writing a document took, which so takes at most 5% of a run
@@ -85,17 +88,14 @@ class _Record:
         self._show = show
         self._file = file
         self._ask = ask
-        self._described = None
-        self._identities = [_identity_of_task(task) for task in tasks]
+        self._identities = [_identity(blank_result(task)) for task in tasks]
         self._rows = {}
         self._write_again = 0.0  # the moment
         chosen = dataclasses.asdict(options)
         counted = {name: chosen[name] for name in WHAT_COUNTS}
         later = {name: chosen[name] for name in ("accept", "precision", "check_only") if chosen[name]}
-        self.environment = {
-            "options": counted | later,
-            "sandbox": ask(options.isolation, [task for task in tasks if not task.settled]),
-        }
+        isolation = ask(options.isolation, [task for task in tasks if not task.settled])
+        self.environment = {"options": counted | later, "sandbox": isolation}
 
     def take_over(self, file):
         """Keep the rows of the document in `file` that are results of these tasks, and say on stderr how many."""
@@ -103,26 +103,21 @@ class _Record:
             earlier = document.read(file)
         except document.DocumentError as complaint:
             raise CannotMeasure(f"--resume {complaint}") from None
-        rows = earlier["results"]
-        if rows and not {_named(row) for row in rows} & {(task.model.name, task.variant.name) for task in self._tasks}:
-            of = ", ".join(dict.fromkeys("/".join(_named(row)) for row in rows[:3])) + (", ..." if len(rows) > 3 else "")
+        rows, had, has = earlier["results"], earlier["environment"], self._described | self.environment
+        names = [(row["model"], row["variant"]) for row in rows]
+        if rows and not {*names} & {(task.model.name, task.variant.name) for task in self._tasks}:
+            of = ", ".join(dict.fromkeys(map("/".join, names[:3]))) + (", ..." if len(rows) > 3 else "")
             raise CannotMeasure(f"--resume {file}: has results of {of}, and none of what is to be run here")
-        self._require_same(file, earlier["environment"])
+        for key in ("options", "gpu", "cpu", "torch", "driver"):
+            if had.get(key) != has.get(key):
+                raise CannotMeasure(f"--resume {file}: that run had {key} {had.get(key)!r}, this one has {has.get(key)!r}")
         standards = {identity: task.standard for identity, task in zip(self._identities, self._tasks, strict=True)}
-        for row in rows:
-            if row["verdict"] in FINAL and _identity_of_row(row) in standards:
-                self._rows[_identity_of_row(row)] = row | {"standard": standards[_identity_of_row(row)]}
-        changed = sum(row["verdict"] in FINAL and _identity_of_row(row) not in standards for row in rows)
+        final = {_identity(row): row for row in rows if row["verdict"] in FINAL}
+        self._rows = {key: row | {"standard": standards[key]} for key, row in final.items() if key in standards}
+        changed = len(final) - len(self._rows)
         told = f"--resume {file}: {len(self._rows)} of {len(self._tasks)} results taken over"
         more = f"; {changed} in it {'is' if changed == 1 else 'are'} of another file or at other settings" if changed else ""
         print(told + more, file=sys.stderr)
-
-    def _require_same(self, file, environment):
-        now = self._describe() | self.environment
-        for key in ("options", "gpu", "cpu", "torch", "driver"):
-            if environment.get(key) != now.get(key):
-                had, has = environment.get(key), now.get(key)
-                raise CannotMeasure(f"--resume {file}: that run had {key} {had!r}, this one has {has!r}")
 
     def settle(self):
         """Keep the results of the tasks that cannot run. Returns those that are left."""
@@ -134,12 +129,21 @@ class _Record:
 
     def keep(self, results):
         """Write and show what is new. Returns what `show` gives."""
-        new = {_identity_of_row(row): row for row in results}
+        new = {_identity(row): row for row in results}
         if not new.keys() <= self._rows.keys():
-            self._rows |= new
+            self._rows |= {identity: self._sound(identity, row) for identity, row in new.items()}
             if time.monotonic() >= self._write_again:
                 self.write()
         return self._show(self.document())
+
+    def _sound(self, identity, row):
+        """The row; an error in its place where it breaks the contract: the judge's mistake costs one result, not the run."""
+        try:
+            document.validate_result(row, "result")
+        except document.DocumentError as complaint:
+            row = blank_result(self._tasks[self._identities.index(identity)])
+            give(row, "error", *internal_error(complaint))
+        return row
 
     def write(self):
         """Write what was kept, if there is anything, unless the file is a pipe, which gets all at once."""
@@ -161,29 +165,15 @@ class _Record:
     def document(self):
         rows = [self._rows[key] for key in self._identities if key in self._rows]
         complete = len(rows) == len(self._tasks)
-        environment = self._describe() | self.environment | {"complete": complete}
+        environment = self._described | self.environment | {"complete": complete}
         return {"schema": document.SCHEMA, "environment": environment, "results": rows}
 
-    def _describe(self):
-        if self._described is None:
-            self._described = self._ask(describe_apart)
-        return self._described
+    @functools.cached_property
+    def _described(self):
+        return self._ask(describe_apart)
 
 
-def _identity_of_task(task):
-    files = task.hashes["model_sha256"], task.hashes["source_sha256"]
-    return (task.model.name, task.variant.name, task.place, _plain(task.settings), *files)
-
-
-def _named(row):
-    return row["model"], row["variant"]
-
-
-def _identity_of_row(row):
-    settings = _plain(row["shape"]["settings"])
+def _identity(row):
+    """What tells a row's task from others, the same before and after JSON."""
+    settings = json.dumps(row["shape"]["settings"], sort_keys=True)
     return row["model"], row["variant"], row["ran_on"], settings, row["model_sha256"], row["source_sha256"]
-
-
-def _plain(settings):
-    """The settings as text, the same before and after JSON."""
-    return json.dumps(settings, sort_keys=True)

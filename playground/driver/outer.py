@@ -18,7 +18,7 @@ from playground.stopwatch import statistics
 from playground.stopwatch.outer import Unshareable, extent_of
 from playground.worker import WorkerFailure, pause_others
 
-FEWEST_ROUNDS, ROUNDS, MOST_ROUNDS = statistics.ROUNDS_FOR_AN_INTERVAL, 12, 24  # the last with those that cannot be used
+FEWEST_ROUNDS, ROUNDS, MOST_ROUNDS = statistics.ROUNDS_FOR_AN_INTERVAL, 20, 40  # the last with those that cannot be used
 SECONDS = 3.0  # for a speed-up that is claimed; one that is not takes the fewest rounds
 ENOUGH = 0.05  # an interval whose ends are this near to the ratio needs no further rounds
 SETTLING = 1  # calls of a turn that do not count
@@ -32,6 +32,7 @@ USUAL = {"cuda": np.median, "cpu": np.min}
 RESOLUTION_MS = {"cuda": 0.010, "cpu": 0.1}
 VARIANT, EAGER, CONTROL, NULL = "variant", "eager", "control", "null"
 FLUSH_BYTES = 128 << 20  # as stopwatch.timer's, of the driver's own memory
+NOT_MEASURED = "not measured"  # the verdict
 MOST_RESULTS = 4  # times the bytes of the original's results: what a side says of its own is not read beyond
 
 
@@ -59,22 +60,26 @@ def measure(referee, players, place, step, declared, limit, seconds):
     nothing can be measured.
     """
     resolution, usual = RESOLUTION_MS[place], USUAL[place]
+    clock = {"cuda": _OnGpu, "cpu": _OnCpu}[place](referee, limit)
     rounds = {name: [] for name in (*players, NULL)}
     counts, is_known = dict.fromkeys(rounds, FEWEST_CALLS), False
     began = time.monotonic()
 
     def are_enough(used):
-        if used < FEWEST_ROUNDS:
-            return False
-        return used >= ROUNDS or time.monotonic() - began > seconds or _is_narrow(conclude(rounds, resolution, usual))
+        if not FEWEST_ROUNDS <= used < ROUNDS or time.monotonic() - began > seconds:
+            return used >= FEWEST_ROUNDS
+        found = conclude(rounds, resolution, usual)
+        return (1 - ENOUGH) * found["ratio"] <= found["low"] and found["high"] <= (1 + ENOUGH) * found["ratio"]
 
-    with {"cuda": _OnGpu, "cpu": _OnCpu}[place](referee, players.values(), step, declared, limit) as course:
-        while not are_enough(len(_whole(rounds))):
-            if len(rounds[NULL]) == MOST_ROUNDS:
-                break
+    with contextlib.ExitStack() as joined:
+        joined.callback(referee.ask, "outer_close")
+        for player in players.values():
+            joined.callback(_leave, player, limit)
+            clock.join(player, referee.ask("outer_open", side=player.name, page=str(player.page), step=step, declared=declared))
+        while not are_enough(len(_whole(rounds))) and len(rounds[NULL]) < MOST_ROUNDS:
             for name in secrets.SystemRandom().sample(list(rounds), len(rounds)):
                 player = players[EAGER if name == NULL else name]
-                calls = course.turn(player, SETTLING + counts[name], is_null=name == NULL)
+                calls = clock.turn(player, SETTLING + counts[name], is_null=name == NULL)
                 if complaint := next((call["complaint"] for call in calls if call["complaint"]), None):
                     raise TimedWrong(complaint)
                 rounds[name].append([call["milliseconds"] for call in calls[SETTLING:] if call["milliseconds"] is not None])
@@ -85,74 +90,46 @@ def measure(referee, players, place, step, declared, limit, seconds):
     return conclude(rounds, resolution, usual)
 
 
-def _is_narrow(found):
-    return (1 - ENOUGH) * found["ratio"] <= found["low"] and found["high"] <= (1 + ENOUGH) * found["ratio"]
+def _leave(player, limit):
+    with contextlib.suppress(WorkerFailure):
+        player.ask("leave_outer", limit)
 
 
-class _Course:
-    """What the outer clock does on a device. A context: inside of it all sides have joined, and behind it they have left."""
-
-    def __init__(self, referee, players, step, declared, limit):
-        self._referee, self._players, self._declared, self._limit = referee, players, declared, limit
-        self._step = step
-        self._open = contextlib.ExitStack()
-
-    def __enter__(self):
-        with contextlib.ExitStack() as joined:
-            joined.callback(self._referee.outer, "close")
-            for player in self._players:
-                joined.callback(self._leave, player)
-                self._join(player, self._referee.outer("open", side=player.name, page=str(player.page), step=self._step))
-            self._open = joined.pop_all()
-        return self
-
-    def __exit__(self, *exception):
-        self._open.close()
-
-    def _leave(self, player):
-        with contextlib.suppress(WorkerFailure):
-            player.ask("leave_outer", self._limit)
-
-
-class _OnGpu(_Course):
+class _OnGpu:
     """The referee releases inputs, takes results and has the clock; see worker/outer_referee.py."""
 
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self._pool = self._open.enter_context(ThreadPoolExecutor(1))
+    def __init__(self, referee, limit):
+        self._referee, self._limit = referee, limit
 
-    def __exit__(self, *exception):
-        super().__exit__(*exception)
-        self._pool.shutdown()
-
-    def _join(self, player, shared):
+    def join(self, player, shared):
+        """Have a side take part."""
         player.ask("join_outer", self._limit, shared=shared, page=str(player.page))
 
     def turn(self, player, calls, is_null):
         """Return [{"milliseconds", "complaint"}, ...] of a turn's calls."""
-        with pause_others({player.worker, self._referee.worker}):
-            self._referee.outer("await_quiet", seconds=self._limit)
-            served = self._pool.submit(player.ask, "serve_outer", self._limit, calls=calls, seconds=self._limit, null=is_null)
+        given = {"calls": calls, "seconds": self._limit}
+        with pause_others({player.worker, self._referee.worker}), ThreadPoolExecutor(1) as beside:
+            self._referee.ask("outer.await_quiet", seconds=self._limit)
+            served = beside.submit(player.ask, "call_outer", self._limit, null=is_null, **given)
             try:
-                compares = player.name == VARIANT
-                given = {"step": self._step, "calls": calls, "declared": self._declared, "seconds": self._limit}
-                return self._referee.outer("time", side=player.name, compares=compares, **given)["calls"]
+                return self._referee.ask("outer.time", side=player.name, compares=player.name == VARIANT, **given)["calls"]
             finally:
                 served.result()
 
 
-class _OnCpu(_Course):
+class _OnCpu:
     """The driver writes inputs into the memory of a process that stands still, lets it go on, and stops it at its reply.
 
     The clock runs from the one to the other. The results are read from the memory of the process that stands still again.
     """
 
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
+    def __init__(self, referee, limit):
+        self._referee, self._limit = referee, limit
         self._blocks = {}  # side -> the address of its inputs
         self._dirty = np.empty(FLUSH_BYTES, np.uint8)
 
-    def _join(self, player, shared):
+    def join(self, player, shared):
+        """Have a side take part."""
         self._shared = shared
         joined = player.ask("join_outer", self._limit, shared=shared, page=None)
         if not all(isinstance(joined.get(key), int) for key in ("pid", "address")):
@@ -165,7 +142,7 @@ class _OnCpu(_Course):
             return [self._call(player, is_null) for _ in range(calls)]
 
     def _call(self, player, is_null):
-        self._referee.outer("draw")
+        self._referee.ask("outer.draw")
         pid, address = self._blocks[player.name]
         try:
             with player.worker.stopped(pid) as process:
@@ -182,9 +159,7 @@ class _OnCpu(_Course):
         except (Unshareable, OSError) as error:
             raise WorkerFailure(str(error)) from None
         compares = player.name == VARIANT and not is_null
-        found = {"complaint": None}
-        if compares:
-            found = self._referee.outer("compare", step=self._step, places=places, declared=self._declared)
+        found = self._referee.ask("outer.compare", places=places) if compares else {"complaint": None}
         return {"milliseconds": milliseconds, **found}
 
     def _read(self, process, places):
@@ -220,18 +195,18 @@ def conclude(rounds, resolution, usual_of=np.median):
         raise WorkerFailure(f"only {len(whole)} of {len(rounds[NULL])} rounds of the outer clock could be used")
     medians = {name: np.array([usual_of(each[i]) for each in whole]) for i, name in enumerate(rounds)}
     variant, eager = (medians[name] - medians[NULL] for name in (VARIANT, EAGER))
-    shortest, slowest = statistics.median_interval(variant)
-    quickest, longest = statistics.median_interval(eager)
-    usual = max(resolution, float(np.median(variant)))
+    # Of each round, whose turns are near one another: what slows all of them cancels.
+    ratios = np.maximum(0.0, eager) / np.maximum(resolution, variant)
+    at_most = np.maximum(resolution, eager) / np.maximum(resolution, variant - resolution)
     control = eager / np.maximum(resolution, medians[CONTROL] - medians[NULL]) if CONTROL in medians else None
     return {
-        "ratio": float(np.median(eager)) / usual,
-        "low": max(0.0, quickest) / max(resolution, slowest),
-        "high": max(resolution, longest) / max(resolution, shortest - resolution),
-        "ms": float(np.median(variant)),
-        "eager_ms": float(np.median(eager)),
+        "ratio": float(np.median(ratios)),
+        "low": statistics.median_interval(ratios)[0],
+        "high": statistics.median_interval(at_most)[1],
+        "ms": max(0.0, float(np.median(variant))),
+        "eager_ms": max(0.0, float(np.median(eager))),
         "null_ms": float(np.median(medians[NULL])),
-        "control": None if control is None else float(np.median(control)),
+        "control": None if control is None else max(0.0, float(np.median(control))),
         "rounds": len(whole),
     }
 
@@ -246,6 +221,8 @@ def bounded(timings, outer):
     if not inner:
         return
     is_beyond = inner["ratio"] > outer["high"]
+    if is_beyond and not outer["ratio"]:  # eager PyTorch's call was lost in the noise: nothing to go by
+        return withhold(timings, statistics.too_noisy(outer))
     for ratio in (*timings["speedup"].values(), timings["outcome"]):
         if ratio and ratio["ratio"] is not None:
             over = ratio["ratio"] / inner["ratio"]  # eager PyTorch's time over that baseline's
@@ -260,18 +237,19 @@ def bounded(timings, outer):
     outcome = timings["outcome"]
     if outcome and outcome["ratio"] is not None:
         if statistics.says_nothing(outcome):
-            return _withhold(timings, statistics.too_noisy(outcome))
+            return withhold(timings, statistics.too_noisy(outcome))
         outcome["verdict"] = statistics.verdict(outcome)
         outcome["precise"] = outcome["precise"] and statistics.is_precise(outcome)
 
 
-def unclaimed(timings, why):
-    """Take back what timings claim over PyTorch: nobody but the judged process has seen how fast it is."""
-    _withhold(timings, f"not timed by the outer clock: {why}")
-
-
-def _withhold(timings, reason):
+def withhold(timings, reason):
+    """Take back what timings claim over PyTorch: nobody but the judged process has seen how fast it is, or all is too noisy."""
     timings["speedup"] = {}
     if timings["outcome"]:
-        timings["outcome"] |= dict.fromkeys(("against", "ratio", "low", "high", "any_precision"))
-        timings["outcome"] |= {"verdict": "not measured", "precise": False, "reason": reason}
+        timings["outcome"] |= not_measured(reason)
+
+
+def not_measured(reason):
+    """Return what `timing.outcome` does of a speed-up that is withheld."""
+    unknown = dict.fromkeys(("against", "ratio", "low", "high", "any_precision"))
+    return {"verdict": NOT_MEASURED, "precise": False, "reason": reason} | unknown

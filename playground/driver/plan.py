@@ -62,17 +62,14 @@ def _of_pair(pair, device, standard, lacks_gpu):
 
 def failed(tasks, rows):
     """Return the tasks that did not meet their standard in rows of an earlier document; each begins with what it failed on."""
-    chosen = []
+    chosen, unmet = [], [row for row in rows if not meets(row) and row["verdict"] != "skipped"]
     for task in tasks:
-        if row := next((row for row in rows if _is_of(task, row) and not meets(row) and row["verdict"] != "skipped"), None):
+        names = task.model.name, task.variant.name
+        of_variant = [row for row in unmet if (row["model"], row["variant"]) == names]
+        # In a sweep at its point; the place and the files may have changed.
+        for row in [row for row in of_variant if task.point.items() <= row["shape"]["settings"].items()][:1]:
             chosen.append(dataclasses.replace(task, first=failing_probe(row)))
     return chosen
-
-
-def _is_of(task, row):
-    """Whether a row is of the task's variant, and, in a sweep, at its point; the place and the files may have changed."""
-    same = (row["model"], row["variant"]) == (task.model.name, task.variant.name)
-    return same and task.point.items() <= row["shape"]["settings"].items()
 
 
 def failing_probe(row):
@@ -86,7 +83,8 @@ def require_originals(tasks, options):
 
     Raises CatalogError, which names the file, for one that does not run.
     """
-    groups = {task.group: task for task in tasks if _is_untried(task)}
+    known = [task.model.catalogued_as and task.settings == task.model.settings(task.place) for task in tasks]
+    groups = {task.group: task for task, is_known in zip(tasks, known, strict=True) if not (task.settled or is_known)}
     if not groups:
         return
     with WorkerProcess(UNTIMED) as worker:
@@ -98,10 +96,6 @@ def require_originals(tasks, options):
                 changed = ", ".join(f"{name}={value}" for name, value in task.settings.items())
                 where = f" (with {changed})" if changed else ""
                 raise catalog.CatalogError(f"{named_failure(task.model, failure)}{where}") from None
-
-
-def _is_untried(task):
-    return not task.settled and not (task.model.catalogued_as and task.settings == task.model.settings(task.place))
 
 
 def settled(task):

@@ -36,8 +36,9 @@ CONTROL_OFF = 0.05  # how far the original may be from itself
 GRAPHED_BELOW_MS = 1.0  # where the host's part of a step can be longer than the GPU's
 # On a GPU a process draws what its launches take when it starts. 16 that ran the same code on one NVIDIA H200, one after the
 # other, took 2.2 us for each of thirty small kernels, or 2.4 us; calls of three kernels took 14.9 to 15.7 us, in a CUDA graph
-# 13.3 to 13.6. In the stopwatch's timings such calls differed by up to 6.5%.
-LAUNCHES_DIFFER, GRAPHS_DIFFER_MS = 0.07, 0.0003
+# 13.3 to 13.6. In timings such calls differed by up to 6.5%, and calls of three kernels in a sandbox took 10.2 to
+# 10.9 us, outside of it 8.8 to 9.3.
+LAUNCHES_DIFFER, LAUNCHES_DIFFER_MS, GRAPHS_DIFFER_MS = 0.07, 0.002, 0.0003
 PAUSE = 0.2  # seconds after a round that was disturbed
 
 
@@ -61,12 +62,9 @@ class Side:
     """
 
     def __init__(self, name, mode, settling_calls, ask, is_trusted=True):
-        self.name = name
-        self.mode = mode
-        self.is_trusted = is_trusted
-        self.rounds = []
+        self.name, self.mode, self.is_trusted = name, mode, is_trusted
+        self.rounds, self.disturbed = [], []  # the latter do not count
         self.late = []  # for each call, whether the device was busy on other streams after the current one
-        self.disturbed = []  # rounds that do not count
         self.flushes = []  # milliseconds, of the last round
         self.launches = []  # milliseconds that the host took to launch each call
         self._settling_calls = settling_calls
@@ -95,16 +93,6 @@ class Side:
         self.late += answer["late"][self._settling_calls :]
         self.flushes = answer["flush_ms"][self._settling_calls :] if self.is_trusted else []
         self.launches += answer["launch_ms"][self._settling_calls :] if self.is_trusted else []
-
-    def set_last_aside(self):
-        """Set the last round aside, as disturbed."""
-        self.disturbed.append(self.rounds.pop())
-
-    def count_disturbed_where(self, wanted):
-        """Have the disturbed rounds count after all, where there are too few others to show anything."""
-        if wanted:
-            self.rounds += self.disturbed
-        self.disturbed = []
 
     def ask(self, request, **arguments):
         return self._ask(request, side=self.name, mode=self.mode, **arguments)
@@ -167,16 +155,11 @@ class Race:
     """
 
     def __init__(self, place, variant, others, control, pids, quiet, rivals, paused=contextlib.nullcontext):
-        self._place = place
-        self.variant = variant
-        self.others = others
+        self._place, self.variant, self.others = place, variant, others
         self._everybody = [variant, *others, *filter(None, [control])]
         self.reference = next((side for side in others if side.name == "eager"), None)
         self._control = control if self.reference else None
-        self._pids = pids
-        self._quiet = quiet
-        self._rivals = rivals
-        self._paused = paused
+        self._pids, self._quiet, self._rivals, self._paused = pids, quiet, rivals, paused
         self._played = self.rechecked = 0
         self._others = Others(*pids)
 
@@ -188,8 +171,7 @@ class Race:
         to stop, a few rounds follow that look like the others. Raises WorkerFailure for the variant, BaselineFailed, Rejected.
         """
         recheck_in = set(secrets.SystemRandom().sample(range(MIN_ROUNDS), rechecks))
-        secret = list(secret)
-        running, spent, left = self._everybody, 0.0, None
+        secret, running, spent, left = list(secret), self._everybody, 0.0, None
         while left != 0:
             began = time.monotonic()
             disturbed = self._play(running, secret.pop() if self._played in recheck_in else None, recheck)
@@ -207,14 +189,16 @@ class Race:
             elif (len(self.variant.rounds) - MIN_ROUNDS) % ROUNDS_BETWEEN_LOOKS == 0:
                 matter = self._those_that_matter()
                 running = [side for side in running if side in matter]  # who left has missed rounds
-                if given_up or spent > seconds or self._played >= MAX_ROUNDS or self._is_precise():
+                ratios = [statistics.paired_ratio(side.rounds, self.variant.rounds) for side in self._rivals()]
+                is_over = given_up or spent > seconds or self._played >= MAX_ROUNDS
+                if is_over or all(map(statistics.is_precise, ratios)):
                     left = 0 if self._played == MIN_ROUNDS else ROUNDS_BETWEEN_LOOKS
                     recheck_in.add(self._played + secrets.randbelow(ROUNDS_BETWEEN_LOOKS))
 
     def _play(self, running, secret, recheck):
         """One round. Whether it was disturbed, and does not count. With a `secret` seed the variant's result is rechecked."""
         load = OtherLoad(*self._pids)
-        for side in _shuffled(running):
+        for side in secrets.SystemRandom().sample(running, len(running)):
             is_rechecked = side is self.variant and secret is not None
             try:
                 with contextlib.nullcontext() if side is self.variant else self._paused(), load.watched():
@@ -236,7 +220,7 @@ class Race:
                 raise BaselineFailed(self.reference, str(failure)) from failure
         if disturbed:
             for side in running:
-                side.set_last_aside()
+                side.disturbed.append(side.rounds.pop())
             time.sleep(PAUSE)
         return disturbed
 
@@ -257,9 +241,6 @@ class Race:
         control = [self.reference, self._control] if self._control else []
         return list(dict.fromkeys([self.variant, *self._rivals(), *control]))
 
-    def _is_precise(self):
-        return all(statistics.is_precise(statistics.paired_ratio(side.rounds, self.variant.rounds)) for side in self._rivals())
-
     def control(self):
         """Return {"ratio", "low", "high"}: how much longer the original takes as a baseline than in a process like a variant's.
 
@@ -274,13 +255,16 @@ class Race:
         fastest = min(side.median for side in self._everybody)
         if fastest >= GRAPHED_BELOW_MS:
             return 0.0
-        return GRAPHS_DIFFER_MS / fastest if self.variant.mode.startswith(GRAPHED) else LAUNCHES_DIFFER
+        if self.variant.mode.startswith(GRAPHED):
+            return GRAPHS_DIFFER_MS / fastest
+        return max(LAUNCHES_DIFFER, LAUNCHES_DIFFER_MS / fastest)
 
     def disturbance(self):
         """Return what disturbed it so much that nothing can be said of the variant, in one line; None where nothing did."""
         too_few = len(self.variant.rounds) < MIN_ROUNDS
-        for side in self._everybody:
-            side.count_disturbed_where(too_few)
+        for side in self._everybody:  # where there are too few others to show anything, those count after all
+            side.rounds += side.disturbed if too_few else []
+            side.disturbed = []
         seen = ["other processes used what is timed"] if too_few else []
         for side in filter(None, (self.reference, self._control)):
             spread = statistics.summarise(side.samples)
@@ -296,15 +280,9 @@ class Race:
 
 def most_cores_for_others(place):
     """Return how many processors other processes may keep busy while a round is played that counts."""
-    there = usable_processors()
+    there = len(usable_processors())
     return max(BUSY_CORES, there - CORES_FOR_A_GPU if place == "cuda" else BUSY_SHARE * there)
 
 
 def new_seed():
     return secrets.randbits(31)
-
-
-def _shuffled(values):
-    values = list(values)
-    secrets.SystemRandom().shuffle(values)
-    return values

@@ -18,6 +18,7 @@ from playground.worker.referee_client import RefereeFailure, erase, remove
 
 FIGURES = ("max_error", "allowed", "eager_error", "permitted_error")  # of a comparison
 REFUSES = "refuses: "  # begins the note of a probe on which the variant raises an exception
+REQUIRED = (*FORWARD_PROBES, OF_SEEDS)  # the probes of the problem's own inputs
 OF_MUTANTS = ("own", "within")  # the probes on which an accepted error has to be told from a wrong version
 DRAWS = "the original draws random numbers: each call began with the same seed, so the same numbers in the same order are right"
 STATE = "cannot be judged: what the original returns depends on the calls before"
@@ -35,17 +36,7 @@ class Complaint:
 
 
 def judge(
-    worker,
-    referee,
-    result,
-    limit,
-    file=None,
-    renew=None,
-    accept=None,
-    first=None,
-    tell=lambda complaint: None,
-    borrowed=(),
-    with_mutants=True,
+    worker, referee, result, limit, file=None, renew=None, accept=None, first=None, tell=None, borrowed=(), with_mutants=True
 ):
     """Run every check of the variant that `worker` has loaded. Sets verdict, standards and caveats in `result`.
 
@@ -55,17 +46,16 @@ def judge(
     many wrong versions of the original fail the probes. Returns the worker that is alive in the end. Raises WorkerFailure where
     one fails on the problem's own inputs of which nothing worse was known.
     """
-    result["check"] = blank_check()
-    result["check"]["domain"] = referee.domain
-    result["accuracy"] = None
+    result["check"], result["accuracy"] = blank_check() | {"domain": referee.domain}, None
     case = _Case(worker, referee, result, limit, file, renew, accept)
     if borrowed:
         text = f"the file uses {', '.join(borrowed)}, which only the problem's file defines"
         case.complain("uses-problem-names", text, DROP_IN)
     try:
-        if first and case.can_begin_with(first):
-            case.begin_with(first)
-            tell(result["check"]["probes"][first]["complaint"])
+        if first and case.takes(first):
+            case.try_probe(first)
+            if tell:
+                tell(result["check"]["probes"][first]["complaint"])
         case.evaluate()
         if with_mutants and not any(each.costs == FORWARD for each in case.complaints):
             case.count_mutants()
@@ -74,7 +64,7 @@ def judge(
             raise
         case.crashed(failure)
     finally:
-        case.close()
+        remove(case.outputs)
     result["check"]["reference"] = referee.ways
     conclude(result, case.complaints)
     return case.worker
@@ -91,30 +81,23 @@ def blank_standards():
     return {name: {"verdict": None, "reasons": []} for name in ("forward", "drop_in")}
 
 
-def _merged(complaints):
-    """One complaint of each kind: the first, with the number of the others."""
+def conclude(result, complaints):
+    """Set the verdict that follows from all complaints: first those that cost most, and of the others a wrong gradient.
+
+    Of each kind the first is told, with the number of the others.
+    """
     kinds = {}
     for each in complaints:
         kinds.setdefault((each.tag, each.costs), []).append(each)
-    for first, *others in kinds.values():
-        yield replace(first, text=f"{first.text} (and in {len(others)} more)") if others else first
-
-
-def conclude(result, complaints):
-    """Set the verdict that follows from all complaints: first those that cost most, and of the others a wrong gradient."""
-    ordered = sorted(_merged(complaints), key=lambda each: ((FORWARD, DROP_IN, None).index(each.costs), each.tag != FIRST))
-    against_forward = [each.text for each in ordered if each.costs == FORWARD]
-    against_drop_in = [each.text for each in ordered if each.costs]
-    result["standards"] = {
-        "forward": {"verdict": "fail" if against_forward else "pass", "reasons": against_forward},
-        "drop_in": {"verdict": "fail" if against_drop_in else "pass", "reasons": against_drop_in},
-    }
+    told = [replace(one, text=f"{one.text} (and in {len(more)} more)") if more else one for one, *more in kinds.values()]
+    ordered = sorted(told, key=lambda each: ((FORWARD, DROP_IN, None).index(each.costs), each.tag != FIRST))
+    fatal = [each for each in ordered if each.costs == FORWARD]
+    against = {"forward": [each.text for each in fatal], "drop_in": [each.text for each in ordered if each.costs]}
+    fails = "error" if fatal and all(each.tag == "not-judged" for each in fatal) else "fail"
+    result["standards"] = {name: {"verdict": fails if why else "pass", "reasons": why} for name, why in against.items()}
     result["caveats"] = [asdict(each) for each in ordered if each.costs != FORWARD]
-    verdict = "fail" if against_forward else "forward only" if against_drop_in else "pass"
-    if against_forward and all(each.tag == "not-judged" for each in ordered if each.costs == FORWARD):
-        verdict = "error"
-        result["standards"] = {name: found | {"verdict": verdict} for name, found in result["standards"].items()}
-    result.update(verdict=verdict, reason=next(iter(against_drop_in), None), details="")
+    verdict = fails if fatal else "forward only" if against["drop_in"] else "pass"
+    result.update(verdict=verdict, reason=next(iter(against["drop_in"]), None), details="")
 
 
 class _Case:
@@ -131,7 +114,7 @@ class _Case:
         self._renew = renew
         self._accept = accept
         self._declared = result["variant_precision"]
-        self._outputs = referee.answers(worker) / f"outputs-{worker.pid}"
+        self.outputs = referee.answers(worker) / f"outputs-{worker.pid}"
         self._uniform = set()  # probes on which the outputs are the same everywhere
         self._works = False  # whether code of the file's own is seen to be given tensors on the problem's own inputs
         self._left = set()  # probes on which it is not
@@ -140,19 +123,19 @@ class _Case:
         for check in (*SIDE_EFFECTS, *watched):
             self._check["behaviour"][check.name] = {"complaint": None, "note": None}
 
-    def close(self):
-        remove(self._outputs)
-
-    def can_begin_with(self, probe):
+    def takes(self, probe):
         """Whether it is a probe for a variant that came by its weights as this one did."""
         return probe not in OF_PARAMETERS if self._is_by_seed else probe != OF_SEEDS
 
-    def begin_with(self, probe):
-        """One probe before all others."""
-        if probe in (*FORWARD_PROBES, OF_SEEDS):
-            self._probe(probe)
-        else:
-            self._probe_in_drop_in(probe)
+    def try_probe(self, probe):
+        """Outputs and gradients on a probe, if they are not known yet."""
+        if probe in self._check["probes"]:
+            return
+        if probe in REQUIRED:
+            return self._probe(probe)
+        check = _check_of(probe)
+        if not self._survive(check.caveat.tag, check.said, lambda: self._probe(probe)):
+            self._note_probe(probe, None, complaint=self.complaints[-1].text)
 
     def evaluate(self):
         """Make all checks that were not made yet; none follows outputs that are wrong on the problem's own inputs."""
@@ -160,9 +143,8 @@ class _Case:
             self.complain("random", DRAWS, None)
         if self._is_by_seed:
             self.complain("weights-by-seed", f"{self._result['weights_differ']}; so the same seed made both", DROP_IN)
-        for probe in (*FORWARD_PROBES, OF_SEEDS) if self._is_by_seed else FORWARD_PROBES:
-            if probe not in self._check["probes"]:
-                self._probe(probe)
+        for probe in filter(self.takes, REQUIRED):
+            self.try_probe(probe)
         if self._referee.tells_nothing and not self._are_outputs_wrong:
             self.complain("not-judged", f"cannot be judged: {self._referee.tells_nothing}", FORWARD)
         elif not self._are_outputs_wrong:
@@ -189,7 +171,7 @@ class _Case:
 
     @property
     def _are_outputs_wrong(self):
-        return any(map(self._is_wrong, (*FORWARD_PROBES, OF_SEEDS)))
+        return any(map(self._is_wrong, REQUIRED))
 
     def complain(self, tag, text, costs):
         caveat = CAVEATS[tag]
@@ -198,11 +180,17 @@ class _Case:
         self.complaints.append(Complaint(tag, f"{text}; {remedy}" if remedy else text, costs, line))
 
     def _ask(self, what, **arguments):
-        erase(self._outputs)  # what an earlier call wrote is no answer
-        return self.worker.ask(f"candidate.{what}", self._limit, outputs=str(self._outputs), **arguments)
+        erase(self.outputs)  # what an earlier call wrote is no answer
+        return self.worker.ask(f"candidate.{what}", self._limit, outputs=str(self.outputs), **arguments)
+
+    def _ask_on(self, what, probe, **arguments):
+        return self._ask(what, inputs=self._referee.inputs(probe), **arguments)
+
+    def _ask_referee(self, what, probe):
+        return self._referee.ask(what, probe=probe, file=str(self.outputs))
 
     def _compare(self, what, probe, **more):
-        return self._referee.compare(what, probe, str(self._outputs), self._declared, **more)
+        return self._referee.compare(what, probe, str(self.outputs), self._declared, **more)
 
     def _survive(self, tag, circumstance, check):
         """Do a check that can only cost drop-in: a crash there is a caveat, and so is what the emulator finds.
@@ -225,26 +213,16 @@ class _Case:
 
     def _probe_further(self):
         """The probes that can only cost drop-in, at the own size where the reduced one does not suit the variant."""
-        for probe in (name for name in PROBES if name not in (*FORWARD_PROBES, OF_SEEDS)):
-            if self._is_by_seed and probe in OF_PARAMETERS:
-                self._note_probe(probe, "not run: the variant's parameters are not the original's")
-                continue
-            if "weights unchanged" in self._referee.side_effects and probe in OF_PARAMETERS:
-                self._note_probe(probe, "not run: the original changes its parameters in a call")
-                continue
-            if probe == EVAL and EVAL not in self._referee.side_effects:
-                continue
-            if self._rejects_reduced and size_of(probe) == "reduced":
-                probe += AT_OWN_SIZE
-            if probe not in self._check["probes"]:
-                self._probe_in_drop_in(probe)
-            if probe == "normal" and self._rejects_reduced:
-                self._probe_in_drop_in(probe + AT_OWN_SIZE)
-
-    def _probe_in_drop_in(self, probe):
-        check = BY_NAME[probe.removesuffix(AT_OWN_SIZE)]
-        if not self._survive(check.caveat.tag, check.said, lambda: self._probe(probe)):
-            self._note_probe(probe, None, complaint=self.complaints[-1].text)
+        changes_parameters = "weights unchanged" in self._referee.side_effects
+        for probe in (name for name in PROBES if name not in REQUIRED):
+            if probe in OF_PARAMETERS and (self._is_by_seed or changes_parameters):
+                others = "variant's parameters are not the original's"
+                why = others if self._is_by_seed else "original changes its parameters in a call"
+                self._note_probe(probe, f"not run: the {why}")
+            elif probe != EVAL or EVAL in self._referee.side_effects:
+                self.try_probe(probe + AT_OWN_SIZE if self._rejects_reduced and size_of(probe) == "reduced" else probe)
+                if probe == "normal" and self._rejects_reduced:
+                    self.try_probe(probe + AT_OWN_SIZE)
 
     @property
     def _rejects_reduced(self):
@@ -254,11 +232,11 @@ class _Case:
 
     def _probe(self, probe):
         """Outputs on one probe, and gradients where it has any. All but those of the problem's own inputs may be refused."""
-        prepared, inputs = self._referee.prepared(probe), self._referee.inputs(probe)
+        prepared = self._referee.prepared(probe)
         if prepared["unusable"]:
             return self._note_probe(probe, f"not run: {prepared['unusable']}")
-        required = probe in (*FORWARD_PROBES, OF_SEEDS)
-        ran = self._ask("run", inputs=inputs, poison=probe != "own", may_refuse=not required)
+        required = probe in REQUIRED
+        ran = self._ask_on("run", probe, poison=probe != "own", may_refuse=not required)
         if ran["refused"]:
             return self._note_probe(probe, f"{REFUSES}{ran['refused']}")
         if probe == "own":
@@ -266,12 +244,12 @@ class _Case:
         if self._works and ran["handed_memory"] == 0 and not required:
             self._leave(probe)
         if not required and (failed := ran["complaints"].pop("launch", None)):
-            self.complain(BY_NAME[probe.removesuffix(AT_OWN_SIZE)].caveat.tag, _under(probe, failed), DROP_IN)
+            self.complain(_check_of(probe).caveat.tag, _under(probe, failed), DROP_IN)
         for check, reason in ran["complaints"].items():
             if check not in self._referee.side_effects:  # what the original does, too, is no complaint
                 self._behaved(check, reason, None)
         if probe == "own" and self._referee.checks_itself:
-            self._check["own_check"] = {"complaint": self._referee.own_check(probe, str(self._outputs))}
+            self._check["own_check"] = self._ask_referee("own_check", probe)
         if required and ran["form"] != prepared["form"]:
             complaint = _under(probe, f"returns {ran['form']} where the original returns {prepared['form']}")
             self._note_probe(probe, None, complaint=complaint)
@@ -310,7 +288,7 @@ class _Case:
         if probe != "own":
             return ""
         try:
-            strided = self._ask("made_contiguous", inputs=self._referee.inputs(probe))["strided"]
+            strided = self._ask_on("made_contiguous", probe)["strided"]
         except WorkerFailure:  # the verdict is that on the outputs, whatever comes after them
             return ""
         if not strided or self._compare("outputs", probe, remark=False)["complaint"]:
@@ -324,21 +302,19 @@ class _Case:
         """
         worst = self._result["accuracy"]
         figures = {"error": compared["max_error"], "limit": compared["allowed"]}
+        found = self._ask_referee("grade", probe)["class"] if compared["complaint"] else self._declared or AS_PYTORCH
+        if worst is None or (compared["complaint"] and CLASSES.index(found) > CLASSES.index(worst["class"])):
+            self._result["accuracy"] = (worst or {}) | {"class": found} | figures
         if not compared["complaint"]:
-            if worst is None:
-                self._result["accuracy"] = {"class": self._declared or AS_PYTORCH} | figures
-            elif worst["class"] == AS_PYTORCH and figures["error"] > worst["error"]:
+            if worst and worst["class"] == AS_PYTORCH and figures["error"] > worst["error"]:
                 worst.update(figures)
             return compared
-        found = self._referee.grade(probe, str(self._outputs))
-        if worst is None or CLASSES.index(found) > CLASSES.index(worst["class"]):
-            self._result["accuracy"] = (worst or {}) | {"class": found} | figures
-        complaint = compared["complaint"]
+        complaint, error = compared["complaint"], compared["max_error"]
         if found != WRONG and not names_one(complaint):
             complaint += f" (accuracy: {named(found)})"
         if self._declared is None and found == FLOAT32:
             self._declared = FLOAT32
-        elif self._may_accept(compared["max_error"]):
+        elif self._accept is not None and self._declared != self._accept and error is not None and error <= self._accept:
             if lost := self._lost_by_accepting():
                 return compared | {"complaint": f"{complaint}; accepting it would accept '{lost}', too"}
             self._declared = self._result["accuracy"]["accepted"] = self._accept
@@ -352,15 +328,11 @@ class _Case:
         error = compared["max_error"]
         if not compared["complaint"] or self._declared or error is None or error > APPROXIMATE[-1]:
             return compared
-        if self._referee.grade(probe, str(self._outputs)) != FLOAT32:
+        if self._ask_referee("grade", probe)["class"] != FLOAT32:
             return compared
         self._declared = FLOAT32
         self.complain("accuracy", _under(probe, f"{compared['complaint']} (accuracy: {FLOAT32})"), DROP_IN)
         return self._compare("outputs", probe)
-
-    def _may_accept(self, error):
-        """Whether the caller accepts an error of that size, and it was not accepted yet."""
-        return self._accept is not None and self._declared != self._accept and error is not None and error <= self._accept
 
     def _lost_by_accepting(self):
         """The name of a wrong version of the original that could not be told from it any more; None without one.
@@ -377,7 +349,7 @@ class _Case:
             return "stale-weights"
         if compared["leaked"]:
             return "nan"
-        tag = BY_NAME[probe.removesuffix(AT_OWN_SIZE)].caveat.tag
+        tag = _check_of(probe).caveat.tag
         by_values = self._is_wrong("scaled") or (size_of(probe) == "own" and tag == "sizes")
         return "values" if by_values or tag in ("nan", "stale-weights") else tag
 
@@ -399,12 +371,12 @@ class _Case:
         return self._has("no-gradient", "wrong-gradient")
 
     def _differentiate(self, probe):
-        answer = self._ask("differentiate", inputs=self._referee.inputs(probe))
-        if answer["unsupported"]:
+        answer = self._ask_on("differentiate", probe)
+        if refused := answer["unsupported"]:
             if self._check["gradients"] is None:
-                self._check["gradients"] = {"unsupported": answer["unsupported"]}
-            elif self._check["gradients"].get("unsupported") != answer["unsupported"]:
-                self._check["probes"][probe]["note"] = f"no gradients: {answer['unsupported']}"
+                self._check["gradients"] = {"unsupported": refused}
+            elif self._check["gradients"].get("unsupported") != refused:
+                self._check["probes"][probe]["note"] = f"no gradients: {refused}"
             return None
         if answer["failed"]:
             return self.complain("no-gradient", f"the backward raises {answer['failed']}", DROP_IN)
@@ -420,7 +392,7 @@ class _Case:
             return self.complain("wrong-gradient", _under(probe, f"when a gradient is wanted, {in_training}"), DROP_IN)
         if self._works and not self._asked_for_backward and probe not in self._left:
             self._asked_for_backward = True
-            if self._ask("backward_work", inputs=self._referee.inputs(probe))["own"] is False:
+            if self._ask_on("backward_work", probe)["own"] is False:
                 self.complain("gradient", "PyTorch's", None)
         return None
 
@@ -439,9 +411,8 @@ class _Case:
         if unjudged:
             self.complain("not-judged", _under(probe, unjudged[0]) + _and_more(unjudged), None)
         if self._check["gradients"] is None or wrong:
-            self._check["gradients"] = {
-                name: _figures(each) | {"complaint": each["complaint"]} for name, each in gradients.items()
-            }
+            kept = (*FIGURES, "complaint")
+            self._check["gradients"] = {name: {key: each[key] for key in kept} for name, each in gradients.items()}
         if wrong and "outputs" in gradients:
             self.complain("no-gradient", wrong[0], DROP_IN)
         elif wrong:
@@ -457,7 +428,7 @@ class _Case:
     def _look_for_work(self):
         """Whether code of the variant's own runs, and accounts for the result, at the size at which it is timed."""
         probe = next(each for each in OF_MUTANTS[::-1] if not self._referee.prepared(each)["unusable"])
-        found = self._ask("work", inputs=self._referee.inputs(probe))
+        found = self._ask_on("work", probe)
         wrong = self._decoration(found, probe)
         own = found["builds"] or found["opened"] or (found["own_calls"] and found["own_share"])
         label = None if own else "Triton" if found["triton"] else "no kernel of its own"
@@ -467,10 +438,9 @@ class _Case:
 
     def _decoration(self, found, probe):
         """Why the variant's kernels are for show; None where they are not, or where it has none."""
-        if not (found["builds"] or found["opened"] or found["own_calls"]):
-            return "the file holds kernels of its own, and none of them was built" if found["means_to_build"] else None
         if not found["own_calls"]:
-            return "its own kernels were never called"
+            unbuilt = "the file holds kernels of its own, and none of them was built" if found["means_to_build"] else None
+            return "its own kernels were never called" if found["builds"] or found["opened"] else unbuilt
         if found["spoiled"] and self._compare("outputs", probe, remark=False)["complaint"] is None:
             return "its own kernels do not account for the result: it is right without theirs, too"
         return None
@@ -494,13 +464,12 @@ class _Case:
 
     def _try_out_all(self):
         first, second = self._probes_to_repeat()
+        step = next((name for name in ("step", "step" + AT_OWN_SIZE) if name in self._passed), None)
         for trial in STRESS_TESTS:
-            after = second
-            if trial.parameters:
-                after = next((name for name in ("step", "step" + AT_OWN_SIZE) if name in self._passed), None)
-                if after is None:
-                    self._behaved(trial.name, None, "not run: it takes the probe of an optimiser's step")
-                    continue
+            after = step if trial.parameters else second
+            if after is None:
+                self._behaved(trial.name, None, "not run: it takes the probe of an optimiser's step")
+                continue
             call = functools.partial(self._try_out, trial.name, {"first": first, "second": after})
             if trial.costs == FORWARD:
                 call()
@@ -545,8 +514,12 @@ def _is_its_own(failure):
     return not (failure.is_of_machine or failure.is_of_judge or isinstance(failure, RefereeFailure))
 
 
+def _check_of(probe):
+    return BY_NAME[probe.removesuffix(AT_OWN_SIZE)]
+
+
 def _under(probe, complaint):
-    circumstance = BY_NAME[probe.removesuffix(AT_OWN_SIZE)].said
+    circumstance = _check_of(probe).said
     return f"{circumstance}: {complaint}" if circumstance else complaint
 
 
@@ -562,7 +535,7 @@ def _keep_worst(check, comparison):
     """The probe of the problem's own size that is nearest to (or furthest over) what is allowed counts."""
 
     def share(errors):
-        return errors["max_error"] / errors["allowed"] if errors["allowed"] else errors["max_error"]
+        return errors["max_error"] / (errors["allowed"] or 1)
 
     if check["max_error"] is None or comparison["max_error"] is None or share(comparison) >= share(check):
         check.update(_figures(comparison))
@@ -590,9 +563,8 @@ def give(result, verdict, reason, details=""):
 def give_failure(result, failure):
     """Give an error to a variant that ends a request without a result, "fail" where the emulator found a mistake."""
     if failure.is_finding:
-        give_findings(result, [str(failure)])
-    else:
-        give(result, "error", str(failure), failure.details)
+        return give_findings(result, [str(failure)])
+    give(result, "error", str(failure), failure.details)
 
 
 def give_findings(result, findings):
@@ -604,13 +576,12 @@ def give_findings(result, findings):
 
 def give_examination(result, examination):
     """Keep what compute-sanitizer saw; what it found is the verdict."""
-    result["sanitizer"] = examination.as_dict()
+    result["sanitizer"] = asdict(examination)
     if examination.findings:
         give_findings(result, examination.findings)
 
 
 def give_doubt(result):
     """Give an error to a variant that was to be sanitized and could not be, however right its results are."""
-    problem = (result["sanitizer"] or {}).get("problem")
-    if problem:
+    if problem := (result["sanitizer"] or {}).get("problem"):
         give(result, "error", f"compute-sanitizer: {problem}")

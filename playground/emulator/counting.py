@@ -16,34 +16,28 @@ from playground.emulator.step import parse
 SEED = 0
 
 
-def traffic(found, unit):
-    return {"requests": found.requests, unit: found.transactions, f"{unit} at least": found.ideal, "bytes": found.bytes}
-
-
-def figures():
-    """Return {kernel: {figure: number}} of what has run since the last reset; memory that a kernel does not use is left out."""
-    result = {}
+def counted(function):
+    """Return (function's result, {kernel: {figure: number}} of what it ran); memory that a kernel does not use is left out."""
+    emulator.reset_counts()
+    result, figures = function(), {}
     for kernel, found in emulator.counts().items():
         accesses = {
-            "device memory read": traffic(found.global_read, "sectors"),
-            "device memory written": traffic(found.global_write, "sectors"),
-            "shared memory read": traffic(found.shared_read, "wavefronts"),
-            "shared memory written": traffic(found.shared_write, "wavefronts"),
+            "device memory read": (found.global_read, "sectors"),
+            "device memory written": (found.global_write, "sectors"),
+            "shared memory read": (found.shared_read, "wavefronts"),
+            "shared memory written": (found.shared_write, "wavefronts"),
         }
-        result[kernel] = {
+        figures[kernel] = {
             "launches": found.launches,
             "barriers": found.barriers,
             "atomics": found.atomics,
             "matrix instructions": found.matrix_instructions,
-        } | {where: numbers for where, numbers in accesses.items() if numbers["requests"]}
-    return result
-
-
-def counted(function):
-    """Return (function's result, the figures of the kernels that it ran)"""
-    emulator.reset_counts()
-    result = function()
-    return result, figures()
+        } | {
+            where: {"requests": of.requests, unit: of.transactions, f"{unit} at least": of.ideal, "bytes": of.bytes}
+            for where, (of, unit) in accesses.items()
+            if of.requests
+        }
+    return result, figures
 
 
 def measure(model, variant, settings):

@@ -36,15 +36,14 @@ def measure(device: str | torch.device) -> Ceilings:
     """
     device = torch.device(device)
     if device.type == "cpu":
-        return _measure_cpu()
+        return _measure_cpu(device)
     with torch.cuda.device(device):
-        return _measure_cuda()
+        return _measure_cuda(torch.device("cuda", torch.cuda.current_device()))
 
 
-def _measure_cpu() -> Ceilings:
+def _measure_cpu(device: torch.device) -> Ceilings:
     beyond_cache = max(256 * MIB, 32 * MIB * torch.get_num_threads())  # last-level caches have up to 12 MiB a core
     tensor_bytes = min(beyond_cache, psutil.virtual_memory().available // 8)
-    device = torch.device("cpu")
     read, copy = _memory_rates(device, tensor_bytes)
     matmul, conv = torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv
     with _setting(matmul, "fp32_precision", "ieee"), _setting(conv, "fp32_precision", "ieee"):
@@ -52,9 +51,8 @@ def _measure_cpu() -> Ceilings:
     return Ceilings(read, copy, fp32, None)
 
 
-def _measure_cuda() -> Ceilings:
+def _measure_cuda(device: torch.device) -> Ceilings:
     free = torch.cuda.mem_get_info()[0]
-    device = torch.device("cuda", torch.cuda.current_device())
     tensor_bytes = min(4096 * MIB, free // 8)  # so large that a launch's few microseconds do not count
     size = CUDA_MATRIX if free > 2048 * MIB else CUDA_MATRIX // 2
     tf32, fp16, matmul = None, None, torch.backends.cuda.matmul

@@ -49,28 +49,18 @@ class Clocks:
 def sample():
     """Return the Clocks of the GPU that torch calls cuda:0; None where nvidia-smi is missing or does not tell."""
     for query in QUERIES:
-        with contextlib.suppress(ValueError):
-            return parse(requirements.ask_gpu(*query) or "")
+        with contextlib.suppress(ValueError):  # of "[N/A]", and of another number of fields
+            # As "1980, 1980, 41, 0x0000000000000004", with or without counters behind it.
+            sm, highest, celsius, reasons, *counters = (requirements.ask_gpu(*query) or "").split(",")
+            slowdowns = tuple(word for bit, word in SLOWDOWNS.items() if int(reasons, 16) & bit)
+            slowed = dict(zip(COUNTERS.values(), map(int, counters), strict=True)) if counters else None
+            return Clocks(int(sm), int(highest), int(celsius), slowdowns, slowed)
     return None
-
-
-def parse(line):
-    """Return the Clocks of nvidia-smi's line, as "1980, 1980, 41, 0x0000000000000004", with or without counters behind it.
-
-    Raises ValueError for "[N/A]".
-    """
-    sm, highest, celsius, reasons, *counters = (field.strip() for field in line.strip().split(","))
-    active = int(reasons, 16)
-    slowdowns = tuple(word for bit, word in SLOWDOWNS.items() if active & bit)
-    slowed = dict(zip(COUNTERS.values(), map(int, counters), strict=True)) if counters else None
-    return Clocks(int(sm), int(highest), int(celsius), slowdowns, slowed)
 
 
 def record(before, after):
     """Return {"before", "after"} for the JSON document, or None where nothing could be sampled."""
-    if before is None or after is None:
-        return None
-    return {"before": asdict(before), "after": asdict(after)}
+    return {"before": asdict(before), "after": asdict(after)} if before and after else None
 
 
 def notes(before, after):

@@ -50,23 +50,21 @@ def describe() -> dict:
 
 def describe_apart() -> dict:
     """Return what `describe` gives in a process of its own: this one must not initialise CUDA while something is timed."""
-    command = [sys.executable, "-m", "playground.machine"]
+    command = [sys.executable, "-m", "playground.machine.environment"]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, cwd=PROJECT).stdout)
 
 
 def _gpus() -> list[dict]:
-    if not torch.cuda.is_available():
-        return []
-    return [_gpu(torch.cuda.get_device_properties(index)) for index in range(torch.cuda.device_count())]
-
-
-def _gpu(properties) -> dict:
-    return {
-        "name": properties.name,
-        "compute_capability": f"{properties.major}.{properties.minor}",
-        "memory_mib": properties.total_memory // 2**20,
-        "multiprocessors": properties.multi_processor_count,
-    }
+    indices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+    return [
+        {
+            "name": found.name,
+            "compute_capability": f"{found.major}.{found.minor}",
+            "memory_mib": found.total_memory // 2**20,
+            "multiprocessors": found.multi_processor_count,
+        }
+        for found in map(torch.cuda.get_device_properties, indices)
+    ]
 
 
 def _cudnn_version() -> str | None:
@@ -79,10 +77,8 @@ def _cudnn_version() -> str | None:
 
 def _nvcc_release() -> str | None:
     """The release of the nvcc that torch's builds use."""
-    if home := requirements.named_home():
-        toolkit = requirements.toolkit_at(Path(home))
-    else:
-        toolkit = requirements.find_toolkit(torch.version.cuda)
+    home = requirements.named_home()
+    toolkit = requirements.toolkit_at(Path(home)) if home else requirements.find_toolkit(torch.version.cuda)
     return toolkit.release if toolkit else None
 
 
@@ -114,3 +110,7 @@ def _git_state() -> tuple[str | None, bool | None]:
     commit = requirements.output("git", "-C", str(PROJECT), "rev-parse", "HEAD")
     changes = requirements.output("git", "-C", str(PROJECT), "status", "--porcelain")
     return commit, None if changes is None else changes != ""
+
+
+if __name__ == "__main__":
+    print(json.dumps(describe()))

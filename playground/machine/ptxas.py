@@ -28,10 +28,6 @@ class DeviceCode:
         """Return those that the variant's own flags name (load_inline then adds none), or else none."""
         return tuple(sorted({name for flag in self.flags if "arch" in flag for name in re.findall(r"sm_\d+[af]?", flag)}))
 
-    @property
-    def includes_torch(self):
-        return bool(re.search(r"^\s*#\s*include\s*[<\"](torch|ATen|c10)/", self.text, re.MULTILINE))
-
 
 @dataclass(frozen=True)
 class Kernel:
@@ -43,10 +39,6 @@ class Kernel:
     spill_stores: int
     spill_loads: int
     shared: int
-
-    @property
-    def spills(self):
-        return self.spill_stores + self.spill_loads > 0
 
 
 def find_nvcc():
@@ -66,7 +58,7 @@ def describe(codes, capability=None):
     codes = [code for code in codes if code.text.strip()]
     if not codes:
         return {"unknown": "no CUDA text was given to load_inline"}
-    if any(code.includes_torch for code in codes):
+    if any(re.search(r"^\s*#\s*include\s*[<\"](torch|ATen|c10)/", code.text, re.MULTILINE) for code in codes):
         return {"unknown": "its CUDA text includes PyTorch's headers, which nvcc alone is not asked to compile"}
     nvcc = find_nvcc()
     if nvcc is None:
@@ -110,10 +102,8 @@ def _kernels(output, nvcc):
         own = re.search(rf"Function properties for {re.escape(name)}\n(.+)", part).group(1)
         stack, stores, loads = map(int, re.search(r"(\d+) bytes stack frame, (\d+).+?(\d+) bytes spill loads", own).groups())
         used = re.search(r"Used (\d+) registers.*", part)
-        shared = re.search(r"(\d+) bytes smem", used.group())
-        kernels.append(
-            Kernel(_demangled(name, nvcc), int(used.group(1)), stack, stores, loads, int(shared.group(1)) if shared else 0)
-        )
+        shared = re.search(r"(\d+) bytes smem", used.group()) or (0, 0)
+        kernels.append(Kernel(_demangled(name, nvcc), int(used[1]), stack, stores, loads, int(shared[1])))
     return kernels
 
 

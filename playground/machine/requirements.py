@@ -3,6 +3,7 @@
 `prepare_environment` first repairs what is certain: a ninja or a CUDA toolkit that is installed but not found.
 """
 
+import contextlib
 import os
 import re
 import shlex
@@ -101,15 +102,11 @@ def missing_compiler() -> Missing | None:
     if _runs(*shlex.split(compiler)):
         return None
     found = next((path for name in ("c++", "g++", "clang++") if name != compiler and _runs(path := shutil.which(name))), None)
-    if found:
-        remedy = f"export CXX={found}"
-    else:
-        remedy = "install one (Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install)"
-    if "CXX" in os.environ:
-        return Missing(f"no C++ compiler: CXX is {compiler!r}, which does not run", remedy)
-    if shutil.which("c++"):
-        return Missing(f"no C++ compiler: {shutil.which('c++')} does not run", remedy)
-    return Missing("no C++ compiler: c++ is not on PATH", remedy)
+    install = "install one (Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install)"
+    usual = shutil.which("c++")
+    why = f"{usual} does not run" if usual else "c++ is not on PATH"
+    why = f"CXX is {compiler!r}, which does not run" if "CXX" in os.environ else why
+    return Missing(f"no C++ compiler: {why}", f"export CXX={found}" if found else install)
 
 
 def missing_ninja() -> Missing | None:
@@ -150,16 +147,13 @@ def missing_toolkit(torch_cuda: str) -> Missing | None:
     install = f"install a CUDA {major} toolkit (https://developer.nvidia.com/cuda-downloads) and set CUDA_HOME to it"
     found = find_toolkit(torch_cuda)
     export = f"export CUDA_HOME={found.home}" if found and found.major == major else install
-    if home := named_home():
-        toolkit = toolkit_at(Path(home))
-        if toolkit is None:
-            return Missing(f"CUDA_HOME is {home}, which holds no CUDA toolkit (bin/nvcc, include/cuda_runtime.h)", export)
-    else:
-        toolkit = found
-    if toolkit is None and (nvcc := shutil.which("nvcc")):
-        return Missing(f"no CUDA toolkit: {nvcc} belongs to none that has bin/nvcc and include/cuda_runtime.h", install)
+    toolkit = toolkit_at(Path(home)) if (home := named_home()) else found
+    if toolkit is None and home:
+        return Missing(f"CUDA_HOME is {home}, which holds no CUDA toolkit (bin/nvcc, include/cuda_runtime.h)", export)
     if toolkit is None:
-        return Missing("no CUDA toolkit: no nvcc", install)
+        nvcc = shutil.which("nvcc")
+        why = f"{nvcc} belongs to none that has bin/nvcc and include/cuda_runtime.h" if nvcc else "no nvcc"
+        return Missing(f"no CUDA toolkit: {why}", install)
     if toolkit.major != major:
         what = f"nvcc {toolkit.release} ({toolkit.home}) does not fit a torch built for CUDA {torch_cuda}"
         return Missing(what, f"{export}, or install a torch built for CUDA {toolkit.major}")
@@ -175,9 +169,9 @@ def toolkit_at(home: Path) -> Toolkit | None:
     """Return the toolkit in `home`, if it has an nvcc that runs and the runtime's headers."""
     printed = output(str(home / "bin" / "nvcc"), "--version")
     release = re.search(r"release (\d+\.\d+)", printed or "")
-    if release is None or not any((home / folder / "cuda_runtime.h").is_file() for folder in _include_folders(home)):
-        return None
-    return Toolkit(home, release.group(1))
+    headers = (home / "include", *home.glob("targets/*/include"))  # the latter are conda's
+    has_headers = any((folder / "cuda_runtime.h").is_file() for folder in headers)
+    return Toolkit(home, release.group(1)) if release and has_headers else None
 
 
 def find_toolkit(torch_cuda: str | None = None) -> Toolkit | None:
@@ -207,27 +201,16 @@ def _homes() -> Iterator[Path]:
         if top := re.search(r"^#\$ TOP=(.+)$", dry_run or "", re.MULTILINE):  # a wrapper that calls the toolkit's nvcc
             yield Path(top.group(1)).resolve()
     yield INSTALL_PREFIX / "cuda"
-    yield from sorted(INSTALL_PREFIX.glob("cuda-*"), key=_numbers, reverse=True)  # the newest first
-
-
-def _numbers(path: Path) -> list[int]:
-    return [int(digits) for digits in re.findall(r"\d+", path.name)]
-
-
-def _include_folders(home: Path) -> Iterator[Path]:
-    """conda's toolkits have their headers below targets/."""
-    yield home / "include"
-    yield from home.glob("targets/*/include")
+    releases = {path: [int(digits) for digits in re.findall(r"\d+", path.name)] for path in INSTALL_PREFIX.glob("cuda-*")}
+    yield from sorted(releases, key=releases.get, reverse=True)  # the newest first
 
 
 def _put_ninja_on_path() -> None:
     """The ninja beside this Python goes behind all that is on PATH, or, if a ninja there does not run, before it."""
     directories = [Path(sys.executable).parent]
-    try:
+    with contextlib.suppress(ImportError):
         import ninja
-    except ImportError:
-        pass
-    else:
+
         directories.append(Path(ninja.BIN_DIR).absolute())
     directory = next((str(directory) for directory in directories if _runs(str(directory / "ninja"))), None)
     if directory:

@@ -9,6 +9,8 @@ import csv
 import math
 import re
 
+from playground.emulator import counting
+
 TIME = "gpu__time_duration.sum"
 REGISTERS = "launch__registers_per_thread"
 
@@ -22,23 +24,12 @@ SHARES = {
 }
 
 # What the emulator counts, too: (transactions, requests) of warps, to be summed over launches.
+_DEVICE = ("l1tex__t_sectors_pipe_lsu_mem_global_op_{}.sum", "l1tex__t_requests_pipe_lsu_mem_global_op_{}.sum")
+_SHARED = ("l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{}.sum", "smsp__sass_inst_executed_op_shared_{}.sum")
 PER_REQUEST = {
-    "device memory read": (
-        "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
-        "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
-    ),
-    "device memory written": (
-        "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
-        "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",
-    ),
-    "shared memory read": (
-        "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
-        "smsp__sass_inst_executed_op_shared_ld.sum",
-    ),
-    "shared memory written": (
-        "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
-        "smsp__sass_inst_executed_op_shared_st.sum",
-    ),
+    f"{memory} memory {done}": tuple(name.format(operation) for name in names)
+    for memory, names in (("device", _DEVICE), ("shared", _SHARED))
+    for done, operation in (("read", "ld"), ("written", "st"))
 }
 TRANSACTIONS = {name: "sectors" if name.startswith("device") else "wavefronts" for name in PER_REQUEST}
 
@@ -156,3 +147,37 @@ def _mean(group, metric):
 def _ratio(group, above, below):
     numerator, denominator = _sum(group, above), _sum(group, below)
     return numerator / denominator if numerator is not None and denominator else None
+
+
+def counted(model, variant):
+    """Return {"settings": {name: text}, "kernels": {name: {where: {"per_request", "least"}}}} of the forward pass.
+
+    "per_request" are transactions a request of a warp, "least" what the same bytes would cost at least.
+
+    None for a problem that has no size for the emulator: at its own it would take hours. Raises RuntimeError when counting
+    fails.
+    """
+    if not model.settings("counted"):
+        return None
+    found = counting.measure_apart(model, variant)
+    kernels = {name: {} for name in found["forward"]}
+    for name, figures in found["forward"].items():
+        for where, unit in TRANSACTIONS.items():
+            if where in figures:
+                requests, total, least = (figures[where][key] for key in ("requests", unit, f"{unit} at least"))
+                kernels[name][where] = {"per_request": total / requests, "least": least / requests}
+    return {"settings": found["settings"], "kernels": kernels}
+
+
+def of_kernel(name, measured_names, counts):
+    """Return the counted figures of the kernel that Nsight Compute calls `name`; {} where it cannot be told which they are.
+
+    The emulator knows a kernel by the name in its launch: with template parameters in place of their values, or that of a
+    pointer. One that is left over on either side is the other's counterpart.
+    """
+    by_base = {base_name(each): figures for each, figures in counts.items()}
+    if base_name(name) in by_base:
+        return by_base[base_name(name)]
+    measured = {base_name(each) for each in measured_names}
+    left = [figures for each, figures in by_base.items() if each not in measured]
+    return left[0] if len(left) == 1 and len(measured - by_base.keys()) == 1 else {}

@@ -45,7 +45,10 @@ def profile(model, variant, settings, time_limit):
     load = {"problem": str(model.path), "variant": str(variant.path), "settings": settings, "place": "cuda"}
     request = {"load": load | {"weights": None, "seed": SEED}, "inputs": None, "tool": None, "limit": time_limit}
     with tempfile.TemporaryDirectory(prefix="playground-") as folder:
-        _build(request, folder, variant)  # under ncu nothing but the forward pass is left to do
+        run = _run("no tool", request, folder, variant)  # it builds: under ncu nothing but the forward pass is left to do
+        reply = run.reply()
+        if reply is None or reply["error"]:
+            raise ProfilerError(f"{variant.name}: its forward pass fails: {reply['error'] if reply else run.last_words()}")
         return metrics.kernels(_launches(request, folder, names, variant))
 
 
@@ -55,13 +58,6 @@ def command(program, names, wanted=metrics.ALL):
     options += ["--kernel-name-base", "function", "--kernel-name", f"regex:^({'|'.join(sorted(names))})$"]
     options += ["--clock-control", "none", "--target-processes", "all"]
     return [program, *options]
-
-
-def _build(request, folder, variant):
-    run = _run("no tool", request, folder, variant)
-    reply = run.reply()
-    if reply is None or reply["error"]:
-        raise ProfilerError(f"{variant.name}: its forward pass fails: {reply['error'] if reply else run.last_words()}")
 
 
 def _launches(request, folder, names, variant):

@@ -2,7 +2,7 @@
 
 import contextlib
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from playground.judge import work
@@ -58,9 +58,6 @@ class Examination:
             return "fail"
         return f"error: {self.problem}" if self.problem else "nothing found" if self.tools else NOTHING_TO_DO
 
-    def as_dict(self):
-        return asdict(self)
-
 
 @contextlib.contextmanager
 def small_case(model, original, seed, limit):
@@ -74,8 +71,8 @@ def small_case(model, original, seed, limit):
         referee = RefereeClient(original, Path(name), seed, limit)
         try:
             referee.prepare()
-            probes = [referee.inputs(probe) for probe in referee.probes_for_training()]
-            yield original | {"weights": referee.weights}, probes, Path(name)
+            names = [probe for probe in ("normal", "scaled") if not referee.prepared(probe)["unusable"]]  # the smaller first
+            yield original | {"weights": referee.weights}, list(map(referee.inputs, names)), Path(name)
         finally:
             referee.close()
 
@@ -107,7 +104,6 @@ def examine(load, probes, folder, limit):
 
 
 def _run_tools(found, request, kernels, folder):
-    """All tools side by side."""
     program, file = PROGRAM.find(), request["load"]["variant"]
     watched = kernels | {control.kernel_of(tool) for tool in TOOLS}
     with contextlib.ExitStack() as stack:

@@ -47,8 +47,7 @@ class Site:
 
     @classmethod
     def of(cls, match):
-        line = match["line"]
-        return cls(_without_arguments(match["function"]), match["offset"], match["file"], int(line) if line else None)
+        return cls(_without_arguments(match["function"]), match["offset"], match["file"], int(match["line"] or 0) or None)
 
     def is_in(self, file):
         return self.file is not None and (self.file == str(file) or (Path(self.file).name == self.file == Path(file).name))
@@ -82,18 +81,13 @@ class Finding:
         words = {word for site in self.sites for word in re.findall(r"\w+", site.function)}
         return bool(words & set(kernels)) or any(site.is_in(file) for site in self.sites)
 
-    def line_in(self, file):
-        """Return 'name.py:65' of the innermost site in the file, or else of the innermost that has a line; None without one."""
-        known = sorted((site for site in self.sites if site.line), key=lambda site: not site.is_in(file))
-        return f"{Path(known[0].file).name}:{known[0].line}" if known else None
-
     def describe(self, file):
-        """Return one line, beginning with the place."""
-        place = self.line_in(file)
+        """Return one line, beginning with the place: the innermost in the file, or else the innermost that has a line."""
+        known = sorted((site for site in self.sites if site.line), key=lambda site: not site.is_in(file))
+        place = f"{Path(known[0].file).name}:{known[0].line}: " if known else ""
         who = [f"{name} {value}" for name, value in (("block", self.block), ("thread", self.thread)) if value]
         more = f", {self.count - 1} more like it" if self.count > 1 else ""
-        text = ", ".join([f"{self.what}; kernel {self.kernel}", *who]) + f" ({self.tool}{more})"
-        return f"{place}: {text}" if place else text
+        return place + ", ".join([f"{self.what}; kernel {self.kernel}", *who]) + f" ({self.tool}{more})"
 
 
 @dataclass(frozen=True)
@@ -122,7 +116,6 @@ def read(tool, text):
 
 
 def _reports(text):
-    """(headline, further lines) of each report."""
     reports = []
     for line in text.splitlines():
         if line.startswith(PREFIX):

@@ -10,6 +10,7 @@ The reply: {"kernels": names of the __global__ functions it built, "passes": wha
 raised, "error": what else was raised}. The exit status is 1 with an error.
 """
 
+import contextlib
 import inspect
 import json
 import os
@@ -35,11 +36,9 @@ def main(request_file, reply_file):
     signal.alarm(int(request["limit"]) + 60)  # if the process that asked is gone by then
     load_inline, candidate = cpp_extension.load_inline, Candidate()
     reply = {"kernels": [], "passes": [], "refused": None, "error": None}
-    steps = [lambda: _run(candidate, request, reply)]
     if request["inputs"]:
         _build_with_lines(request["load"]["variant"])
-        steps.append(lambda: _make_mistake(load_inline, request))
-    for step in steps:
+    for step in (lambda: _run(candidate, request, reply), lambda: _make_mistake(load_inline, request)):
         try:
             step()
         except Exception as exception:
@@ -66,20 +65,17 @@ def _run(candidate, request, reply):
         reply["refused"], _ = describe(exception)
         return
     reply["passes"].append("forward")
-    if probe["upstream"] is None:
-        return
-    # Gradients stay on the GPU: initcheck takes what the copy engine wrote for unwritten, and would complain of a copy.
-    try:
-        tensors.gradients(candidate.model, given, probe["upstream"], probe["wanted_inputs"])
-    except NotImplementedError:  # it is forward only
-        return
-    candidate._synchronize()
-    reply["passes"].append("backward")
+    if probe["upstream"] is not None:
+        with contextlib.suppress(NotImplementedError):  # it is forward only
+            # Gradients stay on the GPU: initcheck takes what the copy engine wrote for unwritten, and would complain of a copy.
+            tensors.gradients(candidate.model, given, probe["upstream"], probe["wanted_inputs"])
+            candidate._synchronize()
+            reply["passes"].append("backward")
 
 
 def _make_mistake(load_inline, request):
     """Without a tool it is only built, so that under one, where all is slow, nothing is left to build."""
-    if request["load"]["place"] == "cuda":
+    if request["inputs"] and request["load"]["place"] == "cuda":
         make = control.build(load_inline)
         if request["tool"]:
             make(request["tool"])

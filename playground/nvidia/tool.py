@@ -50,7 +50,7 @@ class Run:
 
     def __init__(self, name, request, folder, under=(), environment=None):
         self.name = name
-        self.timed_out = False
+        self.timed_out, self.exit_status = False, None
         files = (Path(folder) / f"{name}.{what}" for what in ("request", "reply", "log", "output"))
         request_file, self._reply, self._log, self._output = files
         for earlier in (self._reply, self._log):  # another variant's
@@ -76,9 +76,9 @@ class Run:
         kill_family(self._process)
 
     def wait(self):
-        """Wait until it has ended, or its time limit is over, which sets `timed_out`."""
+        """Wait until it has ended, which sets `exit_status`, or its time limit is over, which sets `timed_out`."""
         try:
-            self._process.wait(max(0.0, self._deadline - time.monotonic()))
+            self.exit_status = self._process.wait(max(0.0, self._deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self.timed_out = True
 
@@ -102,7 +102,3 @@ class Run:
         lines = [line for line in self.said().splitlines() if line.strip("= ") and not _NO_WORDS.search(line)]
         telling = [line for line in lines if re.search(r"error|unable|not supported", line, re.I)]
         return _TAG.sub("", (telling or lines[-1:] or ["it printed nothing"])[0])[:300]
-
-    @property
-    def exit_status(self):
-        return self._process.returncode

@@ -92,9 +92,13 @@ def validate(document):
     except (AttributeError, TypeError, ValueError):
         contract.require(False, "environment.date", "an ISO 8601 date", document["environment"]["date"])
     for index, result in enumerate(document["results"]):
-        where = f"results[{index}]"
-        contract.check_object({"model": "text", "variant": "text"}, result, where)
-        contract.check("result", result, f"{where} ({result['model']}/{result['variant']})")
+        validate_result(result, f"results[{index}]")
+
+
+def validate_result(result, where):
+    """Raise DocumentError, which names the place, unless a result is as the contract says."""
+    contract.check_object({"model": "text", "variant": "text"}, result, where)
+    contract.check("result", _finite(result), f"{where} ({result['model']}/{result['variant']})")
 
 
 def _finite(value):

@@ -70,8 +70,8 @@ def count_work(name, model, inputs, outputs, mode):
         moved += _bytes([*filter(tensors.differentiable, outputs), *trained])
     if mode == "weights_and_input":
         moved += _bytes(wanted)
-    counter = _FLOPS.get(name, _flops_of_original)
-    return Work(moved, counter(model, inputs, mode))
+    count = _FLOPS.get(name, lambda *given: as_written(*given).flops)
+    return Work(moved, count(model, inputs, mode))
 
 
 def certain_bytes(model, inputs, outputs):
@@ -108,7 +108,7 @@ def impossible(milliseconds, count, rate, on_cpu):
 
 
 def _bytes(values):
-    return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))
+    return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
 
 
 def _conv_pool_sigmoid_sum(model, inputs, mode):
@@ -141,10 +141,6 @@ def _alexnet_conv1(model, inputs, mode):
 
 def _each_direction(size, directions):
     return size if isinstance(size, tuple) else (size,) * directions
-
-
-def _flops_of_original(model, inputs, mode):
-    return as_written(model, inputs, mode).flops
 
 
 class _Traffic(TorchDispatchMode):

@@ -32,19 +32,13 @@ class Unshareable(Exception):
     """What cannot be shared between processes; the text says why."""
 
 
-class _Driver:
-    """The calls of CUDA's driver that are needed. Raises Unshareable with the number of an error."""
-
-    def __init__(self):
-        self._library = ctypes.CDLL("libcuda.so.1")
-
-    def __call__(self, function, *arguments):
-        if status := getattr(self._library, function)(*arguments):
-            raise Unshareable(f"{function} failed with CUDA error {status}")
-
-
 class _Handle(ctypes.Structure):
     _fields_ = (("bytes", ctypes.c_ubyte * 64),)
+
+
+def form_of(tensor):
+    """Return what a place says of a tensor, but for where it is."""
+    return {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "stride": list(tensor.stride())}
 
 
 def extent(tensor):
@@ -79,10 +73,14 @@ class Memory:
 
     def __init__(self):
         torch.cuda.synchronize()  # from here on there is a context
-        self._driver = _Driver()
+        self._library = ctypes.CDLL("libcuda.so.1")
         self._opened = {}  # handle -> (address, bytes)
         self._handles = {}  # number of an allocation -> handle
         self._allocated = []
+
+    def _driver(self, function, *arguments):
+        if status := getattr(self._library, function)(*arguments):
+            raise Unshareable(f"{function} failed with CUDA error {status}")
 
     def allocate(self, count):
         """Return the address of `count` new bytes, zeros."""
@@ -148,18 +146,15 @@ class Layout:
     """
 
     def __init__(self, tensors):
-        self.places, at = [], 0
-        for tensor in tensors:
+        self.places, at = [None for _ in tensors], 0
+        for i, tensor in enumerate(tensors):
             if not isinstance(tensor, torch.Tensor):
-                self.places.append(None)
                 continue
             if str(tensor.dtype) not in DTYPES or tensor.layout != torch.strided:
                 raise Unshareable(f"inputs of {tensor.dtype}, {tensor.layout}")
             if extent(tensor) > tensor.numel() * tensor.element_size():
                 tensor = tensor.contiguous()
-            self.places.append(
-                {"offset": at, "shape": list(tensor.shape), "stride": list(tensor.stride()), "dtype": str(tensor.dtype)}
-            )
+            self.places[i] = form_of(tensor) | {"offset": at}
             at += -(-extent(tensor) // ALIGNED) * ALIGNED
         self.bytes = max(at, ALIGNED)
 

@@ -9,6 +9,7 @@ import collections
 import ctypes
 import math
 import platform
+import re
 import time
 from pathlib import Path
 
@@ -37,9 +38,10 @@ def clock_for(device):
 
 
 class CpuClock:
-    """`flush()` and `time(step)` with a monotonic clock."""
+    """`flush()` and `time(step)` with a monotonic clock. `flush_ms` is what the last flush took."""
 
     settling_calls = 0
+    launch_ms = 0.0  # the host does all of a call itself
 
     def __init__(self):
         self._now = time.perf_counter_ns
@@ -52,15 +54,7 @@ class CpuClock:
         began = self._now()
         self._buffer.zero_()
         self._buffer.sum()
-        self._flush_ms = (self._now() - began) / 1e6
-
-    def flush_ms(self):
-        """Return what the last flush took."""
-        return self._flush_ms
-
-    def launch_ms(self):
-        """Return 0: the host does all of a call itself."""
-        return 0.0
+        self.flush_ms = (self._now() - began) / 1e6
 
     def time(self, step):
         """Return (milliseconds, False, a copy of the result) of step().
@@ -70,7 +64,7 @@ class CpuClock:
         start = self._now()
         result = step()
         elapsed = (self._now() - start) / 1e6
-        return elapsed, False, _copy(result)
+        return elapsed, False, torch.utils._pytree.tree_map_only(torch.Tensor, lambda value: value.detach().clone(), result)
 
     def keep_memory(self):
         """Have glibc keep what is freed, as torch's CUDA allocator does.
@@ -119,14 +113,11 @@ class CudaClock:
             _succeed("cuCtxResetPersistingL2Cache", status)
         self._flush_events = self._timed_flushes(1)
 
-    def _give_head_start(self, milliseconds=HEAD_START_MS):
-        self._sleep(round(milliseconds * CYCLES_PER_MS))
-
     def _timed_flushes(self, count):
         """The events before and after them."""
         stream = self._current_stream()
         start, end = (self._event(enable_timing=True) for _ in range(2))
-        self._give_head_start()
+        self._sleep(round(HEAD_START_MS * CYCLES_PER_MS))
         self._record(start, stream)
         for _ in range(count):
             self._buffer.zero_()
@@ -134,10 +125,12 @@ class CudaClock:
         self._record(end, stream)
         return start, end
 
+    @property
     def flush_ms(self):
         """Return what the last flush took, on a device that is idle by now."""
         return self._elapsed(*self._flush_events)
 
+    @property
     def launch_ms(self):
         """Return what the host took to launch the last call."""
         return self._launches_ms[-1]
@@ -160,7 +153,8 @@ class CudaClock:
         start, end, idle = (self._event(enable_timing=True) for _ in range(3))
         stream = self._current_stream()
         self._synchronize()  # or, with an old driver, work on another stream would begin during the flush
-        self._give_head_start(min(LONGEST_HEAD_START_MS, max(HEAD_START_MS, HEAD_START_SHARE * max(self._launches_ms))))
+        head_start = min(LONGEST_HEAD_START_MS, max(HEAD_START_MS, HEAD_START_SHARE * max(self._launches_ms)))
+        self._sleep(round(head_start * CYCLES_PER_MS))
         self._record(start, stream)
         if self._all_streams:
             self._all_streams.wait_for(start)
@@ -243,18 +237,15 @@ class Timed:
         {"samples_ms", "late", "flush_ms", "launch_ms"}: see the clocks; the last is what the host took to launch each call. The
         first `settling_calls` of them are for settling.
         """
-        samples, late, flushes, launches = [], [], [], []
+        calls = []
         for seed in seeds:
             self._result = None
             self._content = content = self.workload.fresh(seed)
             self._clock.flush()
             milliseconds, is_late, self._result = self._clock.time(lambda content=content: self.workload(content))
             tensors.require_plain(self._result)
-            samples.append(milliseconds)
-            late.append(is_late)
-            flushes.append(self._clock.flush_ms())
-            launches.append(self._clock.launch_ms())
-        return {"samples_ms": samples, "late": late, "flush_ms": flushes, "launch_ms": launches}
+            calls.append((milliseconds, is_late, self._clock.flush_ms, self._clock.launch_ms))
+        return dict(zip(("samples_ms", "late", "flush_ms", "launch_ms"), map(list, zip(*calls, strict=True)), strict=True))
 
     def result(self):
         """Return (result of the last timed call, names of the gradients, None where it is no list of such)."""
@@ -275,10 +266,6 @@ class Timed:
         """Let go of contents and results."""
         self._content = self._result = None
         self._held = []
-
-
-def _copy(result):
-    return torch.utils._pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), result)
 
 
 def peak_memory(step, device):
@@ -307,7 +294,6 @@ def peak_memory(step, device):
 
 
 def _resident_kib(key):
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(key + ":"):
-            return int(line.split()[1])
+    if found := re.search(rf"^{key}:\s*(\d+)", Path("/proc/self/status").read_text(), re.M):
+        return int(found[1])
     raise OSError(f"/proc/self/status has no {key}")

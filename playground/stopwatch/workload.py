@@ -31,14 +31,14 @@ def fresh_inputs(problem, seed, device):
 
     The same seed gives the same content in every process on the same kind of device.
     """
-    return tensors.to(tensors.made_on(device, lambda: _seeded(problem, seed)), device)
 
+    def seeded():
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        return tensors.inputs_of(problem)
 
-def _seeded(problem, seed):
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-    return tensors.inputs_of(problem)
+    return tensors.to(tensors.made_on(device, seeded), device)
 
 
 def upstream_for(outputs, seed, device):

@@ -1,9 +1,9 @@
 """What load_inline and load do in this process: how long they take, what they build, whether they compile or fail."""
 
+import contextlib
 import functools
 import importlib.machinery
 import inspect
-import math
 import os
 import time
 from pathlib import Path
@@ -32,13 +32,9 @@ class BuildWatch:
         from torch.utils import cpp_extension
 
         self._emulated = emulated
-        self.seconds = 0.0
-        self.built = False
-        self.names = []
-        self.failure = None
+        self.seconds, self.built, self.failure = 0.0, False, None
+        self.names, self.device_code, self.kernels = [], [], set()
         self.own = work.OwnCode()
-        self.kernels = set()
-        self.device_code = []
         for function in ("load_inline", "load"):
             setattr(cpp_extension, function, self._watched(inspect.unwrap(getattr(cpp_extension, function))))
         self._watch_opening(importlib.machinery.ExtensionFileLoader, "exec_module")
@@ -55,12 +51,16 @@ class BuildWatch:
             library = args[-1]
             path = getattr(library, "__file__", None) or str(library)
             if foreign.is_own_library(path):
-                self.own.operators |= work.all_operators() - operators
-                if isinstance(library, ModuleType):
-                    self.own.wrap_module(library)
+                self._knows(library, operators)
             return result
 
         setattr(owner, name, opened)
+
+    def _knows(self, library, operators):
+        """Watch the functions of a library, and the operators that were not there before."""
+        self.own.operators |= work.all_operators() - operators
+        if isinstance(library, ModuleType):
+            self.own.wrap_module(library)
 
     def _watched(self, function):
         @functools.wraps(function)
@@ -75,10 +75,8 @@ class BuildWatch:
                 self.device_code.append({"text": implicit + text, "flags": flags})
             try:
                 library = self._built(function, given, (name, *args), kwargs)
-                self.failure = None
-                if isinstance(library, ModuleType):
-                    self.own.wrap_module(library)
-                self.own.operators |= work.all_operators() - operators
+                self.failure, self.built = None, self.built or self._is_new(library, name, wall_clock)
+                self._knows(library, operators)
                 return library
             except BaseException as exception:
                 failure = self._no_room() if is_full(exception) else exception
@@ -89,13 +87,16 @@ class BuildWatch:
             finally:
                 self.seconds += time.perf_counter() - start
                 self.names.append(name)
-                self.built |= self._has_new_library(name, wall_clock)
 
         return watched
 
     def _built(self, function, given, args, kwargs):
         """What the call returns. For a GPU it is first tried with a small part of torch's headers, where that may do."""
-        light = _light_headers(given) if given.get("cuda_sources") and not self._emulated else None
+        light = None
+        if given.get("cuda_sources") and not self._emulated:
+            texts = _joined(given.get("cpp_sources")), _joined(given["cuda_sources"])
+            binds, implicit = given.get("functions") is not None, not given.get("no_implicit_headers")
+            light = light_headers.folder_for(build_locks.extensions_root(), *texts, binds, implicit)
         if light is None:
             return function(*args, **kwargs)
         from torch.utils import cpp_extension
@@ -118,39 +119,15 @@ class BuildWatch:
         where = f"in {folder} or in that of temporary files"
         return NoRoom(f"{NO_ROOM}for builds, {where}: make some, or set {variable} or TMPDIR to a folder that has it")
 
-    def _has_new_library(self, name, wall_clock):
-        """Whether a library of this name, as others are built side by side, was written since `wall_clock`."""
-        libraries = cuda_emulator.libraries_named(name) if self._emulated else _extension_libraries(name)
+    def _is_new(self, library, name, wall_clock):
+        """Whether what a build of this name gave was written since `wall_clock`, while others are built side by side."""
+        own = [Path(getattr(library, "__file__", None) or str(library))]
         file_system_resolution = 1.0  # seconds; some file systems round modification times
-        return any(_modified(file) >= wall_clock - file_system_resolution for file in libraries)
-
-
-def _extension_libraries(name):
-    """Those that torch has built under a name: in a folder of that name, or of one a version of Python and CUDA."""
-    from torch.utils import cpp_extension
-
-    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root())
-    folders = [root / name, *(folder / name for folder in cuda_emulator.entries(root))]
-    return [file for folder in folders for file in cuda_emulator.entries(folder) if file.suffix == ".so"]
-
-
-def _modified(file):
-    """When, in seconds since the epoch; minus infinity for one that another process has removed since it was listed."""
-    try:
-        return file.stat().st_mtime
-    except FileNotFoundError:
-        return -math.inf
-
-
-def _light_headers(given):
-    """The folder of the headers that serve the texts of a build; None where they need all of torch's."""
-    return light_headers.folder_for(
-        build_locks.extensions_root(),
-        _joined(given.get("cpp_sources")),
-        _joined(given["cuda_sources"]),
-        has_functions=given.get("functions") is not None,
-        implicit=not given.get("no_implicit_headers"),
-    )
+        for file in cuda_emulator.libraries_named(name) if self._emulated else own:
+            with contextlib.suppress(FileNotFoundError):  # another process has removed it since it was listed
+                if file.stat().st_mtime >= wall_clock - file_system_resolution:
+                    return True
+        return False
 
 
 def _bound(function, args, kwargs):

@@ -104,10 +104,8 @@ class Candidate(Clocked):
         """ModelNew of the file, which under the emulator may put tensors on "cuda" as it is loaded."""
         try:
             return catalog.load_variant(*file).ModelNew
-        except emulator.EmulatorError:
-            raise
-        except REFUSALS:
-            if not self._may_emulate_device:
+        except REFUSALS as refusal:
+            if isinstance(refusal, emulator.EmulatorError) or not self._may_emulate_device:
                 raise
             return devices.emulated(catalog.load_variant)(*file).ModelNew
 
@@ -119,12 +117,26 @@ class Candidate(Clocked):
         except REFUSALS:
             if not self._may_emulate_device:
                 raise
-            self.kind, self.emulates_device = _on_emulated_device(self.kind), True
+            self._emulate_device()
             return tensors.make_model(self.problem, self.kind, seed, self.device)
 
     @property
     def _may_emulate_device(self):
         return self.emulator and self.text.names_cuda and not self.emulates_device
+
+    def _emulate_device(self):
+        """From now on construct and call the class where "cuda" is the emulated GPU."""
+
+        class ModelNew(self.kind):
+            @devices.emulated
+            def __init__(self, *args):
+                super().__init__(*args)
+
+            @devices.emulated
+            def forward(self, *args):
+                return super().forward(*args)
+
+        self.kind, self.emulates_device = ModelNew, True
 
     def build(self, seed):
         """Run forward once on the problem's own inputs, so that everything is built. Returns {"seconds", "built"}.
@@ -141,7 +153,7 @@ class Candidate(Clocked):
             is_done = False
         if not is_done:
             self.model.forward = devices.emulated(self.model.forward)
-            self.kind, self.emulates_device = _on_emulated_device(self.kind), True
+            self._emulate_device()
             self._forward(given)
         return {"seconds": self.builds.seconds if self.builds.names else None, "built": self.builds.built}
 
@@ -209,9 +221,8 @@ class Candidate(Clocked):
         try:
             done = behaviour.StressTests(self.model, *inputs, self.device, declared, another).run(trial)
         except Exception as exception:
-            raises = f"raises {self._refusal(exception)}"
-            may = BY_NAME[trial].may_raise
-            return {"of": None, "complaint": None if may else raises, "note": raises if may else None}
+            said = "note" if BY_NAME[trial].may_raise else "complaint"
+            return {"of": None, "complaint": None, "note": None} | {said: f"raises {self._refusal(exception)}"}
         if done.outputs is not None:
             tensors.save_results(Results(done.outputs), outputs)
         return {"of": done.of if done.outputs is not None else None, "complaint": done.complaint, "note": done.note}
@@ -229,21 +240,14 @@ class Candidate(Clocked):
         own.calls = 0
         with own.watched():
             self._forward(given)
-        answer = {
-            "builds": self.builds.names,
-            "opened": sorted(Path(path).name for path in foreign.opened() - self.opened_before),
-            "means_to_build": self.text.means_to_build,
-            "triton": bool(self.text.triton_kernels),
-            "own_calls": own.calls,
-            "spoiled": False,
-            "kernels": [],
-            "own_share": None,
-        }
+        opened = sorted(Path(path).name for path in foreign.opened() - self.opened_before)
+        answer = {"builds": self.builds.names, "opened": opened, "means_to_build": self.text.means_to_build}
+        answer |= {"triton": bool(self.text.triton_kernels), "own_calls": own.calls, "spoiled": False}
+        answer |= {"kernels": [], "own_share": None}
         if self.device.type == "cuda":
-            names = self.builds.kernels | self.text.cuda_kernels | self.text.triton_kernels
             with work.kernels_launched() as answer["kernels"]:
                 self._forward(given)
-            answer["own_share"] = work.own_share(answer["kernels"], names)
+            answer["own_share"] = self._own_share(answer["kernels"])
         if own.calls or answer["own_share"]:  # memory that is used again holds the results of other inputs
             with contextlib.suppress(Exception):
                 self._forward([behaviour.other_content(value) for value in given])
@@ -256,6 +260,9 @@ class Candidate(Clocked):
             answer["spoiled"] = self._without(written, given, outputs, written.check)
             answer["own_calls"] = written.count
         return answer
+
+    def _own_share(self, kernels):
+        return work.own_share(kernels, self.builds.kernels | self.text.cuda_kernels | self.text.triton_kernels)
 
     def made_contiguous(self, inputs, outputs):
         """Return {"strided": the first tensor that the file's own code was given and that is not contiguous, or None}.
@@ -281,15 +288,12 @@ class Candidate(Clocked):
                 look(results)
                 tensors.save_results(Results(results), outputs)
             return True
-        except tensors.NoRoom:
-            raise
         except Exception as exception:  # random numbers may well be refused
-            if is_of_judge(exception):
+            if isinstance(exception, tensors.NoRoom) or is_of_judge(exception):
                 raise
             return False
 
     def _complaints(self):
-        """What is wrong with the process by now."""
         found = {check: f"{line} when it is loaded" for check, line in self.changed_by_loading.items()}
         if self.builds.failure:
             found["build"] = f"its kernel failed to build and it went on without it: {self.builds.failure}"
@@ -310,10 +314,8 @@ class Candidate(Clocked):
         kept = {name: value.detach().clone() for name, value in self.model.named_parameters()} if probe["step"] else {}
         probes.take_step(self.model, probe["step"])
         try:
-            with (
-                tensors.uninitialised_is_nan() if poison and not self.emulator else contextlib.nullcontext(),
-                torch.autocast(self.device.type) if probe["autocast"] else contextlib.nullcontext(),
-            ):
+            poisoned = tensors.uninitialised_is_nan() if poison and not self.emulator else contextlib.nullcontext()
+            with poisoned, torch.autocast(self.device.type, enabled=probe["autocast"]):
                 yield
         finally:
             with torch.no_grad():
@@ -342,7 +344,7 @@ class Candidate(Clocked):
         is_normal, wanted = given["name"].startswith("normal"), given["wanted_inputs"]
         if is_normal:
             upstream = [gradient if gradient is None else _not_contiguous(gradient) for gradient in upstream]
-        effects, is_cut = None, False
+        effects, is_cut, answer = None, False, {"unsupported": None, "failed": None, "complaints": [], "in_part": []}
 
         def between(outputs):
             nonlocal effects, is_cut
@@ -354,28 +356,26 @@ class Candidate(Clocked):
             differentiated = devices.emulated(tensors.gradients) if self.emulates_device else tensors.gradients
             results, gradients = differentiated(self.model, values, upstream, wanted, between)
         except NotImplementedError as refusal:
-            refused = (str(refusal).strip() or "without a message").splitlines()[0]
-            return {"unsupported": refused, "failed": None, "complaints": [], "in_part": []}
+            return answer | {"unsupported": (str(refusal).strip() or "without a message").splitlines()[0]}
         except Exception as exception:
-            return {"unsupported": None, "failed": self._refusal(exception), "complaints": [], "in_part": []}
+            return answer | {"failed": self._refusal(exception)}
         self._synchronize()
-        complaints, in_part = [], []
         if is_cut and any(gradients.get(name) is not None for name, _ in self.model.named_parameters()):
-            complaints.append("where no input needs a gradient, no parameter gets one")
+            answer["complaints"].append("where no input needs a gradient, no parameter gets one")
         if written := effects and effects.writes():
-            complaints.append(f"the backward pass {written}")
+            answer["complaints"].append(f"the backward pass {written}")
         detached = not any(result.requires_grad for result in results)
         tensors.save_results(Results(results, gradients, detached), outputs)
         if is_normal and not is_cut:
-            in_part = self._in_part(functools.partial(differentiated, self.model, values, upstream), wanted, gradients)
-        return {"unsupported": None, "failed": None, "complaints": complaints, "in_part": in_part}
+            again = functools.partial(differentiated, self.model, values, upstream)
+            answer["in_part"] = self._in_part(again, wanted, gradients)
+        return answer
 
     def backward_work(self, inputs, outputs):
         """Return {"own": whether the variant's own code runs in a backward pass; None where it might without being seen}."""
         given = self.probe_in(inputs)
         values, upstream = (tensors.to(given[each], self.device) for each in ("inputs", "upstream"))
         own, before = self.builds.own, 0
-        names = self.builds.kernels | self.text.cuda_kernels | self.text.triton_kernels
         with own.counted(), contextlib.ExitStack() as stack:
 
             def between(outputs):
@@ -386,7 +386,7 @@ class Candidate(Clocked):
             kernels = []
             tensors.gradients(self.model, values, upstream, given["wanted_inputs"], between)
             self._synchronize()
-        launched = work.own_share(kernels, names) or (self.emulator and len(emulator.launches()) > before)
+        launched = self._own_share(kernels) or (self.emulator and len(emulator.launches()) > before)
         seen = bool(own.handed_memory or launched)
         is_seen = own.hears_all() or self.emulator or self.device.type == "cuda"
         return {"own": seen if seen or is_seen else None}
@@ -492,32 +492,13 @@ def copy_weights(model, weights):
     own = model.state_dict()
     complaints = [f"lacks {name}" for name in weights if name not in own]
     complaints += [f"has {name}, which the original lacks" for name in own if name not in weights]
-    complaints += [
-        f"{name} is {tuple(own[name].shape)} instead of {tuple(value.shape)}"
-        for name, value in weights.items()
-        if name in own and own[name].shape != value.shape
-    ]
+    shapes = {name: (tuple(own[name].shape), tuple(value.shape)) for name, value in weights.items() if name in own}
+    complaints += [f"{name} is {mine} instead of {theirs}" for name, (mine, theirs) in shapes.items() if mine != theirs]
     if complaints:
         raise WrongInterface(f"ModelNew's parameters differ from the original's: it {_some(complaints)}")
     model.load_state_dict(weights)
 
 
 def _some(complaints, most=4):
-    """The first few of them, and how many there are besides."""
     more = [f"{len(complaints) - most} more"] if len(complaints) > most else []
     return "; ".join([*complaints[:most], *more])
-
-
-def _on_emulated_device(kind):
-    """The class, constructed and called where "cuda" is the emulated GPU."""
-
-    class ModelNew(kind):
-        @devices.emulated
-        def __init__(self, *args):
-            super().__init__(*args)
-
-        @devices.emulated
-        def forward(self, *args):
-            return super().forward(*args)
-
-    return ModelNew

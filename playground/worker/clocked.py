@@ -49,10 +49,9 @@ class Clocked:
     def result(self, side, mode, outputs):
         """Write what the last timed call gave, its outputs or its gradients, to the file `outputs`."""
         result, names = self.timed[side, mode].result()
-        if names is None:
-            tensors.save_results(tensors.Results(tensors.flatten(result)), outputs)
-        else:
-            tensors.save_results(tensors.Results([], dict(zip(names, result, strict=True))), outputs)
+        of_outputs = names is None
+        gradients = {} if of_outputs else dict(zip(names, result, strict=True))
+        tensors.save_results(tensors.Results(tensors.flatten(result) if of_outputs else [], gradients), outputs)
         return {}
 
     def hold(self, side, mode, seeds):
@@ -74,18 +73,15 @@ class Clocked:
         kind = _OnGpu if self.device.type == "cuda" else _OnCpu
         with self._circumstances(side):
             self._outer = kind(self.timed[side, mode].workload, shared, page)
-        return self._outer.told()
+        return self._outer.told
 
-    def serve_outer(self, side, mode, calls, seconds, null=False):
-        """Answer some calls of the outer clock; with `null` without any work, by the result of an earlier call."""
-        with self._circumstances(side):
-            self._outer.serve(calls, seconds, null)
-        return {}
+    def call_outer(self, side, mode, null, **more):
+        """Call the side on inputs that are written to its memory: on the CPU once, and {"results": their places} is returned.
 
-    def call_outer(self, side, mode, null=False):
-        """Call the side on inputs that were written to its memory: {"results": their places}. `null` as above."""
+        With `null` it does no work: an earlier call's result is its answer. `more`: see _OnGpu.call.
+        """
         with self._circumstances(side):
-            return self._outer.call(null)
+            return self._outer.call(null, **more)
 
     def leave_outer(self, side, mode):
         """Let go of the shared memory."""
@@ -97,13 +93,7 @@ class Clocked:
 
 def _flat(result):
     """The tensors of a result; gradients that there are not are left out."""
-    if type(result) in (tuple, list) and any(value is None for value in result):
-        result = [value for value in result if value is not None]
-    return tensors.flatten(result)
-
-
-def _place(tensor, **more):
-    return {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "stride": list(tensor.stride()), **more}
+    return tensors.flatten([each for each in result if each is not None] if type(result) in (tuple, list) else result)
 
 
 class _OnCpu:
@@ -114,15 +104,13 @@ class _OnCpu:
         given = [outer.placed(self._block, place) if place else None for place in shared["places"]]
         self._step, self._content = workload.on(given)
         self._last = self._result = self._step(self._content)
-
-    def told(self):
-        return {"pid": os.getpid(), "address": self._block.data_ptr()}
+        self.told = {"pid": os.getpid(), "address": self._block.data_ptr()}
 
     def call(self, null):
         self._result = self._last if null else self._step(self._content)
         flat = [value.detach().resolve_conj().resolve_neg() for value in _flat(self._result)]
         self._result = flat  # as long as they are read
-        return {"results": [_place(value, address=value.data_ptr()) for value in flat]}
+        return {"results": [outer.form_of(value) | {"address": value.data_ptr()} for value in flat]}
 
     def close(self):
         self._block = self._content = self._last = self._result = self._step = None
@@ -142,29 +130,25 @@ class _OnGpu:
         self._copies = {}
         self._ticks = torch.zeros(1, device="cuda")
         self._number = 0
-        self._last = self._step(self._content)
+        self._last, self.told = self._step(self._content), {}
         torch.cuda.synchronize()
 
-    def told(self):
-        return {}
-
-    def serve(self, calls, limit, null):
+    def call(self, null, calls, seconds):
+        """Answer so many calls, each within `seconds`."""
         for _ in range(calls):
             self._number += 1
-            if not self._page.wait(outer.CALL, self._number, limit):
+            if not self._page.wait(outer.CALL, self._number, seconds):
                 raise RuntimeError("the outer clock has not begun a call in time")
             self._memory.wait_for(self._block + outer.RELEASE, self._number)
-            result = self._without_work() if null else self._step(self._content)
+            if null:  # without any kernel, the GPU would not change over
+                self._ticks.add_(1)
+            result = self._last if null else self._step(self._content)
             flat = [self._shareable(value) for value in _flat(result)]
             self._memory.write(self._block + outer.DONE, self._number)
             self._page.say([self._place(value) for value in flat])
             self._page.set(outer.QUEUED, self._number)
             torch.cuda.synchronize()
-
-    def _without_work(self):
-        """An earlier call's result, after one kernel that does next to nothing: without any, the GPU would not change over."""
-        self._ticks.add_(1)
-        return self._last
+        return {}
 
     def _shareable(self, tensor):
         """The tensor, or a copy of one whose memory cannot be shared as it is, such as cudaMallocAsync's."""
@@ -182,18 +166,10 @@ class _OnGpu:
 
     def _place(self, tensor):
         handle, offset = self._memory.exported(tensor.data_ptr())
-        return _place(tensor, handle=handle, offset=offset)
+        return outer.form_of(tensor) | {"handle": handle, "offset": offset}
 
     def close(self):
         self._content = self._last = self._step = None
         self._copies = {}
         self._memory.free()
         self._page.close()
-
-
-def memory_is_short():
-    """Return whether more than half of the GPU's memory is taken: what torch's allocator keeps should then be given back."""
-    if not torch.cuda.is_initialized():
-        return False
-    free, total = torch.cuda.mem_get_info()
-    return free < total / 2

@@ -26,8 +26,7 @@ CALLS_OF_COMPILED = (f"{OURS}judge{os.sep}work.py", f"{OURS}emulator{os.sep}outp
 CRASH = "Fatal Python error: "
 SANDBOX_ALLOWS = "the sandbox allows "  # stands before a limit
 JUDGE = (f"{OURS}judge{os.sep}", f"{OURS}worker{os.sep}")
-LIBRARIES = {"cudnn": "cuDNN", "cublas": "cuBLAS", "cufft": "cuFFT"}
-LIBRARIES |= {"cusparse": "cuSPARSE", "cusolver": "cuSOLVER", "curand": "cuRAND"}
+LIBRARIES = {name.lower(): name for name in ("cuDNN", "cuBLAS", "cuFFT", "cuSPARSE", "cuSOLVER", "cuRAND")}
 WANTS_GPU = "Torch not compiled with CUDA enabled|Found no NVIDIA driver"
 WITHOUT_GPU = "; it asks for a GPU, and there is none here: leave the device out, or run it where there is one"
 JUDGE_BROKE = "internal error (report it): "
@@ -43,7 +42,10 @@ def describe(exception):
     if type(exception).__name__ == "EmulatorError":  # of a text, in whose lines it says all there is
         given, _, rest = str(exception).partition("\n")
         first = _at_users_line(given, exception)
-        return _reason(exception), first + (f"\n{rest}" if rest and first == given else _source_of(first))
+        place = re.match(r"(.+?):(\d+): ", first)
+        line = place and _line_of(place[1], int(place[2]))
+        source = f"\n{int(place[2]):5} | {line}" if line else ""  # the line that it names
+        return _reason(exception), first + (f"\n{rest}" if rest and first == given else source)
     if "Error building extension" in str(exception):
         return _reason(exception), _source_line(exception) + str(exception)
     if isinstance(exception, SyntaxError) and exception.filename:
@@ -124,11 +126,8 @@ def _reason(exception):
         return f"{place}{name}: {exception.msg}"
     if isinstance(exception, SystemExit):
         return f"the file called sys.exit({exception.code!r})"
-    if (
-        name == "OutOfMemoryError"
-        or isinstance(exception, MemoryError)
-        or "DefaultCPUAllocator: can't allocate" in str(exception)
-    ):
+    is_full = name == "OutOfMemoryError" or isinstance(exception, MemoryError)
+    if is_full or "DefaultCPUAllocator: can't allocate" in str(exception):
         return f"out of memory: {_first_line(exception)}"
     if "Error building extension" in str(exception):
         return f"does not compile: {_compiler_error(exception)}"
@@ -148,60 +147,49 @@ def _first_line(exception):
 def _compiler_error(exception):
     """The compiler's first error, with the line of the Python file that holds the text; all else in the output is noise."""
     text = str(exception)
-    if match := _first_error(text):
-        file, line = _place(match, exception)
-        line = _line_without_semicolon(file, line, match["text"])
+    match, file, line = _first_error(exception)
+    if match:
         return f"{file}:{line}: error: {match['text']}"[:400]
     errors = [line.strip() for line in text.splitlines() if re.search(r"\berror\b\s*[:#]|: error|undefined", line)]
     return errors[0][:300] if errors else text.splitlines()[0][:300]
 
 
-def _first_error(text):
-    return next(filter(None, (COMPILER_ERROR.match(line.strip()) for line in text.splitlines())), None)
+def _first_error(exception):
+    """(match, file, line) of a compiler's first error; the match is None where none is found.
+
+    Of the Python file that called load_inline: the text's own line, or else that of the call. Where nobody's file called it
+    is that of the compiled text.
+    """
+    lines = str(exception).splitlines()
+    match = next(filter(None, (COMPILER_ERROR.match(line.strip()) for line in lines)), None)
+    if not match:
+        return None, None, 0
+    file, line = match["file"], int(match["line"])
+    if caller := _caller(exception):
+        try:
+            found = line_map(Path(file).read_text(errors="replace"), lines_of_file(caller.filename))[line - 1]
+        except (OSError, IndexError):  # gone
+            found = None
+        file, line = caller.filename, found or caller.lineno
+    return match, file, _line_without_semicolon(file, line, match["text"])
 
 
 def _source_line(exception):
     """The line that the first error is in, with a caret where the compiler tells the column."""
-    match = _first_error(str(exception))
+    match, file, line = _first_error(exception)
     if not match:
         return ""
-    file, line = _place(match, exception)
-    line = _line_without_semicolon(file, line, match["text"])
-    lines = lines_of_file(file)
-    if not 1 <= line <= len(lines):
+    text, column = _line_of(file, line), int(match["column"] or 0)
+    if text is None:
         return ""
-    shown, column = f"{line:5} | {lines[line - 1]}\n", int(match["column"] or 0)
-    is_same = column and _line_of(match["file"], int(match["line"])) == lines[line - 1]
-    blanks = "".join("\t" if c == "\t" else " " for c in lines[line - 1][: column - 1])
-    return shown + (f"      | {blanks}^\n" if is_same else "")
-
-
-def _source_of(complaint):
-    """The line of source that a complaint, 'FILE:LINE: ...', names, as the line below it; "" where there is none."""
-    match = re.match(r"(.+?):(\d+): ", complaint)
-    line = match and _line_of(match[1], int(match[2]))
-    return f"\n{int(match[2]):5} | {line}" if line else ""
+    is_same = column and _line_of(match["file"], int(match["line"])) == text
+    blanks = re.sub(r"[^\t]", " ", text[: column - 1])
+    return f"{line:5} | {text}\n" + (f"      | {blanks}^\n" if is_same else "")
 
 
 def _line_of(file, line):
     lines = lines_of_file(file)
     return lines[line - 1] if 1 <= line <= len(lines) else None
-
-
-def _place(match, exception):
-    """(file, line) of the Python file that called load_inline: the text's own line, or else that of the call.
-
-    Of the compiled text where nobody's file called.
-    """
-    file, line = match["file"], int(match["line"])
-    caller = _caller(exception)
-    if not caller:
-        return file, line
-    try:
-        found = line_map(Path(file).read_text(errors="replace"), lines_of_file(caller.filename))[line - 1]
-    except (OSError, IndexError):  # gone
-        found = None
-    return caller.filename, found or caller.lineno
 
 
 def _caller(exception):
@@ -215,9 +203,7 @@ def _at_users_line(complaint, exception):
     caller = _caller(exception)
     if caller and (match := re.match(r"<[^>]*: (\w+)>:(\d+): (.*)", complaint, re.DOTALL)):
         return f"{caller.filename}:{caller.lineno}: {match[3]} (line {match[2]} of {match[1]}, as load_inline completes it)"
-    if match := re.match(
-        r"(.+?): the emulator does not support (\b(cudnn|cublas|cufft|cusparse|cusolver|curand)\w*)", complaint
-    ):
+    if match := re.match(rf"(.+?): the emulator does not support (\b({'|'.join(LIBRARIES)})\w*)", complaint):
         return f"{match[1]}: calls {LIBRARIES[match[3]]} ({match[2]}), which the emulator lacks: judge the file on a GPU"
     if match := re.match(r"(?P<file>.+?):(?P<line>\d+): (?P<text>error: .*)", complaint, re.DOTALL):
         line = _line_without_semicolon(match["file"], int(match["line"]), match["text"])

@@ -29,14 +29,13 @@ def misfit(error, kind, name, given, source):
     gives = f"{source} gives {len(given) or 'none'}"
     if function is None:
         return WrongInterface(f"{place_of(kind, name)}{kind.__name__} has no {name}; {gives}")
-    try:
+    with contextlib.suppress(ValueError):  # of what is no function of Python's
         signature = inspect.signature(function)
-        signature.bind(None, *given)
-    except TypeError:
-        takes = str(signature.replace(parameters=list(signature.parameters.values())[1:]))[1:-1] or "no arguments"
-        return WrongInterface(f"{place_of(kind, name)}{name} takes {takes}; {gives}")
-    except ValueError:  # no function of Python's
-        pass
+        try:
+            signature.bind(None, *given)
+        except TypeError:
+            takes = str(signature.replace(parameters=list(signature.parameters.values())[1:]))[1:-1] or "no arguments"
+            return WrongInterface(f"{place_of(kind, name)}{name} takes {takes}; {gives}")
     return None
 
 
@@ -56,9 +55,5 @@ def _own_method(kind, name):
 
 def _users_classes(kind):
     """The class and those that it inherits from, without ours and torch's; what is no class is by itself."""
-    return [
-        each
-        for each in getattr(kind, "__mro__", (kind,))
-        if each.__module__ != "playground.worker.candidate"
-        and not each.__module__.startswith(("torch.nn.modules.module", "builtins"))
-    ]
+    others = ("playground.worker.candidate", "torch.nn.modules.module", "builtins")
+    return [each for each in getattr(kind, "__mro__", (kind,)) if not each.__module__.startswith(others)]

@@ -27,20 +27,23 @@ LOOK_AGAIN_SECONDS = 0.05
 
 
 class Drawn:
-    """Contents of one step of a problem, as no other process has seen them, and PyTorch's results."""
+    """Contents of one step of a problem, as no other process has seen them, and PyTorch's results.
 
-    def __init__(self, problem, model, step, device):
+    `references` are {name: tolerance.Reference} by gradient, or by number of output.
+    """
+
+    def __init__(self, problem, model, step, device, references):
+        self._references = references
         self._workload = Workload(problem, tensors.copy_model(model), step, device)
         self.step = step
         values = self.draw(0)
         self.layout = outer.Layout(values)
         self._kept = [value for value in values if not isinstance(value, torch.Tensor)]
-        names = self._workload.names(self._content)
         results = self._computed()
-        self._names = names or [str(i) for i in range(len(results))]
-        self._given = [value is not None for value in results]
-        self.shapes = [value.shape for value in results if value is not None]
-        self.bytes = sum(value.numel() * value.element_size() for value in results if value is not None)
+        names = self._workload.names(self._content) or map(str, range(len(results)))
+        given = {name: value for name, value in zip(names, results, strict=True) if value is not None}
+        self._names, self.shapes = list(given), [value.shape for value in given.values()]
+        self.bytes = sum(value.nbytes for value in given.values())
 
     def draw(self, seed):
         """Return the inputs and upstream gradients of a call."""
@@ -63,23 +66,24 @@ class Drawn:
         result = self._workload(self._content)
         return tensors.flatten(result) if self.step == "forward" else list(result)
 
-    def complaint(self, results, references):
+    def complaint(self, results):
         """Return what is wrong with a call's results; None where nothing is.
 
-        `results` are lists of tensors, each of the results or of a sample of them, with a function that takes the same of
-        PyTorch's. `references` are {name: tolerance.Reference} by gradient, or by number of output.
+        `results` are lists of tensors, each of the results, or of a sample of them, with the indices that were sampled.
         """
         right = [value for value in self._computed() if value is not None]
-        names = [name for name, given in zip(self._names, self._given, strict=True) if given]
-        for given, same in results:
-            for name, value, true in zip(names, given, same(right), strict=True):
-                reference = references.get(name)
+        for given, picks in results:
+            same = right if picks is None else [value[pick] for value, pick in zip(right, picks, strict=True)]
+            for name, value, true in zip(self._names, given, same, strict=True):
+                reference = self._references.get(name)
                 if reference is None or not value.numel():
                     continue
-                limit = OF_BLUNT if reference.is_blunt else FROM_REFERENCE * reference.allowed
+                limit, spread = OF_BLUNT if reference.is_blunt else FROM_REFERENCE * reference.allowed, reference.spread
                 value, true = tensors.as_real(value), tensors.as_real(true.to(value.device))
+                if not reference.allowed and true.is_floating_point():  # zeros, as behind a relu, say nothing of rounding
+                    limit, spread = OF_BLUNT, true.abs().max().item()
                 same_there = (value == true) | (torch.isnan(value) & torch.isnan(true))
-                far = ~(same_there | ((value.double() - true.double()).abs() <= limit * reference.spread))
+                far = ~(same_there | ((value.double() - true.double()).abs() <= limit * spread))
                 if far.sum().item() > (0 if self.step == "forward" else MOVED * value.numel()):
                     what = "the output" if self.step == "forward" else f"the gradient of {name}"
                     return f"{what} is off by more than {limit:.2e} of its spread from PyTorch's, in {far.sum()} elements"
@@ -91,31 +95,31 @@ class OnCpu:
 
     def __init__(self, drawn, folder):
         self._drawn = drawn
-        self._folder = folder
-        self._inputs = np.memmap(folder / "outer-inputs", np.uint8, "w+", shape=drawn.layout.bytes)
+        self._files = {what: folder / f"outer-{what}" for what in ("inputs", "results")}
+        self._inputs = np.memmap(self._files["inputs"], np.uint8, "w+", shape=drawn.layout.bytes)
 
     def open(self, side, page):
         """Return {"places", "bytes", "inputs", "results"}: the layout of inputs, and the files of inputs and results."""
-        files = {what: str(self._folder / f"outer-{what}") for what in ("inputs", "results")}
+        files = {what: str(file) for what, file in self._files.items()}
         return {"places": self._drawn.layout.places, "bytes": max(self._drawn.layout.bytes, self._drawn.bytes), **files}
 
     def draw(self):
         """Write the inputs of a new call to the file."""
         self._drawn.pack(torch.from_numpy(self._inputs))
+        return {}
 
-    def compare(self, places, references):
-        """Return what is wrong with the results in the file; None where nothing is. Raises Unshareable for other shapes."""
+    def compare(self, places):
+        """Return {"complaint"} of the results in the file, which are at these places. Raises Unshareable for other shapes."""
         if [tuple(place["shape"]) for place in places] != list(map(tuple, self._drawn.shapes)):
             raise outer.Unshareable(f"results of the shapes {[place['shape'] for place in places]}")
-        file = self._folder / "outer-results"
-        block = torch.from_numpy(np.fromfile(file, np.uint8)) if file.stat().st_size else torch.empty(0, dtype=torch.uint8)
+        block = torch.from_numpy(np.fromfile(self._files["results"], np.uint8))
         results = [outer.placed(block, place) for place in places]
-        return self._drawn.complaint([(results, lambda right: right)], references)
+        return {"complaint": self._drawn.complaint([(results, None)])}
 
     def close(self):
         """Remove the files."""
-        for what in ("inputs", "results"):
-            (self._folder / f"outer-{what}").unlink(missing_ok=True)
+        for file in self._files.values():
+            file.unlink(missing_ok=True)
 
 
 class OnGpu:
@@ -131,7 +135,7 @@ class OnGpu:
         self._clock = CudaClock()
         self._clock.flush()
         torch.cuda.synchronize()
-        self._flush_ms = min(self._clock.flush_in_a_row(self._clock.flush_ms()) for _ in range(3))
+        self._flush_ms = min(self._clock.flush_in_a_row(self._clock.flush_ms) for _ in range(3))
 
     def open(self, side, page):
         """Make memory and flags for a side. Returns {"handle", "offset", "places"}, with which it finds them."""
@@ -149,12 +153,13 @@ class OnGpu:
                 raise outer.Unshareable("another process works on the GPU")
             time.sleep(LOOK_AGAIN_SECONDS)
         self._flush_ms = min(took, self._flush_ms)
+        return {}
 
-    def time(self, side, calls, references, seconds):
-        """Time some calls of a side: [{"milliseconds", "complaint"}, ...].
+    def time(self, side, calls, compares, seconds):
+        """Time some calls of a side: {"calls": [{"milliseconds", "complaint"}, ...]}.
 
-        `milliseconds` is None where memory of a result had to be opened, which happens in first calls. With `references`, each
-        result is compared with PyTorch's on the same inputs.
+        `milliseconds` is None where memory of a result had to be opened, which happens in first calls. If it `compares`, each
+        result is held to PyTorch's on the same inputs.
         """
         page, block = self._pages[side], self._blocks[side]
         shared = outer.bytes_at(block + outer.HEADER, self._drawn.layout.bytes)
@@ -182,16 +187,10 @@ class OnGpu:
             samples = [result[pick] for result, pick in zip(results, picks, strict=True)]
             ended.record()
             self._finish(block, number, seconds)
-            complaint = None
-            if references is not None:
-                whole = [result.clone() for result in results]
-
-                def sampled(right, picks=picks):
-                    return [value[pick] for value, pick in zip(right, picks, strict=True)]
-
-                complaint = self._drawn.complaint([(samples, sampled), (whole, lambda right: right)], references)
+            whole = [result.clone() for result in results] if compares else []
+            complaint = self._drawn.complaint([(samples, picks), (whole, None)]) if compares else None
             found.append({"milliseconds": began.elapsed_time(ended) if was_known else None, "complaint": complaint})
-        return found
+        return {"calls": found}
 
     def close(self):
         """Give back all memory."""
@@ -228,7 +227,6 @@ class OnGpu:
                 raise outer.Unshareable(f"no result within {seconds:g} s")
 
     def _picked(self, shape):
-        """Return indices of elements, drawn now."""
         count = shape.numel()
         flat = torch.randint(max(1, count), (min(SAMPLED, count),), device=self._device)
         return torch.unravel_index(flat, shape)

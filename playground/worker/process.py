@@ -19,7 +19,7 @@ import psutil
 
 from cuda_emulator import CALL_OFF, SECONDS_TO_ANSWER
 from playground.catalog import ROOT
-from playground.machine.load import family
+from playground.machine.load import family, standing
 from playground.tensors import NoRoom
 from playground.worker import sandbox
 from playground.worker.channel import Channel, ChannelClosed
@@ -30,7 +30,8 @@ from playground.worker.replies import malformed
 # take it from the compilers and the other workers: a referee beside them needs three times its processor time.
 UNTIMED = {"OMP_WAIT_POLICY": "PASSIVE"}
 
-LOOK_AT_LIMITS = 0.2  # seconds between looks at what a process in a sandbox takes
+LOOK_AT_LIMITS = 0.2  # seconds between looks at what a process in a sandbox takes; at least so many times as long as a look
+LOOKS_SHARE = 4
 MOST_REASON, MOST_DETAILS = 2000, 100_000  # characters of what a judged file can say
 LOOK_AGAIN = 0.5  # seconds between looks at whether a paused process goes on
 MOST_AT_ONCE = 1 << 26  # bytes
@@ -125,8 +126,12 @@ class WorkerProcess:
             self._guard.start()
 
     def _look_at_limits(self):
-        """End a process in a sandbox that takes more than it may."""
-        while not self._is_over.wait(LOOK_AT_LIMITS):
+        """End a process in a sandbox that takes more than it may. One that is paused takes no more than before."""
+        took = 0.0
+        while not self._is_over.wait(max(LOOK_AT_LIMITS, LOOKS_SHARE * took)):
+            if self._paused_since is not None:
+                continue
+            began = time.monotonic()
             try:
                 reached = self.room.reached(self.pid)
                 self._reached = reached and f"was ended: {SANDBOX_ALLOWS}{reached}"
@@ -136,6 +141,7 @@ class WorkerProcess:
                 self._reached = f"was ended: {SANDBOX_ALLOWS}nothing that cannot be looked at: {error}"
             if self._reached:
                 return self.kill()
+            took = time.monotonic() - began
 
     @property
     def pid(self):
@@ -302,12 +308,12 @@ class Stopped:
 
     def __init__(self, processes, pid=None):
         self._processes = processes
-        self._family = _families(processes)
+        self.family = _families(processes, standing)
         self._memory = os.open(f"/proc/{self._host_pid(pid)}/mem", os.O_RDWR | os.O_CLOEXEC) if pid else None
 
     def _host_pid(self, pid):
         """The number here of a process that is `pid` in its own namespace."""
-        for each in self._family:
+        for each in self.family:
             with contextlib.suppress(OSError):
                 numbers = re.search(r"^NSpid:(.*)", Path(f"/proc/{each}/status").read_text(), re.M)
                 if numbers and int(numbers[1].split()[-1]) == pid:
@@ -316,19 +322,19 @@ class Stopped:
 
     def stop(self):
         """Stop those that are known, at once."""
-        _signal(self._family, signal.SIGSTOP)
+        _signal(self.family, signal.SIGSTOP)
 
     def has_grown(self):
         """Stop all that they have started since. Returns whether there was any."""
-        known = set(self._family)
-        while new := _families(self._processes) - self._family:
+        known = set(self.family)
+        while new := _families(self._processes, standing) - self.family:
             _signal(new, signal.SIGSTOP)
-            self._family |= new
-        return self._family != known
+            self.family |= new
+        return self.family != known
 
     def go_on(self):
         """Have all of them go on."""
-        _signal(self._family, signal.SIGCONT)
+        _signal(self.family, signal.SIGCONT)
 
     def read(self, address, count):
         """Return bytes of the process's memory. Raises OSError where there are none."""
@@ -372,14 +378,14 @@ def kill_family(process):
     process.wait()
 
 
-def _families(processes):
+def _families(processes, but=()):
     """The process ids of Popens that have sessions of their own, and of everything they started.
 
     Those are their trees, since compilers run in process groups of their own, and their sessions: when a process is dead
     already, what it started has another parent but is still there.
     """
     alive = {process.pid for process in processes if process.returncode is None}  # a number may be another's afterwards
-    return family(alive, {process.pid for process in processes})
+    return family(alive, {process.pid for process in processes}, but)
 
 
 def _signal(pids, number):
@@ -408,8 +414,10 @@ def pause_others(but, on_gpu=False):
         try:
             stopped.stop()
             stopped.has_grown()
+            standing.update(stopped.family)
             yield
         finally:
+            standing.difference_update(stopped.family)
             stopped.go_on()
             now = time.monotonic()
             for worker in others:

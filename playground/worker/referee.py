@@ -60,26 +60,28 @@ class Referee:
         self.sample = Sample(share, secret)
         self.shapes = {}  # probe -> {name: shape} of all inputs and outputs
         self.forms = {}  # probe -> how the outputs are made up
-        self.timed = {}  # probe -> (mode, seed) of a timed call's
+        self.timed = {}  # mode -> the first of the probes that are timed calls'
         self.oracle = self._oracle(self.model)
         self.sizes = Sizes(problem, settings, place, self._runs, precision)
         varies = domain.is_unchanging(self.sizes.problem("reduced"), seed)
         unvaried = (domain.vary(self.problem) or self.sizes.vary()) if varies else None
         self.domain = domain.learn(self.sizes.problem("reduced"), seed)
-        self.probes = {}
-        self.drawings = {}  # probe -> how it is drawn, of those whose inputs no file holds
-        self.references = {}
+        self.probes, self.references = {}, {}
+        self.drawn_again = {}  # probe -> a function that makes it, of those whose inputs no file holds
         self._wider = functools.cache(self._widen)
         self._lowered = functools.cache(self._lower)
         self._before_step = functools.cache(self._leave_unstepped)
         tf32 = self.oracle.tf32_families
         own = tensors.made_on(self.device, lambda: probes.own(self.problem, seed))
-        uses_tf32 = tf32 and tf32 & self.oracle.uses(own)
-        self.precision = precision or ("tf32" if uses_tf32 else "fp32")
-        shapes = [list(value.shape) if isinstance(value, torch.Tensor) else value for value in own.inputs]
-        described = {"inputs": shapes, "precision": self.precision, "domain": self.domain.texts}
-        checks_itself = bool(getattr(self.problem, "check_outputs", None))
-        return described | {"varied": varies and not unvaried, "unvaried": unvaried, "checks_itself": checks_itself}
+        self.precision = precision or ("tf32" if tf32 and tf32 & self.oracle.uses(own) else "fp32")
+        return {
+            "inputs": [list(value.shape) if isinstance(value, torch.Tensor) else value for value in own.inputs],
+            "precision": self.precision,
+            "domain": self.domain.texts,
+            "varied": varies and not unvaried,
+            "unvaried": unvaried,
+            "checks_itself": bool(getattr(self.problem, "check_outputs", None)),
+        }
 
     def try_out(self, problem, settings, place, precision=None):
         """Make the original and call it once on inputs of its own. What is wrong with its file raises."""
@@ -106,30 +108,33 @@ class Referee:
         content = behaviour.copies(inputs)  # the original may change them
         model, unused = tensors.copy_model(self.model), tensors.copy_model(self.model)
 
-        def called(model, inputs):
+        def called(model, inputs=None):
             tensors.seed_draws()
             with torch.no_grad():
-                return tensors.flatten(model(*inputs))
+                return tensors.flatten(model(*(behaviour.copies(content) if inputs is None else inputs)))
+
+        def inferred():
+            with torch.inference_mode():
+                called(tensors.copy_model(self.model))
+
+        def doubled():
+            wide = [value.double() if tensors.differentiable(value) else value for value in behaviour.copies(content)]
+            called(tensors.copy_model(self.model).double(), wide)
 
         tensors.seed_draws()
         effects = behaviour.SideEffects(model, inputs)
         outputs = called(model, inputs)
         side_effects = list(effects.complaints(outputs))
-        if not behaviour.same(outputs, called(tensors.copy_model(self.model).eval(), behaviour.copies(content))):
+        if not behaviour.same(outputs, called(tensors.copy_model(self.model).eval())):
             side_effects.append(probes.EVAL)
-        try:
-            with torch.inference_mode():
-                called(tensors.copy_model(self.model), behaviour.copies(content))
-        except Exception:
-            side_effects.append("inference_mode")
-        try:
-            wide = [value.double() if tensors.differentiable(value) else value for value in behaviour.copies(content)]
-            called(tensors.copy_model(self.model).double(), wide)
-        except Exception:
-            side_effects.append("double()")
-        if not behaviour.same(outputs, called(model, behaviour.copies(content))):
+        for name, call in (("inference_mode", inferred), ("double()", doubled)):
+            try:
+                call()
+            except Exception:
+                side_effects.append(name)
+        if not behaviour.same(outputs, called(model)):
             side_effects.append("run to run")
-            if behaviour.same(outputs, called(unused, content)):
+            if behaviour.same(outputs, called(unused)):
                 side_effects.append("state")
         return {"side_effects": side_effects}
 
@@ -141,12 +146,13 @@ class Referee:
         inputs, tensors.form and the shapes.
         """
         problem = self.sizes.problem(size)
+        why = self.domain.forbids(probe.removesuffix(probes.AT_OWN_SIZE))
         if problem is None:
-            return {"differentiable": False, "unusable": "the model's file has no constants for it"}
-        if why := self.domain.forbids(probe.removesuffix(probes.AT_OWN_SIZE)):
+            why = "the model's file has no constants for it"
+        elif not why and probe.endswith(probes.AT_OWN_SIZE) and self.sample.is_part:
+            why = "the own size takes too much host memory for more probes than its own"
+        if why:
             return {"differentiable": False, "unusable": why}
-        if probe.endswith(probes.AT_OWN_SIZE) and self.sample.is_part:
-            return {"differentiable": False, "unusable": "the own size takes too much host memory for more probes than its own"}
         is_of_forward = probe in (*probes.FORWARD_PROBES, probes.OF_SEEDS)
         try:
             differentiable = self._prepare(probe, problem, seed, inputs)
@@ -156,7 +162,11 @@ class Referee:
             return {"differentiable": False, "unusable": f"the original does not run: {describe(exception)[0]}"}
         unusable = None if is_of_forward else special.unusable(self.references[probe][0])
         has_to_be_finite = probe == probes.WITHIN or not (is_of_forward or unusable or self.probes[probe].clean)
-        if has_to_be_finite and not self._is_finite(probe) and self._is_finite("own"):
+
+        def is_finite(name):
+            return all(reference.is_finite for reference in self.references[name][0])
+
+        if has_to_be_finite and not is_finite(probe) and is_finite("own"):
             unusable = "the original's own result is not finite"
         shapes = [list(each.float64.shape) for each in self.references[probe][0]]
         return {"differentiable": differentiable, "unusable": unusable, "form": self.forms[probe], "shapes": shapes}
@@ -172,38 +182,31 @@ class Referee:
 
         def are(given, name):
             """Whether these tensors would pass for the outputs on a probe."""
-            pairs = list(zip(outputs[name], given, strict=True))
-            return all(value is not None and reference.takes(value) for reference, value in pairs)
+            return all(reference.takes(value) for reference, value in zip(outputs[name], given, strict=True))
 
-        if all(_is_uniform(reference.float64) for name in names for reference in outputs[name]) or (
-            not self.sample.is_part and all(are(own, name) for name in names)
-        ):
+        def are_inputs(name):
+            """Whether each output would be one of the inputs."""
+            inputs = [tensors.as_real(value) for value in self._with_inputs(name).inputs if tensors.differentiable(value)]
+            return all(any(map(reference.takes, inputs)) for reference in outputs[name])
+
+        is_whole = not self.sample.is_part
+        uniform = all(_is_uniform(reference.float64) for name in names for reference in outputs[name])
+        if uniform or (is_whole and all(are(own, name) for name in names)):
             return {"why": "the problem's own outputs are the same for all of its inputs, so a constant would be right"}
-        if not self.sample.is_part and all(are(self._inputs_like(outputs[name], name), name) for name in names):
+        if is_whole and all(map(are_inputs, names)):
             return {"why": "the problem's own outputs are its inputs, so no operation at all would be right"}
         return {"why": None}
-
-    def _inputs_like(self, references, probe):
-        """For each output the input that would pass for it; None where none would."""
-        inputs = [value for value in self._with_inputs(probe).inputs if tensors.differentiable(value)]
-        return [
-            next((tensors.as_real(v) for v in inputs if reference.takes(tensors.as_real(v))), None) for reference in references
-        ]
 
     def ways(self):
         """Return {"ways": in which the reference was computed where it could not be in float64, on the device, at once}."""
         return {"ways": sorted(self.oracle.ways | ({self.sample.text} if self.sample.is_part else set()))}
 
-    def _is_finite(self, probe):
-        """Whether the original's outputs are, in float64 and in eager PyTorch."""
-        return all(reference.is_finite for reference in self.references[probe][0])
-
     def _prepare(self, probe, problem, seed, inputs):
         """Whether the probe has gradients."""
         drawing, made, oracle, eager = self._made(probe, problem, seed)
         if probe in probes.FRESH:
-            eager = oracle.sampled(made, eager)
-            self.references[probe] = _beside(self.references["own"][0], oracle.reference(made), eager), {}
+            beside = _beside(self.references["own"][0], oracle.reference(made), oracle.sampled(made, eager))
+            self.references[probe] = beside, {}
             self._keep(made, drawing, inputs)
             return False
         has_gradients = any(tensors.differentiable(output) for output in eager.outputs)
@@ -237,7 +240,8 @@ class Referee:
         is_slow = self.sample.is_part or (self.device.type == "cuda" and given > FASTER_BY_FILE)
         if is_own and is_slow and drawing.gives(probe, self.problem, self.device):
             tensors.save({"drawing": vars(drawing)}, file)
-            self.drawings[probe.name], self.probes[probe.name] = drawing, replace(probe, inputs=[], upstream=None)
+            self.drawn_again[probe.name] = lambda: drawing.make(self.problem, self.device)
+            self.probes[probe.name] = replace(probe, inputs=[], upstream=None)
         else:
             tensors.save(vars(probe), file)
             self.probes[probe.name] = probes.Probe(**tensors.load(file, mapped=True))
@@ -249,7 +253,7 @@ class Referee:
         """
         for positive in (False, True) if self.domain.is_positive else (False,):
             drawing = probes.Drawing(probe, seed, positive, self.domain.plain)
-            made = self._drawn(drawing, problem)
+            made = drawing.make(problem, self.device, dict(self.model.named_parameters()))  # a billion take seconds on a CPU
             oracle = self.oracle_of(made)
             try:
                 eager = oracle.whole(made)
@@ -262,28 +266,23 @@ class Referee:
                 break
         return drawing, made, oracle, eager
 
-    def _drawn(self, drawing, problem):
-        """The probe, made on the device: on the CPU a billion random numbers take several seconds."""
-        return drawing.make(problem, self.device, dict(self.model.named_parameters()))
-
     def _of_other_inputs(self, made, problem, drawing, reference):
         """Eager outputs for more inputs of the probe's kind, where its outputs are few: what varying inputs do to them."""
         if made.clean or not is_few(reference.outputs):
             return []
-        oracle = self.oracle_of(made)
+        oracle, parameters = self.oracle_of(made), dict(self.model.named_parameters())
         seeds = range(drawing.seed + 1, drawing.seed + 1 + OTHER_INPUTS)
-        more = [self._drawn(replace(drawing, seed=seed, outputs=None), problem).inputs for seed in seeds]
+        more = [replace(drawing, seed=seed, outputs=None).make(problem, self.device, parameters).inputs for seed in seeds]
         return [oracle.eager(replace(made, inputs=inputs, upstream=None)).outputs for inputs in more]
 
     def _decisions(self, probe, reference):
         """A function that gives Oracle.decisions on the probe of that name, looked for when it is first called."""
 
-        @functools.cache
         def decisions():
             made = self._with_inputs(probe)
             return self.oracle_of(made).decisions(made, reference)
 
-        return decisions
+        return functools.cache(decisions)
 
     def prepare_timed(self, probe, mode, seed):
         """Add the reference on the content of a timed call, which follows from its seed, as a further probe, called `probe`."""
@@ -291,11 +290,11 @@ class Referee:
         self.shapes[probe] = _shapes(made, outputs)
         reference = self.oracle.reference(made)
         decisions = self._decisions(probe, reference)
-        first = next((name for name, (other, _) in self.timed.items() if other == mode), None)
-        self.timed[probe] = mode, seed
+        first = self.timed.setdefault(mode, probe)
+        self.drawn_again[probe] = lambda: self._timed_probe(probe, mode, seed)[0]
         if mode == "forward":
             references = _beside(self.references["own"][0], reference, eager), {}
-        elif first:
+        elif first != probe:
             outputs, gradients = self.references[first]
             found = {
                 name: checked.beside(reference.gradients[name], eager.gradients[name], lambda name=name: decisions()[name])
@@ -313,43 +312,26 @@ class Referee:
         """
         probe = probes.Probe(name, fresh_inputs(self.problem, seed, self.device))
         eager = self.oracle.whole(probe)
-        outputs = eager.outputs
         if mode == "forward":
-            return probe, self.oracle.sampled(probe, eager), outputs
-        probe.upstream = upstream_for(outputs, seed, self.device)
+            return probe, self.oracle.sampled(probe, eager), eager.outputs
+        probe.upstream = upstream_for(eager.outputs, seed, self.device)
         if mode == "weights_and_input":
             probe.wanted_inputs = tuple(i for i, value in enumerate(probe.inputs) if tensors.differentiable(value))
-        return probe, self.oracle.eager(probe), outputs
+        return probe, self.oracle.eager(probe), eager.outputs
 
-    def outer_open(self, side, page, step):
+    def outer_open(self, side, page, step, declared):
         """Prepare the outer clock of a step (workload.MODES) for a side, and return what it has to know of it.
 
-        See outer_referee.OnGpu and OnCpu; `page` is the path of a file to be made, beside the files of inputs and results.
+        See outer_referee.OnGpu and OnCpu, which answer further requests; `page` is the path of a file to be made, beside the
+        files of inputs and results; `declared` is what the variant is permitted, as in compare_outputs.
         """
         if not self.outer:
-            drawn = outer_referee.Drawn(self.problem, self.model, step, self.device)
+            references = self._permitting("own" if step == "forward" else self.timed[step], declared)
+            named = {str(i): output for i, output in enumerate(references[0])} if step == "forward" else references[1]
+            drawn = outer_referee.Drawn(self.problem, self.model, step, self.device, named)
             is_on_gpu = self.device.type == "cuda"
             self.outer = outer_referee.OnGpu(drawn, self.device) if is_on_gpu else outer_referee.OnCpu(drawn, Path(page).parent)
         return self.outer.open(side, page)
-
-    def outer_await_quiet(self, seconds):
-        """Wait until no other process works on the GPU."""
-        self.outer.await_quiet(seconds)
-        return {}
-
-    def outer_time(self, side, step, calls, compares, declared, seconds):
-        """Return {"calls": OnGpu.time's}; `declared` is what the variant is permitted, as in compare_outputs."""
-        references = self._of_timed(step, declared) if compares else None
-        return {"calls": self.outer.time(side, calls, references, seconds)}
-
-    def outer_draw(self):
-        """Write the inputs of a new call to the file of inputs."""
-        self.outer.draw()
-        return {}
-
-    def outer_compare(self, step, places, declared):
-        """Return {"complaint": what is wrong with the results that are at these places of their file}."""
-        return {"complaint": self.outer.compare(places, self._of_timed(step, declared))}
 
     def outer_close(self):
         """Give back the outer clock's memory and files."""
@@ -358,26 +340,14 @@ class Referee:
         self.outer = None
         return {}
 
-    def _of_timed(self, step, declared):
-        """References of a timed call's outputs, by number, or of its gradients, by name."""
-        if step == "forward":
-            return {str(i): reference for i, reference in enumerate(self._permitting("own", declared)[0])}
-        first = next(name for name, (mode, _) in self.timed.items() if mode == step)
-        return self._permitting(first, declared)[1]
-
     def _with_inputs(self, probe):
         """The probe of that name; inputs that no file holds are drawn again."""
-        if probe in self.drawings:
-            return self.drawings[probe].make(self.problem, self.device)
-        if probe not in self.timed:
-            return self.probes[probe]
-        return self._timed_probe(probe, *self.timed[probe])[0]
+        return self.drawn_again.get(probe, lambda: self.probes[probe])()
 
     def oracle_of(self, probe):
         """Return the oracle of the original with the weights of a probe."""
         if probe.model_seed is not None:
-            model = tensors.make_model(self.problem, self.problem.Model, probe.model_seed, self.device)
-            return self._oracle(model)
+            return self._oracle(tensors.make_model(self.problem, self.problem.Model, probe.model_seed, self.device))
         if not probe.step:
             return self.oracle
         model = tensors.copy_model(self.model)
@@ -401,7 +371,7 @@ class Referee:
             model(*tensors.to(tensors.inputs_of(problem), self.device))
         return True
 
-    def compare_outputs(self, probe, outputs, declared=None, remark=True):
+    def compare_outputs(self, probe, file, declared=None, remark=True):
         """Return {"max_error", "allowed", "eager_error", "permitted_error", "complaint", "note", ...} of the outputs in a file.
 
         "stale" says that they are those of the weights before the probe's step, "swallowed" where they are finite and the
@@ -418,7 +388,7 @@ class Referee:
             note = f"not judged: {declared} itself is too inexact, or overflows, on these inputs"
             return vars(wrong(None)) | unseen | {"note": note}
         try:
-            whole = self._results(probe, outputs)
+            whole = self._results(probe, file)
         except tensors.NotTensors as complaint:
             return vars(wrong(str(complaint))) | unseen
         actual = self._sampled(probe, whole).outputs
@@ -438,10 +408,10 @@ class Referee:
         leaked = any(every.leaked for every in each)
         return compared | unseen | {"stale": bool(stale), "swallowed": swallowed, "leaked": leaked}
 
-    def own_check(self, probe, outputs):
+    def own_check(self, probe, file):
         """Return {"complaint": what the problem's own check_outputs(inputs, outputs) says of outputs in a file, or None}."""
         try:
-            whole = self._results(probe, outputs).outputs
+            whole = self._results(probe, file).outputs
         except tensors.NotTensors as complaint:
             return {"complaint": str(complaint)}
         inputs = tensors.to(behaviour.copies(self._with_inputs(probe).inputs), self.device)
@@ -475,7 +445,6 @@ class Referee:
         return given
 
     def _sampled(self, probe, results):
-        """The sample of Results that are whole."""
         return self.oracle.sampled(self.probes[probe], results) if self.sample.is_part else results
 
     def _far_from_eager(self, probe, references, names, actual):
@@ -487,11 +456,9 @@ class Referee:
         whole = [] if made.clean else self.oracle_of(made).whole(made).outputs
         for reference, name, eager, given in zip(references, names, whole, actual, strict=not made.clean):
             limit = FROM_EAGER * reference.allowed
-            if (
-                given.numel() > SMALL
-                and not reference.is_blunt
-                and not (far := largest_difference(given, eager) / reference.spread) <= limit
-            ):
+            if given.numel() <= SMALL or reference.is_blunt:
+                continue
+            if not (far := largest_difference(given, eager) / reference.spread) <= limit:
                 return f"{name} is off by {far:.2e} of its spread from eager PyTorch's; allowed are {limit:.2e}"
         return None
 
@@ -504,11 +471,11 @@ class Referee:
         matrices = frozenset(name for name, change in step.items() if change.dim() > 1)
         for stale in dict.fromkeys(filter(None, (frozenset(step), matrices, frozenset(step) - matrices))):
             expected = self._before_step(probe, stale)
-            if all(reference.compare("", value).complaint is None for reference, value in zip(expected, actual, strict=False)):
+            if not any(reference.compare("", value).complaint for reference, value in zip(expected, actual, strict=False)):
                 return "the weights" if len(stale) == len(step) else ", ".join(sorted(stale))
         return None
 
-    def compare_gradients(self, probe, gradients, declared=None, shared=False):
+    def compare_gradients(self, probe, file, declared=None, shared=False):
         """Return {name: {"max_error", "allowed", "eager_error", "complaint", "decided"}} of the gradients in a file.
 
         `declared` is as above; with `shared` only those count whose name and shape both models have; "decided" says that a
@@ -516,7 +483,7 @@ class Referee:
         """
         _, expected = self._permitting(probe, declared)
         try:
-            given = self._sampled(probe, self._results(probe, gradients))
+            given = self._sampled(probe, self._results(probe, file))
         except tensors.NotTensors as complaint:
             return {"results": vars(wrong(str(complaint)))}
         found = given.gradients
@@ -551,11 +518,11 @@ class Referee:
                 return vars(wider) | {"class": found}
         return vars(compared) | {"class": accuracy.WRONG}
 
-    def grade(self, probe, outputs):
+    def grade(self, probe, file):
         """Return {"class": one of accuracy.CLASSES} of the outputs in a file, which are not as exact as PyTorch's."""
         references, _ = self.references[probe]
         try:
-            whole = self._results(probe, outputs)
+            whole = self._results(probe, file)
         except tensors.NotTensors:
             return {"class": accuracy.WRONG}
         actual = self._sampled(probe, whole).outputs
@@ -572,20 +539,15 @@ class Referee:
         caller accepts.
         """
         outputs, gradients = self.references[probe]
-        if declared is None:
-            return outputs, gradients
         if isinstance(declared, float):
             accepted = {name: reference.accepting(declared) for name, reference in gradients.items()}
             return [reference.accepting(declared) for reference in outputs], accepted
-        return self._wider(probe, declared)
+        return self._wider(probe, declared) if declared else (outputs, gradients)
 
     def _widen(self, probe, to):
-        """The references of a probe for a variant of that precision."""
         (outputs, gradients), lowered = self.references[probe], self._lowered(probe, to)
-        return (
-            [reference.permitting(*(each.outputs[i] for each in lowered)) for i, reference in enumerate(outputs)],
-            {name: reference.permitting(*gradients_of(lowered, name)) for name, reference in gradients.items()},
-        )
+        wider = [reference.permitting(*(each.outputs[i] for each in lowered)) for i, reference in enumerate(outputs)]
+        return wider, {name: reference.permitting(*gradients_of(lowered, name)) for name, reference in gradients.items()}
 
     def _lower(self, probe, to):
         """Outcomes of a probe in a lower precision, or in "float32" with other orders of adding."""
@@ -613,9 +575,8 @@ class Referee:
         exams = []
         for name in probes:
             expected, of_gradients = self._permitting(name, declared)
-            shapes = [shape for key, shape in self.shapes[name].items() if key.startswith("input")]
-            elements, draw = sum(map(math.prod, shapes)), functools.partial(self._with_inputs, name)
-            oracle = self.oracle_of(self.probes[name])
+            elements = sum(math.prod(shape) for key, shape in self.shapes[name].items() if key.startswith("input"))
+            draw, oracle = functools.partial(self._with_inputs, name), self.oracle_of(self.probes[name])
             exams.append(mutants.Exam(draw, elements, oracle, expected, of_gradients if gradients else {}))
         with_gradients = any(exam.gradients for exam in exams)
         fresh = mutants.fresh(self.sizes.problem("reduced"), self.oracle, seed, with_gradients, self.domain)
@@ -659,14 +620,9 @@ def _references(reference, eager, permitted, others=(), decisions=None):
         Reference(true, in_eager, *(outcome.outputs[i] for outcome in permitted), others=[more[i] for more in others])
         for i, (true, in_eager) in enumerate(zip(reference.outputs, eager.outputs, strict=True))
     ]
-    gradients = {
-        name: Reference(
-            true,
-            eager.gradients[name],
-            *gradients_of(permitted, name),
-            decisions=decisions and (lambda name=name: decisions()[name]),
-        )
-        for name, true in reference.gradients.items()
-        if true is not None
-    }
+    gradients = {}
+    for name, true in reference.gradients.items():
+        if true is not None:
+            moved = decisions and (lambda name=name: decisions()[name])
+            gradients[name] = Reference(true, eager.gradients[name], *gradients_of(permitted, name), decisions=moved)
     return outputs, gradients

@@ -1,6 +1,5 @@
 """What the driver knows of the referee: the right results of one model at one size, asked for once and shared by variants."""
 
-import contextlib
 import random
 import secrets
 import shutil
@@ -76,23 +75,23 @@ class RefereeClient:
         if self._original["place"] == "cpu":
             memory.limit(self.worker.pid, OF_HOST_MEMORY)
         secret = secrets.randbits(63)
-        description = self._ask("load", **self._original, weights=self.weights, share=share, secret=secret)
+        description = self.ask("load", **self._original, weights=self.weights, share=share, secret=secret)
         self.domain, self.checks_itself = description["domain"], description["checks_itself"]
-        self.side_effects = self._ask("side_effects")["side_effects"]
+        self.side_effects = self.ask("side_effects")["side_effects"]
         for probe, (_, size) in PROBES.items():
             if size == "own" and probe != OF_SEEDS:
                 self.prepared(probe)
-        self.tells_nothing = self._ask("tells_nothing")["why"]
+        self.tells_nothing = self.ask("tells_nothing")["why"]
         return description
 
     def prepared(self, probe):
         """Return {"differentiable", "unusable", "form"} of a probe, whose reference is computed when it is first asked for."""
         with self._lock:
             if probe not in self._prepared:
-                seed, file = self._seed_of(probe.removesuffix(AT_OWN_SIZE)), self.inputs(probe)
-                arguments = {"probe": probe, "size": size_of(probe), "seed": seed, "inputs": file}
-                self._prepared[probe] = self._ask("prepare", **arguments)
-                self.ways = self._ask("ways")["ways"]
+                seed = self._seed_of(probe.removesuffix(AT_OWN_SIZE))
+                given = {"probe": probe, "size": size_of(probe), "seed": seed, "inputs": self.inputs(probe)}
+                self._prepared[probe] = self.ask("prepare", **given)
+                self.ways = self.ask("ways")["ways"]
             return self._prepared[probe]
 
     def _seed_of(self, what):
@@ -106,48 +105,24 @@ class RefereeClient:
         """Return the folder in which a variant's process writes."""
         return worker.room.exchange if worker.room else self.folder
 
-    def probes_for_training(self):
-        """Return the names of two prepared probes, with gradients where there are any: at the reduced size, and at its own."""
-        names = [probe for probe in ("scaled", "normal") if not self.prepared(probe)["unusable"]]
-        return sorted(names, key=lambda probe: size_of(probe) == "own")
-
     def compare(self, what, probe, file, declared=None, **more):
         """Compare the "outputs" or "gradients" (`what`) in a file; `declared` is what is permitted beyond the strict limit."""
-        return self._ask(f"compare_{what}", probe=probe, declared=declared, **{what: file}, **more)
-
-    def own_check(self, probe, file):
-        """Return what the problem's own check says against the outputs in a file; None for nothing."""
-        return self._ask("own_check", probe=probe, outputs=file)["complaint"]
-
-    def grade(self, probe, file):
-        """Return the class of accuracy of outputs that are not as exact as PyTorch's."""
-        return self._ask("grade", probe=probe, outputs=file)["class"]
-
-    def prepare_timed(self, probe, mode, seed):
-        """Compute the reference on the content of a timed call, as a further probe."""
-        self._ask("prepare_timed", probe=probe, mode=mode, seed=seed)
-
-    def outer(self, what, **arguments):
-        """Ask the referee for a part of the outer clock: its requests that begin with "outer_"."""
-        return self._ask(f"outer_{what}", **arguments)
+        return self.ask(f"compare_{what}", probe=probe, file=file, declared=declared, **more)
 
     def mutants(self, probes, gradients, declared):
         """Return {"counted", "rejected", "survivors"} of wrong versions of the original on these probes."""
-        key = probes, gradients, declared
+        given = {"probes": probes, "gradients": gradients, "declared": declared}
         with self._lock:
-            if key not in self._mutants:
-                seed = self._seed_of("mutants")
-                arguments = {"probes": list(probes), "gradients": gradients, "declared": declared, "seed": seed}
-                self._mutants[key] = self._ask("mutants", **arguments)
+            if (key := tuple(given.values())) not in self._mutants:
+                self._mutants[key] = self.ask("mutants", **given, seed=self._seed_of("mutants"))
             return self._mutants[key]
 
-    @contextlib.contextmanager
     def reserved(self):
-        """Keep other threads from asking the referee anything, once what one has asked is answered."""
-        with self._lock:
-            yield
+        """Return a context that keeps other threads from asking the referee anything, once what one has asked is answered."""
+        return self._lock
 
-    def _ask(self, what, **arguments):
+    def ask(self, what, **arguments):
+        """Return the reply to a request of the referee's. Raises RefereeFailure."""
         with self._lock:
             try:
                 return self.worker.ask(f"referee.{what}", self._limit, **arguments)

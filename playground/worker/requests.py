@@ -1,16 +1,16 @@
 """What a worker can be asked: the names and their functions."""
 
 import contextlib
+import functools
 
 import torch
 
 from playground.worker.baselines import Baselines
 from playground.worker.candidate import Candidate
-from playground.worker.clocked import memory_is_short
 from playground.worker.referee import Referee
 
 # Requests after which memory stays where it is.
-BETWEEN_CALLS = ("time", "join_outer", "serve_outer", "call_outer", "outer_time", "outer_await_quiet")
+BETWEEN_CALLS = ("time", "join_outer", "call_outer", "await_quiet")
 
 
 def answerer():
@@ -18,18 +18,17 @@ def answerer():
     roles = {"candidate": Candidate(), "referee": Referee(), "baselines": Baselines()}
 
     def answer(name, arguments):
-        role, method = name.split(".")
+        role, *path = name.split(".")
         try:
-            return getattr(roles[role], method)(**arguments)
+            return functools.reduce(getattr, path, roles[role])(**arguments)
         finally:
-            if method not in BETWEEN_CALLS or memory_is_short():  # between its timed calls a side keeps its memory
-                _release_memory()
+            with contextlib.suppress(RuntimeError):  # after a fault nothing can be given back
+                if torch.cuda.is_initialized() and (path[-1] not in BETWEEN_CALLS or _memory_is_short()):
+                    torch.cuda.empty_cache()  # what torch's allocator keeps, another worker needs now
 
     return answer
 
 
-def _release_memory():
-    """Give back what torch's CUDA allocator keeps: another worker needs it now."""
-    if torch.cuda.is_initialized():
-        with contextlib.suppress(RuntimeError):  # after a fault nothing can be given back
-            torch.cuda.empty_cache()
+def _memory_is_short():
+    free, total = torch.cuda.mem_get_info()
+    return free < total / 2

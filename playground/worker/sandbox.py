@@ -5,6 +5,7 @@ here. Compilers run inside, too. docs/what_a_pass_proves.md says what that stops
 """
 
 import contextlib
+import fnmatch
 import functools
 import importlib.util
 import os
@@ -152,11 +153,6 @@ def has_gpu():
     return any(Path("/dev", name).exists() for name in ("nvidiactl", "dxg"))
 
 
-def _gpus():
-    """The devices that there are by now: the first process to use CUDA makes some of them."""
-    return [str(path) for name in GPU for path in sorted(Path("/dev").glob(name))]
-
-
 class Room:
     """What one judged file is given: it sees `shown`, files and folders, at their own paths, and can write to two folders.
 
@@ -167,9 +163,8 @@ class Room:
 
     def __init__(self, shown, exchange, builds):
         self._shown = list(map(Path, shown))
-        self.exchange, self.builds = (
-            Path(tempfile.mkdtemp(prefix=prefix, dir=folder)) for prefix, folder in (("results-", exchange), (BUILDS, builds))
-        )
+        self.exchange = Path(tempfile.mkdtemp(prefix="results-", dir=exchange))
+        self.builds = Path(tempfile.mkdtemp(prefix=BUILDS, dir=builds))
         self._open = contextlib.ExitStack()
         self._open.enter_context(cuda_emulator.held(self.builds))
         self._free = {folder: shutil.disk_usage(folder).free for folder in (self.exchange, self.builds)}
@@ -197,21 +192,24 @@ class Room:
     def command(self, command):
         """Return the command line that runs `command` in the room."""
         scratch = ["--size", str(self.limits.scratch), "--tmpfs"]
-        shown = [argument for path in [*_programs(), *_existing(self._shown)] for argument in ("--ro-bind", path, path)]
-        written = [argument for path in (self.exchange, self.builds) for argument in ("--bind", path, path)]
+        gpus = [path for name in GPU for path in sorted(Path("/dev").glob(name))]  # the first process to use CUDA makes some
+        # What keeps a file from changing the kernel's settings, where it runs as root.
+        closed = _bound("--ro-bind-try", [f"/proc/{name}" for name in READ_ONLY]) if has_gpu() else ["--remount-ro", "/proc"]
         return [
             *("bwrap", "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--cap-drop", "ALL"),
             *_system(),
             *("--proc", "/proc", "--dev", "/dev", *scratch, "/dev/shm", *scratch, "/tmp", "--dir", "/tmp/home"),
-            *(argument for path in _gpus() for argument in ("--dev-bind-try", path, path)),
-            *map(str, (*shown, *written)),
-            *_closed_proc(),
+            *_bound("--dev-bind-try", gpus),
+            *_bound("--ro-bind", [*_programs(), *_existing(self._shown)]),
+            *_bound("--bind", [self.exchange, self.builds]),
+            *closed,
             *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--", *command),
         ]
 
     def environment(self, more=None):
         """Return all of the environment inside, `more` included."""
-        passed = {name: value for name, value in os.environ.items() if _is_passed(name)}
+        passed = {name for name in {*os.environ} - NOT_PASSED if any(fnmatch.fnmatchcase(name, each) for each in PASSED)}
+        passed = {name: os.environ[name] for name in passed}
         passed |= {name: os.pathsep.join(map(str, folders)) for name in FOLDERS if (folders := _folders_in(name))}
         passed |= {name: str(self.builds / name.lower()) for name in CACHES}
         return passed | {
@@ -246,12 +244,11 @@ class Room:
         for file, (counter, limit) in ((group / name, told) for group in self._groups for name, told in EVENTS.items()):
             if file.exists() and re.search(rf"^{counter} [1-9]", file.read_text(), re.M):
                 return self.limits.describe(limit)
-        family = family_of(pid, self.limits.processes)
-        threads, resident = 0, 0
-        for each in family:
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
-                threads, resident = threads + int(fields[17]), resident + int(fields[21]) * os.sysconf("SC_PAGESIZE")
+        threads, resident, family = 0, 0, []
+        for each in family_of(pid, self.limits.processes):
+            with contextlib.suppress(psutil.Error):
+                family.append(process := psutil.Process(each))
+                threads, resident = threads + process.num_threads(), resident + process.memory_info().rss
         if threads > self.limits.processes:
             return self.limits.describe("processes")
         if resident > self.limits.memory and sum(map(_proportional, family)) > self.limits.memory:
@@ -348,32 +345,24 @@ def named(reason, limits):
     return f"{reason} ({SANDBOX_ALLOWS}{limits.describe(name)})" if name else reason
 
 
-def _is_passed(name):
-    return name not in NOT_PASSED and any(name == each or (each[-1] == "*" and name.startswith(each[:-1])) for each in PASSED)
+def _bound(option, paths):
+    return [str(argument) for path in paths for argument in (option, path, path)]
 
 
 def _system():
     """Mounts of the system's own files, as far as compilers, Python and CUDA need them."""
-    mounts = [argument for path in SYSTEM for argument in ("--ro-bind-try", path, path)]
+    mounts = _bound("--ro-bind-try", SYSTEM)
     for path in filter(os.path.lexists, LINKS):
-        mounts += ["--symlink", os.readlink(path), path] if Path(path).is_symlink() else ["--ro-bind", path, path]  # noqa: PTH115
-    mounts += [argument for name in OF_ETC for argument in ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")]
-    return [*mounts, *(argument for path in (["/sys"] if has_gpu() else OF_SYS) for argument in ("--ro-bind-try", path, path))]
-
-
-def _closed_proc():
-    """What keeps a file from changing the kernel's settings, where it runs as root."""
-    if not has_gpu():
-        return ["--remount-ro", "/proc"]
-    return [argument for name in READ_ONLY for argument in ("--ro-bind-try", f"/proc/{name}", f"/proc/{name}")]
+        mounts += ["--symlink", os.readlink(path), path] if Path(path).is_symlink() else _bound("--ro-bind", [path])  # noqa: PTH115
+    return mounts + _bound("--ro-bind-try", [*(f"/etc/{name}" for name in OF_ETC), *(["/sys"] if has_gpu() else OF_SYS)])
 
 
 @functools.cache
 def _programs():
     """The folders of this Python, its packages, the project's code, compilers and what the emulator has made of its own."""
     roots = [sys.prefix, sys.base_prefix, sysconfig.get_path("stdlib"), sysconfig.get_path("include"), *_site_folders()]
-    roots += [Path(sys.executable).parent, Path(sys.executable).resolve().parent, ROOT / "playground", ROOT / "models"]
-    roots += [ROOT / "cuda_emulator"]
+    roots += [Path(sys.executable).parent, Path(sys.executable).resolve().parent]
+    roots += [ROOT / "playground", ROOT / "models", ROOT / "cuda_emulator"]
     roots += [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
     roots += [folder for name in FOLDERS for folder in _folders_in(name)]
     for program in filter(None, map(shutil.which, ("nvcc", "ninja", "c++", "g++", "gcc"))):
@@ -391,7 +380,6 @@ def _existing(paths):
 
 
 def _site_folders():
-    """Where this Python finds packages."""
     names = ("site-packages", "dist-packages")
     torch = importlib.util.find_spec("torch")
     folders = [path for path in sys.path if Path(path).name in names] + ([str(Path(torch.origin).parents[1])] if torch else [])
@@ -403,9 +391,8 @@ def _folders_in(variable):
     return [Path(folder) for folder in folders if folder.startswith("/") and Path(folder).is_dir()]
 
 
-def _proportional(pid):
-    """Bytes of memory of a process, of which what it shares with others counts in part."""
-    with contextlib.suppress(OSError, ValueError):
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        return 1024 * int(re.search(r"^Pss:\s+(\d+) kB", text, re.M)[1])
+def _proportional(process):
+    """Bytes of memory of a psutil.Process, of which what it shares with others counts in part."""
+    with contextlib.suppress(psutil.Error):
+        return process.memory_full_info().pss
     return 0

@@ -1,9 +1,14 @@
 """What follows from the outer clock's rounds, and how it bounds what the inner one claims."""
 
+import types
+
 import pytest
+import torch
 
 from playground.driver import outer
+from playground.judge.tolerance import Reference
 from playground.worker import WorkerFailure
+from playground.worker.outer_referee import Drawn
 
 CHANGING_OVER = 0.3  # milliseconds that every call takes besides
 RESOLUTION = outer.RESOLUTION_MS["cuda"]
@@ -23,13 +28,31 @@ def conclude(given):
 def test_what_changing_over_takes_is_no_part_of_a_call():
     found = conclude(rounds(variant=0.5, eager=5.0))
     assert found["ratio"] == pytest.approx(10) and found["ms"] == pytest.approx(0.505)
-    assert found["low"] < 10 < found["high"] < 11
+    assert found["low"] <= 10 < found["high"] < 11
     assert found["null_ms"] == pytest.approx(CHANGING_OVER) and found["control"] == pytest.approx(1)
 
 
 def test_a_call_below_the_resolution_counts_as_that_long():
     found = conclude(rounds(variant=0.2 * RESOLUTION, eager=1.0))
     assert found["ratio"] == pytest.approx(1.01 / RESOLUTION) and found["high"] == pytest.approx(1.02 / RESOLUTION)
+
+
+def test_what_slows_a_whole_round_cancels():
+    slower = [1, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2]
+    sides = {outer.VARIANT: 0.5, outer.EAGER: 1.5, outer.CONTROL: 1.5, outer.NULL: 0.0}
+    found = conclude({name: [[CHANGING_OVER * each + took] for each in slower] for name, took in sides.items()})
+    assert found["low"] == pytest.approx(3) and found["high"] == pytest.approx(1.5 / (0.5 - RESOLUTION))
+
+
+def test_a_call_that_is_lost_in_the_noise_claims_nothing():
+    noise = [-0.02, 0.01, -0.03, 0.02, -0.01, -0.02, 0.01, -0.02]
+    sides = {outer.VARIANT: noise, outer.EAGER: [each - 0.001 for each in noise], outer.NULL: [0.0] * len(noise)}
+    found = conclude({name: [[CHANGING_OVER + each] for each in took] for name, took in sides.items()})
+    assert found["ratio"] == found["low"] == found["eager_ms"] == found["ms"] == 0
+    claimed = timings(280.0)
+    outer.bounded(claimed, found)
+    assert claimed["speedup"] == {} and claimed["outcome"]["verdict"] == "not measured"
+    assert claimed["time_ms"]["median"] == 1.0
 
 
 def test_rounds_without_a_usable_call_do_not_count():
@@ -88,7 +111,7 @@ def test_what_was_not_measured_stays_so():
 
 def test_without_an_outer_clock_nothing_is_claimed():
     forged = timings(280.0)
-    outer.unclaimed(forged, "inputs of torch.qint8")
+    outer.withhold(forged, "not timed by the outer clock: inputs of torch.qint8")
     assert forged["speedup"] == {} and forged["outcome"]["ratio"] is None
     assert forged["outcome"]["verdict"] == "not measured" and forged["outcome"]["reason"].endswith("inputs of torch.qint8")
 
@@ -98,3 +121,16 @@ def test_an_interval_with_room_for_anything_is_withheld():
     outer.bounded(claimed, {"ratio": 1.8, "low": 1.0, "high": 2.5})
     assert claimed["outcome"]["verdict"] == "not measured" and claimed["speedup"] == {}
     assert claimed["outcome"]["reason"].startswith("too noisy: anything from 0.5")
+
+
+@pytest.mark.parametrize(("factor", "is_right"), [(1 + 1e-6, True), (0.0, False), (0.5, False)])
+def test_a_reference_of_zeros_leaves_the_scale_to_the_call_s_own_result(factor, is_right):
+    """As behind a relu, whose outputs on the check's inputs were all zero."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
+    problem = types.SimpleNamespace(get_inputs=lambda: [torch.ones(5, 4)])
+    zeros = Reference(torch.zeros(5, 3, dtype=torch.float64), torch.zeros(5, 3))
+    model[0].bias.data.fill_(2.0)
+    drawn = Drawn(problem, model, "forward", torch.device("cpu"), {"0": zeros})
+    with torch.no_grad():
+        result = factor * model(torch.ones(5, 4))
+    assert (drawn.complaint([([result], None)]) is None) == is_right

@@ -44,7 +44,7 @@ def test_what_others_use(counters):
     assert (watched.cores, watched.share) == (0.0, 0.0)
     counters(watched, 2.0, own=1.5, user=6.5, system=0.5)
     assert watched.cores == pytest.approx(0.25)
-    assert watched.share == pytest.approx(0.25 / load.usable_processors())
+    assert watched.share == pytest.approx(0.25 / len(load.usable_processors()))
     counters(watched, 1.0, own=0.0, user=5.0, nice=1.0, steal=1.0)  # blocks add up
     assert watched.cores == pytest.approx(2.5 / 3)
 

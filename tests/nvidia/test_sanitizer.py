@@ -1,5 +1,6 @@
 """Four tools on one variant: which runs there are, and what follows from what they print. The tools are played by a script."""
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -128,13 +129,13 @@ def test_findings_are_the_verdict(stage):
 def test_silence_that_proves_nothing_is_a_problem(stage, behaviour, problem):
     silent, _ = stage(**behaviour)
     assert silent.problem.startswith(problem) and silent.findings == []
-    result = {"sanitizer": silent.as_dict()}
+    result = {"sanitizer": dataclasses.asdict(silent)}
     give_doubt(result)
     assert result["verdict"] == "error" and result["reason"] == f"compute-sanitizer: {silent.problem}"
 
 
 def test_a_tool_that_hangs(stage):
-    found, _ = stage(hangs="racecheck", limit=5)
+    found, _ = stage(hangs="racecheck", limit=3)
     assert found.problem == "racecheck did not end within the time limit"
 
 
