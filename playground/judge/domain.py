@@ -20,17 +20,14 @@ OF_VALUES = (*NO_PROBABILITIES, "ramp")  # probes that are nothing but their val
 
 @dataclass(frozen=True)
 class Structure:
-    """Of one input. `frozen` is why its values stay the problem's own; `probabilities` the dimension that sums to one.
-
-    `twin` is the number of an earlier input that it equals.
-    """
+    """Of one input. `frozen` is why its values stay the problem's own, `twin` the number of an earlier input that it equals."""
 
     frozen: str | None = None
     zeros: bool = False
     symmetric: bool = False
     definite: bool = False  # symmetric matrices of which there is a Cholesky decomposition
     ascending: bool = False
-    probabilities: int | None = None
+    probabilities: int | None = None  # the dimension that sums to one
     positive: bool = False
     twin: int | None = None
 

@@ -1,9 +1,9 @@
 """Is a run faster or slower than an earlier one? Two documents compared row by row, and what is said about it.
 
-Two runs differ by more than their kernels: clocks, temperature and whatever else runs. Times alone prove nothing, and speed-ups
-alone neither, since a baseline, too, can have a bad day. So a row has two ratios, above 1 where the new run is faster:
+Times alone prove nothing, since two runs differ by clocks, temperature and whatever else runs; nor do speed-ups, since a
+baseline, too, can have a bad day. So a row has two ratios, above 1 where the new run is faster:
 
-- old time over new. Its interval goes from old p20 / new p80 to old p80 / new p20.
+- old time over new, with the interval from old p20 / new p80 to old p80 / new p20;
 - new speed-up over old, over one baseline of both runs, eager where there is one: what slows a whole run cancels. Its interval
   is one 95% interval divided by the other, end by end.
 

@@ -37,14 +37,15 @@ STYLE = {
     "text.parse_math": False,  # a name may hold a dollar sign
     "font.family": "sans-serif",
     "axes.facecolor": "none",
+    "axes.linewidth": 0.6,
     "axes.unicode_minus": False,
 }
 LINES = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
 
 
-def style(colour=INK, size=10, width=0.6):
-    """Return the context in which figures are drawn and saved, with text of that size and axes of that width."""
-    return matplotlib.rc_context(STYLE | dict.fromkeys(LINES, colour) | {"font.size": size, "axes.linewidth": width})
+def style(colour=INK, size=10):
+    """Return the context in which figures are drawn and saved, with lines of that colour and text of that size."""
+    return matplotlib.rc_context(STYLE | dict.fromkeys(LINES, colour) | {"font.size": size})
 
 
 def figure(width, height):

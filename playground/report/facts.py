@@ -160,10 +160,7 @@ def refused(check):
 
 
 def tables(check):
-    """Yield (heads, rows) of texts on each probe, check of the behaviour and kernel. The second cell is "ok", "fail" or "-".
-
-    But for kernels: of one forward pass on the GPU, the longest first. No table is without rows.
-    """
+    """Yield (heads, rows) of texts on all probes, checks of the behaviour and kernels, with "ok", "fail" or "-" in second place."""
     check = check or {}
     probes, behaviour = list(_probes(check.get("probes") or {})), check.get("behaviour") or {}
     told = [(_word(each, not each["note"]), each["complaint"] or each["note"] or "") for each in behaviour.values()]

@@ -94,8 +94,8 @@ def print_whole(console, text):
     console.print(text, highlight=False, soft_wrap=True)
 
 
-def print_indented(console, table, indent=INDENT):
-    console.print(Padding(table, (0, 0, 0, indent), expand=False))
+def print_indented(console, table):
+    console.print(Padding(table, (0, 0, 0, INDENT), expand=False))
 
 
 def verdict(word):

@@ -4,9 +4,7 @@ docs/published_solutions.md, and the drawings docs/pictures/*.svg.
     python -m playground.report.publish            writes them
     python -m playground.report.publish --check    writes nothing; exits 1 when one of them is out of date
 
-Of each GPU the newest run counts that measured something at the originals' sizes. A result is stale when the variant's file,
-but for its docstring, or the model's is not the one that was measured. No figure of a stale result is shown: README and the
-plot leave it out, and the ladders' tables name it.
+Of each GPU the newest run counts that measured something at the originals' sizes. No figure of a stale result is shown.
 """
 
 import argparse
