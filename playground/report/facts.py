@@ -1,4 +1,4 @@
-"""Everything about a result in words, as (label, text), and what its checks found, also as tables: on terminal and page."""
+"""All about a result in words, as (label, text), and what its checks found, also as tables: on the terminal and the page."""
 
 from playground.judge.accuracy import named as accuracy_named
 from playground.judge.checks import BY_NAME, REDUCED, SHOWN
@@ -142,7 +142,7 @@ def sanitizer(examination):
 
 
 def sorted_out(entries):
-    """Return {"right", "wrong", "not run", "noted", REFUSED: names}; REFUSED by an exception, the others noted by a remark."""
+    """Return {"right", "wrong", "not run", "noted" (a remark, no result), REFUSED (by an exception, as it may): [names]}."""
     found = {"right": [], "wrong": [], "not run": [], "noted": [], REFUSED: []}
     for name, entry in entries.items():
         note = entry.get("note") or ""
@@ -160,7 +160,7 @@ def refused(check):
 
 
 def tables(check):
-    """Yield (heads, rows) of texts on all probes, checks of the behaviour and kernels, with "ok", "fail" or "-" in second place."""
+    """Yield (heads, rows) of probes, checks of the behaviour (each "ok", "fail" or "-") and kernels, the longest first."""
     check = check or {}
     probes, behaviour = list(_probes(check.get("probes") or {})), check.get("behaviour") or {}
     told = [(_word(each, not each["note"]), each["complaint"] or each["note"] or "") for each in behaviour.values()]
