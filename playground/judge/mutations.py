@@ -152,7 +152,6 @@ def _times(factor):
 
 
 def _last_zeroed(dim):
-
     def change(value):
         _require(value.shape[dim] > 1)
         mask = torch.ones(value.shape[dim], dtype=value.dtype, device=value.device)
@@ -174,12 +173,6 @@ def _transposed(least):
     )
 
 
-def _cropped(value, shape):
-    """Return the beginning of a tensor that is at least as large as `shape`."""
-    _require(value.dim() == len(shape) and all(has >= wanted for has, wanted in zip(value.shape, shape, strict=True)))
-    return value[tuple(slice(wanted) for wanted in shape)]
-
-
 _LAST_LEFT_OUT = _if(lambda value: value.shape[-1] > 1, lambda value: value[..., :-1])
 # Every element along the last dimension is its successor, the last one is 0.
 _SHIFTED = _if(lambda value: value.shape[-1] > 1, lambda value: F.pad(value[..., 1:], (0, 1)))
@@ -192,6 +185,13 @@ _FLIPPED = _if(lambda weight: max(weight.shape[2:]) > 1, lambda weight: weight.f
 def _with(**changes):
     """Return the mutation that changes arguments, which must be tensors."""
     return lambda call: call.again(**{name: change(_tensor(call.get(name))) for name, change in changes.items()})
+
+
+def _cropped(call, **changes):
+    """Return the beginning of the changed call's result, which is at least as large as that of the call as it is."""
+    value, shape = call.again(**changes), call.again().shape
+    _require(value.dim() == len(shape) and all(has >= wanted for has, wanted in zip(value.shape, shape, strict=True)))
+    return value[tuple(slice(wanted) for wanted in shape)]
 
 
 def _of_result(change):
@@ -242,9 +242,8 @@ def _strides(call):
 def _stride_larger(call):
     """What would be read beyond the input's end is 0."""
     _require("transpose" not in call.name)
-    shape = call.again().shape
-    beyond = [side for size in reversed(shape[2:]) for side in (0, size)]
-    return _cropped(call.again(input=F.pad(call.input, beyond), stride=[each + 1 for each in _strides(call)]), shape)
+    beyond = [side for size in reversed(call.again().shape[2:]) for side in (0, size)]
+    return _cropped(call, input=F.pad(call.input, beyond), stride=[each + 1 for each in _strides(call)])
 
 
 def _padding(call):
@@ -288,7 +287,7 @@ def _window_smaller(call):
     stride = call.get("stride") or call.get("kernel_size")
     smaller = [*window[:-1], window[-1] - 1]
     _require(all(2 * pad <= size for pad, size in zip(_padding(call), smaller, strict=True)))
-    return _cropped(call.again(kernel_size=smaller, stride=stride), call.again().shape)
+    return _cropped(call, kernel_size=smaller, stride=stride)
 
 
 # Reductions and normalisation
@@ -403,8 +402,7 @@ def _reversed_order(call):
 
 
 _STRIDE_SMALLER = _if(
-    lambda call: max(_strides(call)) > 1,
-    lambda call: _cropped(call.again(stride=[max(1, each - 1) for each in _strides(call)]), call.again().shape),
+    lambda call: max(_strides(call)) > 1, lambda call: _cropped(call, stride=[max(1, each - 1) for each in _strides(call)])
 )
 _EPSILON = {"epsilon a hundred times as large": lambda call: call.again(eps=100 * call.get("eps", 1e-5))}
 _SCALE = {"scale doubled": _with(weight=_times(2))}
@@ -424,9 +422,7 @@ MUTATIONS = {
         "last column of the kernel dropped": _with(weight=_last_zeroed(-1)),
         "output channels permuted": _of_result(_rolled(1)),
         "last column dropped": _LAST_COLUMN_DROPPED,
-        "padding larger by one": lambda call: _cropped(
-            call.again(padding=[width + 1 for width in _padding(call)]), call.again().shape
-        ),
+        "padding larger by one": lambda call: _cropped(call, padding=[width + 1 for width in _padding(call)]),
         "last input channel dropped": _with(weight=_last_zeroed(1)),
         "last row dropped": _LAST_ROW_DROPPED,
         "stride larger by one": _stride_larger,
