@@ -108,10 +108,10 @@ def write_variant(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def write_forward(write_variant):
-    """write_forward(name, "return ...") -> catalog.Variant of the tiny problem with that body of forward."""
+    """write_forward(name, "return ...", top="") -> catalog.Variant of the tiny problem with that body of forward."""
 
-    def write(name, body):
-        return write_variant(name, TINY_SOLUTION.format(forward=body.strip().replace("\n", "\n        ")))
+    def write(name, body, top=""):
+        return write_variant(name, top + TINY_SOLUTION.format(forward=body.strip().replace("\n", "\n        ")))
 
     return write
 

@@ -22,59 +22,20 @@ from playground.machine.clocks import Clocks
 from playground.report.progress import Progress
 from playground.stopwatch.baselines import BASELINES
 from playground.worker import WorkerFailure
-
-PROBLEM = """
-import time
-import torch
-import torch.nn as nn
-
-class Model(nn.Module):
-    def __init__(self, features, outputs):
-        super().__init__()
-        self.linear = nn.Linear(features, outputs)
-
-    def forward(self, x):
-        time.sleep(0.025)
-        return torch.tanh(self.linear(x))
-
-batch_size, features, outputs = 5, 8, 4
-
-def get_inputs():
-    return [torch.rand(batch_size, features)]
-
-def get_init_inputs():
-    return [features, outputs]
-"""
-
-SOLUTION = """
-import time
-import torch
-import torch.nn as nn
-
-{top}
-
-class ModelNew(nn.Module):
-    def __init__(self, features, outputs):
-        super().__init__()
-        self.linear = nn.Linear(features, outputs)
-        self.calls = 0
-
-    def forward(self, x):
-        {forward}
-"""
+from tests.conftest import TINY_PROBLEM
 
 
 @pytest.fixture(scope="module")
 def slow_problem(tmp_path_factory):
     """25 ms in every call, whatever else the machine does."""
     path = tmp_path_factory.mktemp("problem") / "slow.py"
-    path.write_text(PROBLEM)
+    path.write_text("import time\n" + TINY_PROBLEM.replace("        return", "        time.sleep(0.025); return"))
     return catalog.find_model(path)
 
 
 RIGHT = "time.sleep({seconds}); return torch.tanh(self.linear(x))"
 LATER_WRONG = """
-self.calls += 1
+self.calls = getattr(self, "calls", 0) + 1
 if self.calls > 3:
     {wrong}
 self.old = torch.tanh(self.linear(x))
@@ -133,13 +94,9 @@ def run(problem, variants):
 
 
 @pytest.fixture(scope="module")
-def written(write_variant):
+def written(write_forward):
     """{name: catalog.Variant}"""
-
-    def body(forward):
-        return forward.strip().replace("\n", "\n        ")
-
-    return {name: write_variant(name, SOLUTION.format(top=top, forward=body(fwd))) for name, (fwd, top) in VARIANTS.items()}
+    return {name: write_forward(name, body, f"import time\n{top}\n") for name, (body, top) in VARIANTS.items()}
 
 
 @pytest.fixture(scope="module")
