@@ -60,13 +60,13 @@ class Side:
     `is_trusted` says that no judged file was ever loaded there.
     """
 
-    def __init__(self, name, mode, settling_calls, ask, is_trusted=True):
+    def __init__(self, name, mode, place, ask, is_trusted=True):
         self.name, self.mode, self.is_trusted = name, mode, is_trusted
         self.rounds, self.disturbed = [], []  # the latter do not count
         self.late = []  # for each call, whether the device was busy on other streams after the current one
         self.flushes = []  # milliseconds, of the last round
         self.launches = []  # milliseconds that the host took to launch each call
-        self._settling_calls = settling_calls
+        self._settling_calls = SETTLING_CALLS[place]
         self._ask = ask
 
     def start(self):

@@ -242,7 +242,7 @@ class Runner:
         with judging, building, preparing:
             try:
                 built = {}
-                for task, result in (pair for pairs in models for pair in _in_building_order(pairs)):
+                for task, result in (pair for pairs in models for pair in _cpu_last(pairs)):
                     emulated = functools.partial(self._check_and_time, finish=finish, build=True)
                     build = emulated if task.place == "emulator" else self._build_in_turn
                     built[id(result)] = submit(building, build, task, result)
@@ -512,15 +512,6 @@ def has_several_points(tasks):
 
 def _cpu_last(pairs):
     return sorted(pairs, key=lambda pair: pair[0].place == "cpu")
-
-
-def _in_building_order(pairs):
-    """The longest file first, or the last of all to be built would leave the other processors idle; then the shortest, which
-    is soon to be seen; then the rest. Where more are built than at once, in the order in which they are judged."""
-    if len(pairs) > builds_at_once():
-        return _cpu_last(pairs)
-    ordered = sorted(pairs, key=lambda pair: -pair[0].variant.path.stat().st_size)
-    return ordered[:1] + ordered[:0:-1][:1] + ordered[1:-1] if len(ordered) > 2 else ordered
 
 
 UNKNOWN = """

@@ -267,7 +267,9 @@ class Device:
 
     def side(self, name, mode="forward", settling=0, **more):
         """A Side of that name, which is ready."""
-        made = Side(name, mode, settling, lambda request, **arguments: self.ask(request, None, **arguments), **more)
+        made = Side(
+            name, mode, "cuda" if settling else "cpu", lambda request, **arguments: self.ask(request, None, **arguments), **more
+        )
         made.start()
         return made
 
