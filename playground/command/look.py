@@ -8,7 +8,7 @@ from rich.text import Text
 from playground import catalog
 from playground.command import new_variant
 from playground.machine import environment, requirements
-from playground.nvidia import emulated, profiler
+from playground.nvidia import metrics, profiler
 from playground.nvidia.profiler import ProfilerError
 from playground.report import difference, explanation, profile
 from playground.report.figures import machine
@@ -94,7 +94,7 @@ def profile_variants(name, names, settings, time_limit):
 def _counted(model, variant):
     """What the emulator counts; None, with a word on why, where it cannot."""
     try:
-        return emulated.counted(model, variant)
+        return metrics.counted(model, variant)
     except RuntimeError as complaint:
         print(complaint, file=sys.stderr)
         return None

@@ -26,8 +26,7 @@ import cuda_emulator
 from playground.driver import runner
 from playground.driver.verdict import give
 from playground.machine import build_locks, environment
-from playground.machine.builds import judged_at_once
-from playground.machine.memory import MEMORY
+from playground.machine.memory import MEMORY, judged_at_once
 from playground.report.progress import Progress
 from playground.worker import kill_all
 from playground.worker.failures import internal_error

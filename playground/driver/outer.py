@@ -234,17 +234,13 @@ def bounded(timings, outer):
     outcome = timings["outcome"]
     if outcome and outcome["ratio"] is not None:
         if statistics.says_nothing(outcome):
-            return _withhold(timings, statistics.too_noisy(outcome))
+            return withhold(timings, statistics.too_noisy(outcome))
         outcome["verdict"] = statistics.verdict(outcome)
         outcome["precise"] = outcome["precise"] and statistics.is_precise(outcome)
 
 
-def unclaimed(timings, why):
-    """Take back what timings claim over PyTorch: nobody but the judged process has seen how fast it is."""
-    _withhold(timings, f"not timed by the outer clock: {why}")
-
-
-def _withhold(timings, reason):
+def withhold(timings, reason):
+    """Take back what timings claim over PyTorch: nobody but the judged process has seen how fast it is, or all is too noisy."""
     timings["speedup"] = {}
     if timings["outcome"]:
         timings["outcome"] |= dict.fromkeys(("against", "ratio", "low", "high", "any_precision"))

@@ -28,8 +28,7 @@ from playground.driver.timing import OUT_OF_MEMORY, Measured
 from playground.driver.verdict import DROP_IN, blank_standards, give, give_failure
 from playground.judge.sample import IN_A_RUN
 from playground.machine import build_locks, ptxas
-from playground.machine.builds import MOST_JUDGED_AT_ONCE, builds_at_once, judged_at_once
-from playground.machine.memory import MEMORY
+from playground.machine.memory import MEMORY, MOST_JUDGED_AT_ONCE, builds_at_once, judged_at_once
 from playground.tensors import NoRoom, is_full, no_room_in
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, kill_all, owner, sandbox, submit
 from playground.worker.failures import internal_error

@@ -213,7 +213,7 @@ class Stopwatch:
         except outer.TimedWrong as wrong:
             raise Rejected(f"is right when it is checked and wrong when it is timed: {wrong}") from None
         except WorkerFailure as failure:
-            outer.unclaimed(timings, str(failure))
+            outer.withhold(timings, f"not timed by the outer clock: {failure}")
         else:
             outer.bounded(timings, timings["outer"])
 

@@ -36,17 +36,7 @@ class Complaint:
 
 
 def judge(
-    worker,
-    referee,
-    result,
-    limit,
-    file=None,
-    renew=None,
-    accept=None,
-    first=None,
-    tell=lambda complaint: None,
-    borrowed=(),
-    with_mutants=True,
+    worker, referee, result, limit, file=None, renew=None, accept=None, first=None, tell=None, borrowed=(), with_mutants=True
 ):
     """Run every check of the variant that `worker` has loaded. Sets verdict, standards and caveats in `result`.
 
@@ -64,7 +54,8 @@ def judge(
     try:
         if first and case.takes(first):
             case.try_probe(first)
-            tell(result["check"]["probes"][first]["complaint"])
+            if tell:
+                tell(result["check"]["probes"][first]["complaint"])
         case.evaluate()
         if with_mutants and not any(each.costs == FORWARD for each in case.complaints):
             case.count_mutants()
@@ -90,18 +81,16 @@ def blank_standards():
     return {name: {"verdict": None, "reasons": []} for name in ("forward", "drop_in")}
 
 
-def _merged(complaints):
-    """One complaint of each kind: the first, with the number of the others."""
+def conclude(result, complaints):
+    """Set the verdict that follows from all complaints: first those that cost most, and of the others a wrong gradient.
+
+    Of each kind the first is told, with the number of the others.
+    """
     kinds = {}
     for each in complaints:
         kinds.setdefault((each.tag, each.costs), []).append(each)
-    for first, *others in kinds.values():
-        yield replace(first, text=f"{first.text} (and in {len(others)} more)") if others else first
-
-
-def conclude(result, complaints):
-    """Set the verdict that follows from all complaints: first those that cost most, and of the others a wrong gradient."""
-    ordered = sorted(_merged(complaints), key=lambda each: ((FORWARD, DROP_IN, None).index(each.costs), each.tag != FIRST))
+    told = [replace(first, text=first.text + f" (and in {len(more)} more)" * bool(more)) for first, *more in kinds.values()]
+    ordered = sorted(told, key=lambda each: ((FORWARD, DROP_IN, None).index(each.costs), each.tag != FIRST))
     fatal = [each for each in ordered if each.costs == FORWARD]
     against = {"forward": [each.text for each in fatal], "drop_in": [each.text for each in ordered if each.costs]}
     fails = "error" if fatal and all(each.tag == "not-judged" for each in fatal) else "fail"

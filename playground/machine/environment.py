@@ -50,7 +50,7 @@ def describe() -> dict:
 
 def describe_apart() -> dict:
     """Return what `describe` gives in a process of its own: this one must not initialise CUDA while something is timed."""
-    command = [sys.executable, "-m", "playground.machine"]
+    command = [sys.executable, "-m", "playground.machine.environment"]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, cwd=PROJECT).stdout)
 
 
@@ -110,3 +110,7 @@ def _git_state() -> tuple[str | None, bool | None]:
     commit = requirements.output("git", "-C", str(PROJECT), "rev-parse", "HEAD")
     changes = requirements.output("git", "-C", str(PROJECT), "status", "--porcelain")
     return commit, None if changes is None else changes != ""
+
+
+if __name__ == "__main__":
+    print(json.dumps(describe()))

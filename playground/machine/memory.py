@@ -1,6 +1,7 @@
-"""Memory of the host and of the GPU, which judgements side by side share."""
+"""Memory of the host and of the GPU, which judgements side by side share, and how many compilers and judgements fit there."""
 
 import contextlib
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -14,6 +15,8 @@ LOOK_AGAIN = 0.5  # seconds
 # Of a control group, as a container has one: the limit, what counts to it, and the key of what the kernel takes back from that.
 GROUPS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
 RECLAIMED = "inactive_file"
+MOST_JUDGED_AT_ONCE, CORES_OF_A_JUDGEMENT = 8, 2
+COMPILER_BYTES = 2 << 30  # what nvcc or a C++ compiler takes at most for one file of the project, torch's headers included
 
 
 def free_on_host(root=Path("/sys/fs/cgroup")):
@@ -25,6 +28,18 @@ def free_on_host(root=Path("/sys/fs/cgroup")):
             told = dict(line.split() for line in (root / limit).with_name("memory.stat").read_text().splitlines())
             free = min(free, max(0, most - used + int(told.get(RECLAIMED, 0))))
     return free
+
+
+def builds_at_once(shared_by=1):
+    """Return as many as there are processors and free memory for, at least one. `shared_by`: so many processes here build."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    fitting = free_on_host() // COMPILER_BYTES
+    return max(1, min(usable, fitting) // shared_by)
+
+
+def judged_at_once(shared_by=1):
+    """Return how many models are judged at once on one GPU: each keeps a referee, a candidate and two baselines busy."""
+    return max(1, min(MOST_JUDGED_AT_ONCE, builds_at_once(shared_by) // CORES_OF_A_JUDGEMENT))
 
 
 def limit(pid, share):

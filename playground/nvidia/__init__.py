@@ -2,5 +2,5 @@
 
 `sanitizer` has compute-sanitizer look for mistakes. `sanitizer_reports` reads what it prints, and `control` holds mistakes that
 it must find, or its silence means nothing. `profiler` has Nsight Compute measure what bounds the kernels. `metrics` are its
-figures, and `emulated` are the emulator's for the same kernels. Both watch one process, `target`; `tool` runs it under them.
+figures, and the emulator's for the same kernels. Both watch one process, `target`; `tool` runs it under them.
 """

@@ -3,7 +3,6 @@
 from rich.text import Text
 
 from playground.nvidia import metrics
-from playground.nvidia.emulated import of_kernel
 from playground.report.layout import INDENT, cells, print_folded, print_prose, print_rows
 from playground.report.text import NOTHING, one_line, significant, with_unit
 
@@ -20,7 +19,7 @@ EXPLANATION = (
 
 
 def show(variant, kernels, counts, console):
-    """Print the figures of a variant's kernels; `counts` are what playground.nvidia.emulated gives, or None."""
+    """Print the figures of a variant's kernels; `counts` are what playground.nvidia.metrics.counted gives, or None."""
     console.print()
     print_folded(console, variant.name, style="bold")
     print_rows(console, [_figures(kernel) for kernel in kernels], FIGURES[:1])
@@ -54,7 +53,7 @@ def _stalls(kernel):
 
 def _requests(kernel, kernels, counts):
     """Transactions a request, wherever one of the two knows them."""
-    counted = of_kernel(kernel["kernel"], [each["kernel"] for each in kernels], counts["kernels"]) if counts else {}
+    counted = metrics.of_kernel(kernel["kernel"], [each["kernel"] for each in kernels], counts["kernels"]) if counts else {}
     for where, unit in metrics.TRANSACTIONS.items():
         measured, emulated = kernel["per_request"].get(where), counted.get(where) or {}
         if measured is not None or emulated:

@@ -32,13 +32,9 @@ class BuildWatch:
         from torch.utils import cpp_extension
 
         self._emulated = emulated
-        self.seconds = 0.0
-        self.built = False
-        self.names = []
-        self.failure = None
+        self.seconds, self.built, self.failure = 0.0, False, None
+        self.names, self.device_code, self.kernels = [], [], set()
         self.own = work.OwnCode()
-        self.kernels = set()
-        self.device_code = []
         for function in ("load_inline", "load"):
             setattr(cpp_extension, function, self._watched(inspect.unwrap(getattr(cpp_extension, function))))
         self._watch_opening(importlib.machinery.ExtensionFileLoader, "exec_module")
@@ -55,12 +51,16 @@ class BuildWatch:
             library = args[-1]
             path = getattr(library, "__file__", None) or str(library)
             if foreign.is_own_library(path):
-                self.own.operators |= work.all_operators() - operators
-                if isinstance(library, ModuleType):
-                    self.own.wrap_module(library)
+                self._knows(library, operators)
             return result
 
         setattr(owner, name, opened)
+
+    def _knows(self, library, operators):
+        """Watch the functions of a library, and the operators that were not there before."""
+        self.own.operators |= work.all_operators() - operators
+        if isinstance(library, ModuleType):
+            self.own.wrap_module(library)
 
     def _watched(self, function):
         @functools.wraps(function)
@@ -76,9 +76,7 @@ class BuildWatch:
             try:
                 library = self._built(function, given, (name, *args), kwargs)
                 self.failure = None
-                if isinstance(library, ModuleType):
-                    self.own.wrap_module(library)
-                self.own.operators |= work.all_operators() - operators
+                self._knows(library, operators)
                 return library
             except BaseException as exception:
                 failure = self._no_room() if is_full(exception) else exception

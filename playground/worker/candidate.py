@@ -221,9 +221,8 @@ class Candidate(Clocked):
         try:
             done = behaviour.StressTests(self.model, *inputs, self.device, declared, another).run(trial)
         except Exception as exception:
-            raises = f"raises {self._refusal(exception)}"
-            may = BY_NAME[trial].may_raise
-            return {"of": None, "complaint": None if may else raises, "note": raises if may else None}
+            said = "note" if BY_NAME[trial].may_raise else "complaint"
+            return {"of": None, "complaint": None, "note": None} | {said: f"raises {self._refusal(exception)}"}
         if done.outputs is not None:
             tensors.save_results(Results(done.outputs), outputs)
         return {"of": done.of if done.outputs is not None else None, "complaint": done.complaint, "note": done.note}
@@ -497,11 +496,8 @@ def copy_weights(model, weights):
     own = model.state_dict()
     complaints = [f"lacks {name}" for name in weights if name not in own]
     complaints += [f"has {name}, which the original lacks" for name in own if name not in weights]
-    complaints += [
-        f"{name} is {tuple(own[name].shape)} instead of {tuple(value.shape)}"
-        for name, value in weights.items()
-        if name in own and own[name].shape != value.shape
-    ]
+    shapes = {name: (tuple(own[name].shape), tuple(value.shape)) for name, value in weights.items() if name in own}
+    complaints += [f"{name} is {mine} instead of {theirs}" for name, (mine, theirs) in shapes.items() if mine != theirs]
     if complaints:
         raise WrongInterface(f"ModelNew's parameters differ from the original's: it {_some(complaints)}")
     model.load_state_dict(weights)

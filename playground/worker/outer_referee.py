@@ -69,12 +69,12 @@ class Drawn:
     def complaint(self, results):
         """Return what is wrong with a call's results; None where nothing is.
 
-        `results` are lists of tensors, each of the results or of a sample of them, with a function that takes the same of
-        PyTorch's.
+        `results` are lists of tensors, each of the results, or of a sample of them, with the indices that were sampled.
         """
         right = [value for value in self._computed() if value is not None]
-        for given, same in results:
-            for name, value, true in zip(self._names, given, same(right), strict=True):
+        for given, picks in results:
+            same = right if picks is None else [value[pick] for value, pick in zip(right, picks, strict=True)]
+            for name, value, true in zip(self._names, given, same, strict=True):
                 reference = self._references.get(name)
                 if reference is None or not value.numel():
                     continue
@@ -112,7 +112,7 @@ class OnCpu:
             raise outer.Unshareable(f"results of the shapes {[place['shape'] for place in places]}")
         block = torch.from_numpy(np.fromfile(self._files["results"], np.uint8))
         results = [outer.placed(block, place) for place in places]
-        return {"complaint": self._drawn.complaint([(results, lambda right: right)])}
+        return {"complaint": self._drawn.complaint([(results, None)])}
 
     def close(self):
         """Remove the files."""
@@ -185,14 +185,8 @@ class OnGpu:
             samples = [result[pick] for result, pick in zip(results, picks, strict=True)]
             ended.record()
             self._finish(block, number, seconds)
-            complaint = None
-            if compares:
-                whole = [result.clone() for result in results]
-
-                def sampled(right, picks=picks):
-                    return [value[pick] for value, pick in zip(right, picks, strict=True)]
-
-                complaint = self._drawn.complaint([(samples, sampled), (whole, lambda right: right)])
+            whole = [result.clone() for result in results] if compares else []
+            complaint = self._drawn.complaint([(samples, picks), (whole, None)]) if compares else None
             found.append({"milliseconds": began.elapsed_time(ended) if was_known else None, "complaint": complaint})
         return {"calls": found}
 

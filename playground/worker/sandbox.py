@@ -163,9 +163,8 @@ class Room:
 
     def __init__(self, shown, exchange, builds):
         self._shown = list(map(Path, shown))
-        self.exchange, self.builds = (
-            Path(tempfile.mkdtemp(prefix=prefix, dir=folder)) for prefix, folder in (("results-", exchange), (BUILDS, builds))
-        )
+        self.exchange = Path(tempfile.mkdtemp(prefix="results-", dir=exchange))
+        self.builds = Path(tempfile.mkdtemp(prefix=BUILDS, dir=builds))
         self._open = contextlib.ExitStack()
         self._open.enter_context(cuda_emulator.held(self.builds))
         self._free = {folder: shutil.disk_usage(folder).free for folder in (self.exchange, self.builds)}

@@ -88,7 +88,7 @@ def test_what_was_not_measured_stays_so():
 
 def test_without_an_outer_clock_nothing_is_claimed():
     forged = timings(280.0)
-    outer.unclaimed(forged, "inputs of torch.qint8")
+    outer.withhold(forged, "not timed by the outer clock: inputs of torch.qint8")
     assert forged["speedup"] == {} and forged["outcome"]["ratio"] is None
     assert forged["outcome"]["verdict"] == "not measured" and forged["outcome"]["reason"].endswith("inputs of torch.qint8")
 

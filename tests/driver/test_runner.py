@@ -18,7 +18,7 @@ from playground.driver import plan, runner
 from playground.driver.runner import Options, Runner, Task
 from playground.driver.session import SharedSession, candidate_arguments
 from playground.driver.verdict import give
-from playground.machine.builds import MOST_JUDGED_AT_ONCE, builds_at_once
+from playground.machine.memory import MOST_JUDGED_AT_ONCE, builds_at_once
 from playground.report.progress import Progress
 from playground.worker import WorkerFailure, WorkerProcess
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from playground.machine import builds
+from playground.machine import memory
 
 GIB = 1 << 30
 
@@ -21,6 +21,6 @@ GIB = 1 << 30
     ],
 )
 def test_processors_and_memory_bound_it(monkeypatch, processors, free, shared_by, expected):
-    monkeypatch.setattr(builds.os, "sched_getaffinity", lambda pid: set(range(processors)), raising=False)
+    monkeypatch.setattr(memory.os, "sched_getaffinity", lambda pid: set(range(processors)), raising=False)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
-    assert builds.builds_at_once(shared_by) == expected
+    assert memory.builds_at_once(shared_by) == expected

@@ -9,7 +9,7 @@ import pytest
 from playground import catalog
 from playground.command import main
 from playground.machine import requirements
-from playground.nvidia import emulated, metrics, profiler, tool
+from playground.nvidia import metrics, profiler, tool
 from playground.report.text import significant
 
 SAMPLE = Path(__file__).parent / "samples" / "sample_raw.csv"
@@ -24,7 +24,7 @@ NO_KERNELS = "==PROF== Connected to process 1\n==PROF== Disconnected from proces
 @pytest.fixture(scope="module")
 def counted():
     """What the emulator counts, which needs a compiler on PATH."""
-    return emulated.counting.measure_apart(*project_variant("v3_box_sums"))
+    return metrics.counting.measure_apart(*project_variant("v3_box_sums"))
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def fake_ncu(tmp_path, counted, install, target, monkeypatch):
         return seen
 
     monkeypatch.setattr(requirements, "missing_for", lambda backend: None)
-    monkeypatch.setattr(emulated.counting, "measure_apart", lambda *pair: counted)
+    monkeypatch.setattr(metrics.counting, "measure_apart", lambda *pair: counted)
     target("reply.write_text(json.dumps({'error': None}))")
     return write
 
@@ -77,7 +77,7 @@ def test_what_is_asked_and_what_is_shown(fake_ncu, compare, monkeypatch):
         assert part in unfolded, part
     # Beside it stands what the emulator counted.
     assert "The emulator counted at its own size: batch_size 3" in unfolded
-    counts = emulated.counted(*project_variant("v3_box_sums"))["kernels"]["sum_sigmoids"]["device memory read"]
+    counts = metrics.counted(*project_variant("v3_box_sums"))["kernels"]["sum_sigmoids"]["device memory read"]
     numbers = " ".join(significant(number) for number in (6.0, counts["per_request"], counts["least"]))
     assert f"sum_sigmoids<1> device memory read, sectors {numbers}" in unfolded
 
@@ -162,4 +162,4 @@ def test_a_file_without_a_kernel(fake_ncu, write_variant):
 
 def test_a_problem_without_a_size_for_the_emulator_is_not_counted(tmp_path):
     stranger = catalog.Model("stranger", tmp_path / "stranger.py")
-    assert emulated.counted(stranger, catalog.Variant("v1_direct", tmp_path / "v1_direct.py", "cuda")) is None
+    assert metrics.counted(stranger, catalog.Variant("v1_direct", tmp_path / "v1_direct.py", "cuda")) is None
