@@ -96,13 +96,17 @@ class WorkerProcess:
         request_read, request_write = os.pipe()
         reply_read, reply_write = os.pipe()
         parent, limits = (sandbox.PARENT, self.room.limits.of_process()) if self.room else (os.getpid(), {})
-        numbers = map(str, (request_read, reply_write, parent))
-        command = [sys.executable, "-m", "playground.worker", *numbers, json.dumps(limits)]
+        command = [
+            sys.executable,
+            "-m",
+            "playground.worker",
+            *map(str, (request_read, reply_write, parent)),
+            json.dumps(limits),
+        ]
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        variables = {**os.environ, "PYTHONPATH": path, **(environment or {})}
         if self.room:
             command, variables = self.room.command(command), self.room.environment(environment)
-        else:
-            path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-            variables = {**os.environ, "PYTHONPATH": path, **(environment or {})}
         self._printed, self._output = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._process = subprocess.Popen(
             command,
@@ -120,7 +124,7 @@ class WorkerProcess:
             _living.add(self)
         if self.room:
             self.room.admit(self._process.pid)
-        self._guard = threading.Thread(target=self._look_at_limits, daemon=True) if self.room else None
+        self._guard = self.room and threading.Thread(target=self._look_at_limits, daemon=True)
         if self._guard:
             self._guard.start()
 
@@ -153,21 +157,12 @@ class WorkerProcess:
     def __exit__(self, *exception):
         self.close()
 
-    @contextlib.contextmanager
     def stopped(self, pid=None):
-        """Stop the process and all that it started, and have it go on in the end. Gives a Stopped.
+        """Return a Stopped of the process and all that it started.
 
         `pid` is the number that the process has by its own account, of whose memory something is wanted.
         """
-        stopped = Stopped([self._process], pid)
-        try:
-            stopped.stop()
-            stopped.has_grown()
-            yield stopped
-        finally:
-            stopped.has_grown()  # or what was started meanwhile would never go on
-            stopped.go_on()
-            stopped.close()
+        return Stopped([self._process], pid)
 
     def ask(self, what, limit, **arguments):
         """Return the reply (a dict) to the request `what`, a name in playground.worker.requests.
@@ -181,8 +176,7 @@ class WorkerProcess:
 
     def _ask(self, what, limit, arguments):
         began = time.perf_counter()
-        if what == "candidate.load":
-            self._emulates = arguments.get("place") == "emulator"
+        self._emulates |= what == "candidate.load" and arguments.get("place") == "emulator"
         try:
             self._channel.send({"request": what, "arguments": arguments})
             reply = self._receive(limit)
@@ -298,7 +292,10 @@ class WorkerProcess:
 
 
 class Stopped:
-    """Processes that stand still, with all that they started, and the memory of one of them, if `pid` says of which."""
+    """Processes that stand still, with all that they started, and the memory of one of them, if `pid` says of which.
+
+    A context, at whose end they go on.
+    """
 
     def __init__(self, processes, pid=None):
         self._processes = processes
@@ -313,6 +310,17 @@ class Stopped:
                 if numbers and int(numbers[1].split()[-1]) == pid:
                     return each
         raise OSError("its process is not among those that were started for it")
+
+    def __enter__(self):
+        self.stop()
+        self.has_grown()
+        return self
+
+    def __exit__(self, *exception):
+        self.has_grown()  # or what was started meanwhile would never go on
+        self.go_on()
+        if self._memory is not None:
+            os.close(self._memory)
 
     def stop(self):
         """Stop those that are known, at once."""
@@ -348,11 +356,6 @@ class Stopped:
                 if written != len(part):
                     raise OSError("its inputs lie in no memory of its process")
                 address += written
-
-    def close(self):
-        """Close the memory."""
-        if self._memory is not None:
-            os.close(self._memory)
 
 
 def _part_of(file, count):
@@ -404,13 +407,10 @@ def pause_others(but, on_gpu=False):
         now = time.monotonic()
         for worker in others:
             worker._paused_since = now
-        stopped = Stopped([worker._process for worker in others])
         try:
-            stopped.stop()
-            stopped.has_grown()
-            yield
+            with Stopped([worker._process for worker in others]):
+                yield
         finally:
-            stopped.go_on()
             now = time.monotonic()
             for worker in others:
                 worker._paused += now - worker._paused_since
