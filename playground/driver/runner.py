@@ -64,12 +64,8 @@ class Task:
     @functools.cached_property
     def hashes(self):
         """Return the hashes of the two files, as the result has them, read once; None where one cannot be read."""
-        of_variant = {
-            "source_sha256": catalog.sha256,
-            "code_sha256": catalog.code_sha256,
-            "kernels_sha256": catalog.kernels_sha256,
-        }
-        files = {key: (hashed, self.variant.path) for key, hashed in of_variant.items()}
+        of_variant = {"source": catalog.sha256, "code": catalog.code_sha256, "kernels": catalog.kernels_sha256}
+        files = {f"{what}_sha256": (hashed, self.variant.path) for what, hashed in of_variant.items()}
         files["model_sha256"] = catalog.sha256, self.model.path
         return {key: hashed(path) if os.access(path, os.R_OK) else None for key, (hashed, path) in files.items()}
 
@@ -207,10 +203,8 @@ class Runner:
         for task in tasks:
             if task.group not in self._shared:
                 self._shared[task.group] = SharedSession(functools.partial(self.session_for, task), uses[task.group])
-        models = list(dict.fromkeys(task.model.path for task in tasks))
-        pairs = sorted(
-            zip(tasks, results, strict=True), key=lambda pair: (models.index(pair[0].model.path), pair[0].place == "cpu")
-        )
+        models = {path: turn for turn, path in enumerate(dict.fromkeys(task.model.path for task in tasks))}
+        pairs = sorted(zip(tasks, results, strict=True), key=lambda pair: (models[pair[0].model.path], pair[0].place == "cpu"))
         ours = owner.set(self)
         try:
             self._run(pairs, finish)

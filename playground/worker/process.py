@@ -96,13 +96,8 @@ class WorkerProcess:
         request_read, request_write = os.pipe()
         reply_read, reply_write = os.pipe()
         parent, limits = (sandbox.PARENT, self.room.limits.of_process()) if self.room else (os.getpid(), {})
-        command = [
-            sys.executable,
-            "-m",
-            "playground.worker",
-            *map(str, (request_read, reply_write, parent)),
-            json.dumps(limits),
-        ]
+        numbers = map(str, (request_read, reply_write, parent))
+        command = [sys.executable, "-m", "playground.worker", *numbers, json.dumps(limits)]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         variables = {**os.environ, "PYTHONPATH": path, **(environment or {})}
         if self.room:
