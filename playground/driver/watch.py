@@ -52,7 +52,7 @@ class Watch:
         tasks = self._make_tasks()
         try:
             while True:
-                files = _look(tasks)
+                files = {path: _stamp(path) for task in tasks for path in (task.model.path, task.variant.path)}
                 try:
                     tasks = self._make_tasks()
                     self._round(tasks, files)
@@ -145,18 +145,13 @@ class Watch:
         return session
 
     def _forget(self):
-        self._stop(self._thread.submit(self._close), self._runner)
+        def close():
+            for _, session in self._sessions.values():
+                session.close()
+            self._sessions = {}
+            self._runner.close()
 
-    def _close(self):
-        for _, session in self._sessions.values():
-            session.close()
-        self._sessions = {}
-        self._runner.close()
-
-
-def _look(tasks):
-    """{path: what tells a save of the file, or None where it cannot be read}."""
-    return {path: _stamp(path) for task in tasks for path in (task.model.path, task.variant.path)}
+        self._stop(self._thread.submit(close), self._runner)
 
 
 def _saved(files):
@@ -165,6 +160,7 @@ def _saved(files):
 
 
 def _stamp(path):
+    """What tells a save of a file, or None where it cannot be read."""
     with contextlib.suppress(OSError):
         found = path.stat()
         return found.st_mtime_ns, found.st_size, found.st_ino

@@ -71,8 +71,10 @@ def small_case(model, original, seed, limit):
         referee = RefereeClient(original, Path(name), seed, limit)
         try:
             referee.prepare()
-            probes = [referee.inputs(probe) for probe in referee.probes_for_training()]
-            yield original | {"weights": referee.weights}, probes, Path(name)
+            names = [
+                probe for probe in ("normal", "scaled") if not referee.prepared(probe)["unusable"]
+            ]  # the smaller first
+            yield original | {"weights": referee.weights}, list(map(referee.inputs, names)), Path(name)
         finally:
             referee.close()
 

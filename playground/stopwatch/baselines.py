@@ -128,14 +128,11 @@ def precision_of(baseline):
         _set(flags)
         yield
     finally:
-        _set(reversed(before))
+        _set(before[::-1])
 
 
 def _set(flags):
-    precisions = {}
     for place, name, value in flags:
-        if name == "fp32_precision":
-            precisions[place] = value
-        else:
+        if name != "fp32_precision":
             setattr(place, name, value)
-    tensors.set_fp32_precision(precisions)
+    tensors.set_fp32_precision({place: value for place, name, value in flags if name == "fp32_precision"})

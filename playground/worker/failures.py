@@ -42,7 +42,10 @@ def describe(exception):
     if type(exception).__name__ == "EmulatorError":  # of a text, in whose lines it says all there is
         given, _, rest = str(exception).partition("\n")
         first = _at_users_line(given, exception)
-        return _reason(exception), first + (f"\n{rest}" if rest and first == given else _source_of(first))
+        place = re.match(r"(.+?):(\d+): ", first)
+        line = place and _line_of(place[1], int(place[2]))
+        source = f"\n{int(place[2]):5} | {line}" if line else ""  # the line that it names
+        return _reason(exception), first + (f"\n{rest}" if rest and first == given else source)
     if "Error building extension" in str(exception):
         return _reason(exception), _source_line(exception) + str(exception)
     if isinstance(exception, SyntaxError) and exception.filename:
@@ -176,20 +179,12 @@ def _source_line(exception):
     match, file, line = _first_error(exception)
     if not match:
         return ""
-    lines = lines_of_file(file)
-    if not 1 <= line <= len(lines):
+    text, column = _line_of(file, line), int(match["column"] or 0)
+    if text is None:
         return ""
-    shown, column = f"{line:5} | {lines[line - 1]}\n", int(match["column"] or 0)
-    is_same = column and _line_of(match["file"], int(match["line"])) == lines[line - 1]
-    blanks = "".join("\t" if c == "\t" else " " for c in lines[line - 1][: column - 1])
-    return shown + (f"      | {blanks}^\n" if is_same else "")
-
-
-def _source_of(complaint):
-    """The line of source that a complaint, 'FILE:LINE: ...', names, as the line below it; "" where there is none."""
-    match = re.match(r"(.+?):(\d+): ", complaint)
-    line = match and _line_of(match[1], int(match[2]))
-    return f"\n{int(match[2]):5} | {line}" if line else ""
+    is_same = column and _line_of(match["file"], int(match["line"])) == text
+    blanks = re.sub(r"[^\t]", " ", text[: column - 1])
+    return f"{line:5} | {text}\n" + (f"      | {blanks}^\n" if is_same else "")
 
 
 def _line_of(file, line):

@@ -1,6 +1,5 @@
 """What the driver knows of the referee: the right results of one model at one size, asked for once and shared by variants."""
 
-import contextlib
 import random
 import secrets
 import shutil
@@ -106,11 +105,6 @@ class RefereeClient:
         """Return the folder in which a variant's process writes."""
         return worker.room.exchange if worker.room else self.folder
 
-    def probes_for_training(self):
-        """Return the names of two prepared probes, with gradients where there are any: at the reduced size, and at its own."""
-        names = [probe for probe in ("scaled", "normal") if not self.prepared(probe)["unusable"]]
-        return sorted(names, key=lambda probe: size_of(probe) == "own")
-
     def compare(self, what, probe, file, declared=None, **more):
         """Compare the "outputs" or "gradients" (`what`) in a file; `declared` is what is permitted beyond the strict limit."""
         return self.ask(f"compare_{what}", probe=probe, file=file, declared=declared, **more)
@@ -123,11 +117,9 @@ class RefereeClient:
                 self._mutants[key] = self.ask("mutants", **given, seed=self._seed_of("mutants"))
             return self._mutants[key]
 
-    @contextlib.contextmanager
     def reserved(self):
-        """Keep other threads from asking the referee anything, once what one has asked is answered."""
-        with self._lock:
-            yield
+        """Return a context that keeps other threads from asking the referee anything, once what one has asked is answered."""
+        return self._lock
 
     def ask(self, what, **arguments):
         """Return the reply to a request of the referee's. Raises RefereeFailure."""
