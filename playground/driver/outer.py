@@ -32,6 +32,7 @@ USUAL = {"cuda": np.median, "cpu": np.min}
 RESOLUTION_MS = {"cuda": 0.010, "cpu": 0.1}
 VARIANT, EAGER, CONTROL, NULL = "variant", "eager", "control", "null"
 FLUSH_BYTES = 128 << 20  # as stopwatch.timer's, of the driver's own memory
+NOT_MEASURED = "not measured"  # the verdict
 MOST_RESULTS = 4  # times the bytes of the original's results: what a side says of its own is not read beyond
 
 
@@ -243,5 +244,10 @@ def withhold(timings, reason):
     """Take back what timings claim over PyTorch: nobody but the judged process has seen how fast it is, or all is too noisy."""
     timings["speedup"] = {}
     if timings["outcome"]:
-        timings["outcome"] |= dict.fromkeys(("against", "ratio", "low", "high", "any_precision"))
-        timings["outcome"] |= {"verdict": "not measured", "precise": False, "reason": reason}
+        timings["outcome"] |= not_measured(reason)
+
+
+def not_measured(reason):
+    """Return what `timing.outcome` does of a speed-up that is withheld."""
+    unknown = dict.fromkeys(("against", "ratio", "low", "high", "any_precision"))
+    return {"verdict": NOT_MEASURED, "precise": False, "reason": reason} | unknown

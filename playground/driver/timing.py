@@ -39,7 +39,6 @@ LAUNCHES_BIND = 0.8  # of eager PyTorch's time: where the host takes as long to 
 IN_A_GRAPH = "its launches bind, and take longer in one process than in another: the speed-up is that in a CUDA graph"
 # Caveats of what a graph cannot hold. The default stream's launches run while it is captured: its replay would do nothing.
 NO_GRAPH = {"no-graph", "default-stream"}
-NOT_MEASURED = "not measured"
 # Of GPU memory, or what eager PyTorch takes if that is less: where cuDNN finds less, it chooses other algorithms.
 ROOM_MIB = 4096
 TRIES = 2  # of a timing that something disturbed
@@ -524,7 +523,7 @@ def launches_bind(timings):
 
 
 def _is_measured(timings):
-    return bool(timings["outcome"]) and timings["outcome"]["verdict"] != NOT_MEASURED
+    return bool(timings["outcome"]) and timings["outcome"]["verdict"] != outer.NOT_MEASURED
 
 
 def graph_notes(eager, graphed):
@@ -575,7 +574,7 @@ def outcome(variant, others, result, control, disturbance=None):
 
     The verdict is "win", "tie" or "loss" against the fastest baseline that is at least as precise as the variant, by the
     interval that the control allows; "any_precision" names the fastest of all, where that is another one. Where there was a
-    disturbance, or the interval has room for a win and for a loss, the verdict is NOT_MEASURED, with the reason, and there is
+    disturbance, or the interval has room for a win and for a loss, the verdict is "not measured", with the reason, and there is
     no ratio.
     """
     rivals = _rivals(variant, others, result)
@@ -587,8 +586,7 @@ def outcome(variant, others, result, control, disturbance=None):
     if not disturbance and statistics.says_nothing(ratio):
         disturbance = statistics.too_noisy(ratio)
     if disturbance:
-        unknown = dict.fromkeys(("against", "ratio", "low", "high", "any_precision"))
-        return {"verdict": NOT_MEASURED, "precise": False, "reason": disturbance} | unknown
+        return outer.not_measured(disturbance)
     return {
         "verdict": verdict,
         "against": rivals[0].name,

@@ -71,9 +71,7 @@ def small_case(model, original, seed, limit):
         referee = RefereeClient(original, Path(name), seed, limit)
         try:
             referee.prepare()
-            names = [
-                probe for probe in ("normal", "scaled") if not referee.prepared(probe)["unusable"]
-            ]  # the smaller first
+            names = [probe for probe in ("normal", "scaled") if not referee.prepared(probe)["unusable"]]  # the smaller first
             yield original | {"weights": referee.weights}, list(map(referee.inputs, names)), Path(name)
         finally:
             referee.close()

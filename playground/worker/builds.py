@@ -75,7 +75,7 @@ class BuildWatch:
                 self.device_code.append({"text": implicit + text, "flags": flags})
             try:
                 library = self._built(function, given, (name, *args), kwargs)
-                self.failure = None
+                self.failure, self.built = None, self.built or self._is_new(library, name, wall_clock)
                 self._knows(library, operators)
                 return library
             except BaseException as exception:
@@ -87,7 +87,6 @@ class BuildWatch:
             finally:
                 self.seconds += time.perf_counter() - start
                 self.names.append(name)
-                self.built |= self._has_new_library(name, wall_clock)
 
         return watched
 
@@ -120,23 +119,15 @@ class BuildWatch:
         where = f"in {folder} or in that of temporary files"
         return NoRoom(f"{NO_ROOM}for builds, {where}: make some, or set {variable} or TMPDIR to a folder that has it")
 
-    def _has_new_library(self, name, wall_clock):
-        """Whether a library of this name, as others are built side by side, was written since `wall_clock`."""
+    def _is_new(self, library, name, wall_clock):
+        """Whether what a build of this name gave was written since `wall_clock`, while others are built side by side."""
+        own = [Path(getattr(library, "__file__", None) or str(library))]
         file_system_resolution = 1.0  # seconds; some file systems round modification times
-        for file in cuda_emulator.libraries_named(name) if self._emulated else _extension_libraries(name):
+        for file in cuda_emulator.libraries_named(name) if self._emulated else own:
             with contextlib.suppress(FileNotFoundError):  # another process has removed it since it was listed
                 if file.stat().st_mtime >= wall_clock - file_system_resolution:
                     return True
         return False
-
-
-def _extension_libraries(name):
-    """Those that torch has built under a name: in a folder of that name, or of one a version of Python and CUDA."""
-    from torch.utils import cpp_extension
-
-    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root())
-    folders = [root / name, *(folder / name for folder in cuda_emulator.entries(root))]
-    return [file for folder in folders for file in cuda_emulator.entries(folder) if file.suffix == ".so"]
 
 
 def _bound(function, args, kwargs):

@@ -1,8 +1,7 @@
 """What a worker can be asked: the names and their functions."""
 
 import contextlib
-import operator
-import types
+import functools
 
 import torch
 
@@ -16,14 +15,15 @@ BETWEEN_CALLS = ("time", "join_outer", "call_outer", "await_quiet")
 
 def answerer():
     """Return a function (name, arguments) -> result, with the objects behind it. It raises what the request raises."""
-    roles = types.SimpleNamespace(candidate=Candidate(), referee=Referee(), baselines=Baselines())
+    roles = {"candidate": Candidate(), "referee": Referee(), "baselines": Baselines()}
 
     def answer(name, arguments):
+        role, *path = name.split(".")
         try:
-            return operator.attrgetter(name)(roles)(**arguments)
+            return functools.reduce(getattr, path, roles[role])(**arguments)
         finally:
             with contextlib.suppress(RuntimeError):  # after a fault nothing can be given back
-                if torch.cuda.is_initialized() and (name.rpartition(".")[2] not in BETWEEN_CALLS or _memory_is_short()):
+                if torch.cuda.is_initialized() and (path[-1] not in BETWEEN_CALLS or _memory_is_short()):
                     torch.cuda.empty_cache()  # what torch's allocator keeps, another worker needs now
 
     return answer

@@ -100,17 +100,3 @@ def test_a_library_of_its_own_that_vanishes_does_not_end_the_build(monkeypatch, 
         pretend(monkeypatch, lambda: "loaded")
         watch = BuildWatch(emulated=emulator)
         assert cpp_extension.load_inline("mine") == "loaded" and not watch.built
-
-
-@pytest.mark.parametrize("folder", ["mine", "py311_cpu/mine"])
-def test_the_folders_in_which_torch_builds(monkeypatch, tmp_path, folder):
-    (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "file").touch()
-
-    def build():
-        (tmp_path / folder / "mine_v1.so").touch()
-
-    pretend(monkeypatch, build)
-    watch = BuildWatch()
-    cpp_extension.load_inline("mine")
-    assert watch.built
