@@ -8,10 +8,12 @@ import time
 
 from playground.driver import plan
 from playground.driver.runner import Runner, blank_result
+from playground.driver.verdict import give
 from playground.machine.environment import describe_apart
 from playground.report import document
 from playground.report.progress import Progress
 from playground.worker import spent
+from playground.worker.failures import internal_error
 
 FINAL = ("pass", "forward only", "fail", "skipped")  # an error may have been the machine's
 WRITING_PAUSE = 20  # times what writing a document took, which so takes at most 5% of a run
@@ -129,10 +131,20 @@ class _Record:
         """Write and show what is new. Returns what `show` gives."""
         new = {_identity(row): row for row in results}
         if not new.keys() <= self._rows.keys():
-            self._rows |= new
+            self._rows |= {identity: self._sound(identity, row) for identity, row in new.items()}
             if time.monotonic() >= self._write_again:
                 self.write()
         return self._show(self.document())
+
+    def _sound(self, identity, row):
+        """The row; an error in its place where it breaks the contract: the judge's mistake costs one result, not the run."""
+        try:
+            document.validate_result(row, "result")
+            return row
+        except document.DocumentError as complaint:
+            result = blank_result(self._tasks[self._identities.index(identity)])
+            give(result, "error", *internal_error(complaint))
+            return result
 
     def write(self):
         """Write what was kept, if there is anything, unless the file is a pipe, which gets all at once."""

@@ -18,7 +18,7 @@ from playground.stopwatch import statistics
 from playground.stopwatch.outer import Unshareable, extent_of
 from playground.worker import WorkerFailure, pause_others
 
-FEWEST_ROUNDS, ROUNDS, MOST_ROUNDS = statistics.ROUNDS_FOR_AN_INTERVAL, 12, 24  # the last with those that cannot be used
+FEWEST_ROUNDS, ROUNDS, MOST_ROUNDS = statistics.ROUNDS_FOR_AN_INTERVAL, 20, 40  # the last with those that cannot be used
 SECONDS = 3.0  # for a speed-up that is claimed; one that is not takes the fewest rounds
 ENOUGH = 0.05  # an interval whose ends are this near to the ratio needs no further rounds
 SETTLING = 1  # calls of a turn that do not count
@@ -195,18 +195,18 @@ def conclude(rounds, resolution, usual_of=np.median):
         raise WorkerFailure(f"only {len(whole)} of {len(rounds[NULL])} rounds of the outer clock could be used")
     medians = {name: np.array([usual_of(each[i]) for each in whole]) for i, name in enumerate(rounds)}
     variant, eager = (medians[name] - medians[NULL] for name in (VARIANT, EAGER))
-    shortest, slowest = statistics.median_interval(variant)
-    quickest, longest = statistics.median_interval(eager)
-    usual = max(resolution, float(np.median(variant)))
+    # Of each round, whose turns are near one another: what slows all of them cancels.
+    ratios = np.maximum(0.0, eager) / np.maximum(resolution, variant)
+    at_most = np.maximum(resolution, eager) / np.maximum(resolution, variant - resolution)
     control = eager / np.maximum(resolution, medians[CONTROL] - medians[NULL]) if CONTROL in medians else None
     return {
-        "ratio": float(np.median(eager)) / usual,
-        "low": max(0.0, quickest) / max(resolution, slowest),
-        "high": max(resolution, longest) / max(resolution, shortest - resolution),
-        "ms": float(np.median(variant)),
-        "eager_ms": float(np.median(eager)),
+        "ratio": float(np.median(ratios)),
+        "low": statistics.median_interval(ratios)[0],
+        "high": statistics.median_interval(at_most)[1],
+        "ms": max(0.0, float(np.median(variant))),
+        "eager_ms": max(0.0, float(np.median(eager))),
         "null_ms": float(np.median(medians[NULL])),
-        "control": None if control is None else float(np.median(control)),
+        "control": None if control is None else max(0.0, float(np.median(control))),
         "rounds": len(whole),
     }
 
@@ -221,6 +221,8 @@ def bounded(timings, outer):
     if not inner:
         return
     is_beyond = inner["ratio"] > outer["high"]
+    if is_beyond and not outer["ratio"]:  # eager PyTorch's call was lost in the noise: nothing to go by
+        return withhold(timings, statistics.too_noisy(outer))
     for ratio in (*timings["speedup"].values(), timings["outcome"]):
         if ratio and ratio["ratio"] is not None:
             over = ratio["ratio"] / inner["ratio"]  # eager PyTorch's time over that baseline's

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import psutil
 
+# Ids of the processes that this run has stopped while something is timed. They start and use nothing, so between two turns they
+# are passed over: with 300 of them, reading all took most of a second, thirty times as long as the turn.
+standing = set()
 BUSY = ("user", "nice", "system", "irq", "softirq", "steal")  # of psutil.cpu_times; "steal" is for other virtual machines
 LEAST_SHARE = 0.1  # of a processor: who uses less is not named
 
@@ -19,7 +22,7 @@ class OtherLoad:
     """
 
     def __init__(self, *pids):
-        self._own = _processes(family(pids))
+        self._own = _processes(family(pids, but=standing))
         self._processors = usable_processors()
         self._wall = self._taken = 0.0
 
@@ -52,10 +55,10 @@ class Others:
     """Who they are: every process but those of `pids` and their descendants, from the moment this is made."""
 
     def __init__(self, *pids):
-        self._own = family(pids)
+        self._own = family(pids, but=standing) | standing
         self._began = time.perf_counter()
         self._steal = _stolen()
-        self._seconds = {process.pid: _seconds(process, children=False) for process in psutil.process_iter()}
+        self._seconds = {process.pid: _seconds(process, children=False) for process in self._strangers()}
 
     def busiest(self, least_steal, most=2):
         """Return ['python3 train.py, pid 4242, used 0.98 cores'] of those that used a tenth of a processor since then.
@@ -64,15 +67,18 @@ class Others:
         """
         wall = time.perf_counter() - self._began
         used = []
-        for process in psutil.process_iter():
+        for process in self._strangers():
             with contextlib.suppress(psutil.Error):
                 cores = (_seconds(process, children=False) - self._seconds.get(process.pid, 0.0)) / wall
-                if process.pid not in self._own and cores >= LEAST_SHARE:
+                if cores >= LEAST_SHARE:
                     used.append((cores, f"{_called(process)}, pid {process.pid}, used {cores:.2f} cores"))
         steal = (_stolen() - self._steal) / wall
         if steal >= least_steal:
             used.append((steal, f"other virtual machines on the same host took {steal:.2f} cores"))
         return [text for _, text in sorted(used, reverse=True)[:most]]
+
+    def _strangers(self):
+        return (process for process in psutil.process_iter() if process.pid not in self._own)
 
 
 def usable_processors():
@@ -85,10 +91,10 @@ def usable_processors():
     return [i for i in known if i in allowed] or list(known)
 
 
-def family(pids, sessions=()):
-    """Return the ids of these processes, of all that they started, and of all in these sessions."""
+def family(pids, sessions=(), but=()):
+    """Return the ids of these processes, of all that they started, and of all in these sessions; `but` are none of them."""
     found, children = set(pids), {}
-    for pid, parent, session in _all_processes():
+    for pid, parent, session in _all_processes(but):
         children.setdefault(parent, []).append(pid)
         if session in sessions:
             found.add(pid)
@@ -100,20 +106,27 @@ def family(pids, sessions=()):
     return found
 
 
-def _all_processes():
-    """Yield (its id, its parent's, its session's) of each process.
+def _all_processes(but):
+    """Yield (its id, its parent's, its session's) of each process but those.
 
     On Linux without psutil, which takes three times as long: between two turns of a timing this is asked up to three times.
     """
     if not Path("/proc/self/stat").exists():
         for process in psutil.process_iter(["ppid"]):
             with contextlib.suppress(OSError):
-                yield process.pid, process.info["ppid"], os.getsid(process.pid)
+                if process.pid not in but:
+                    yield process.pid, process.info["ppid"], os.getsid(process.pid)
         return
-    for folder in filter(lambda entry: entry.name.isdecimal(), os.scandir("/proc")):
+    for name in (entry.name for entry in os.scandir("/proc")):  # read without pathlib, which takes as long again
+        if not name.isdecimal() or int(name) in but:
+            continue
         with contextlib.suppress(OSError):
-            _, parent, _, session = Path(folder, "stat").read_bytes().rpartition(b")")[2].split(None, 4)[:4]
-            yield int(folder.name), int(parent), int(session)
+            file = os.open(f"/proc/{name}/stat", os.O_RDONLY)
+            try:
+                _, parent, _, session = os.read(file, 1024).rpartition(b")")[2].split(None, 4)[:4]
+            finally:
+                os.close(file)
+            yield int(name), int(parent), int(session)
 
 
 def _processes(pids):

@@ -95,9 +95,13 @@ def validate(document):
     except (AttributeError, TypeError, ValueError):
         contract.require(False, "environment.date", "an ISO 8601 date", document["environment"]["date"])
     for index, result in enumerate(document["results"]):
-        where = f"results[{index}]"
-        contract.check({"model": contract.text, "variant": contract.text}, result, where)
-        contract.check(RESULT, result, f"{where} ({result['model']}/{result['variant']})")
+        validate_result(result, f"results[{index}]")
+
+
+def validate_result(result, where):
+    """Raise DocumentError, which names the place, unless a result is as the contract says."""
+    contract.check({"model": contract.text, "variant": contract.text}, result, where)
+    contract.check(RESULT, _finite(result), f"{where} ({result['model']}/{result['variant']})")
 
 
 def _finite(value):

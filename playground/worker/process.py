@@ -19,7 +19,7 @@ import psutil
 
 from cuda_emulator import CALL_OFF, SECONDS_TO_ANSWER
 from playground.catalog import ROOT
-from playground.machine.load import family
+from playground.machine.load import family, standing
 from playground.tensors import NoRoom
 from playground.worker import sandbox
 from playground.worker.channel import Channel, ChannelClosed
@@ -30,7 +30,8 @@ from playground.worker.replies import malformed
 # take it from the compilers and the other workers: a referee beside them needs three times its processor time.
 UNTIMED = {"OMP_WAIT_POLICY": "PASSIVE"}
 
-LOOK_AT_LIMITS = 0.2  # seconds between looks at what a process in a sandbox takes
+LOOK_AT_LIMITS = 0.2  # seconds between looks at what a process in a sandbox takes; at least so many times as long as a look
+LOOKS_SHARE = 4
 MOST_REASON, MOST_DETAILS = 2000, 100_000  # characters of what a judged file can say
 LOOK_AGAIN = 0.5  # seconds between looks at whether a paused process goes on
 MOST_AT_ONCE = 1 << 26  # bytes
@@ -98,10 +99,11 @@ class WorkerProcess:
         parent, limits = (sandbox.PARENT, self.room.limits.of_process()) if self.room else (os.getpid(), {})
         numbers = map(str, (request_read, reply_write, parent))
         command = [sys.executable, "-m", "playground.worker", *numbers, json.dumps(limits)]
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        variables = {**os.environ, "PYTHONPATH": path, **(environment or {})}
         if self.room:
             command, variables = self.room.command(command), self.room.environment(environment)
+        else:
+            path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+            variables = {**os.environ, "PYTHONPATH": path, **(environment or {})}
         self._printed, self._output = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._process = subprocess.Popen(
             command,
@@ -119,13 +121,17 @@ class WorkerProcess:
             _living.add(self)
         if self.room:
             self.room.admit(self._process.pid)
-        self._guard = self.room and threading.Thread(target=self._look_at_limits, daemon=True)
+        self._guard = threading.Thread(target=self._look_at_limits, daemon=True) if self.room else None
         if self._guard:
             self._guard.start()
 
     def _look_at_limits(self):
-        """End a process in a sandbox that takes more than it may."""
-        while not self._is_over.wait(LOOK_AT_LIMITS):
+        """End a process in a sandbox that takes more than it may. One that is paused takes no more than before."""
+        took = 0.0
+        while not self._is_over.wait(max(LOOK_AT_LIMITS, LOOKS_SHARE * took)):
+            if self._paused_since is not None:
+                continue
+            began = time.monotonic()
             try:
                 reached = self.room.reached(self.pid)
                 self._reached = reached and f"was ended: {SANDBOX_ALLOWS}{reached}"
@@ -135,6 +141,7 @@ class WorkerProcess:
                 self._reached = f"was ended: {SANDBOX_ALLOWS}nothing that cannot be looked at: {error}"
             if self._reached:
                 return self.kill()
+            took = time.monotonic() - began
 
     @property
     def pid(self):
@@ -152,12 +159,21 @@ class WorkerProcess:
     def __exit__(self, *exception):
         self.close()
 
+    @contextlib.contextmanager
     def stopped(self, pid=None):
-        """Return a Stopped of the process and all that it started.
+        """Stop the process and all that it started, and have it go on in the end. Gives a Stopped.
 
         `pid` is the number that the process has by its own account, of whose memory something is wanted.
         """
-        return Stopped([self._process], pid)
+        stopped = Stopped([self._process], pid)
+        try:
+            stopped.stop()
+            stopped.has_grown()
+            yield stopped
+        finally:
+            stopped.has_grown()  # or what was started meanwhile would never go on
+            stopped.go_on()
+            stopped.close()
 
     def ask(self, what, limit, **arguments):
         """Return the reply (a dict) to the request `what`, a name in playground.worker.requests.
@@ -171,7 +187,8 @@ class WorkerProcess:
 
     def _ask(self, what, limit, arguments):
         began = time.perf_counter()
-        self._emulates |= what == "candidate.load" and arguments.get("place") == "emulator"
+        if what == "candidate.load":
+            self._emulates = arguments.get("place") == "emulator"
         try:
             self._channel.send({"request": what, "arguments": arguments})
             reply = self._receive(limit)
@@ -287,51 +304,37 @@ class WorkerProcess:
 
 
 class Stopped:
-    """Processes that stand still, with all that they started, and the memory of one of them, if `pid` says of which.
-
-    A context, at whose end they go on.
-    """
+    """Processes that stand still, with all that they started, and the memory of one of them, if `pid` says of which."""
 
     def __init__(self, processes, pid=None):
         self._processes = processes
-        self._family = _families(processes)
+        self.family = _families(processes, standing)
         self._memory = os.open(f"/proc/{self._host_pid(pid)}/mem", os.O_RDWR | os.O_CLOEXEC) if pid else None
 
     def _host_pid(self, pid):
         """The number here of a process that is `pid` in its own namespace."""
-        for each in self._family:
+        for each in self.family:
             with contextlib.suppress(OSError):
                 numbers = re.search(r"^NSpid:(.*)", Path(f"/proc/{each}/status").read_text(), re.M)
                 if numbers and int(numbers[1].split()[-1]) == pid:
                     return each
         raise OSError("its process is not among those that were started for it")
 
-    def __enter__(self):
-        self.stop()
-        self.has_grown()
-        return self
-
-    def __exit__(self, *exception):
-        self.has_grown()  # or what was started meanwhile would never go on
-        self.go_on()
-        if self._memory is not None:
-            os.close(self._memory)
-
     def stop(self):
         """Stop those that are known, at once."""
-        _signal(self._family, signal.SIGSTOP)
+        _signal(self.family, signal.SIGSTOP)
 
     def has_grown(self):
         """Stop all that they have started since. Returns whether there was any."""
-        known = set(self._family)
-        while new := _families(self._processes) - self._family:
+        known = set(self.family)
+        while new := _families(self._processes, standing) - self.family:
             _signal(new, signal.SIGSTOP)
-            self._family |= new
-        return self._family != known
+            self.family |= new
+        return self.family != known
 
     def go_on(self):
         """Have all of them go on."""
-        _signal(self._family, signal.SIGCONT)
+        _signal(self.family, signal.SIGCONT)
 
     def read(self, address, count):
         """Return bytes of the process's memory. Raises OSError where there are none."""
@@ -352,6 +355,11 @@ class Stopped:
                     raise OSError("its inputs lie in no memory of its process")
                 address += written
 
+    def close(self):
+        """Close the memory."""
+        if self._memory is not None:
+            os.close(self._memory)
+
 
 def _part_of(file, count):
     """The first `count` bytes of a file as a text, or, where it is negative, the last; "" of one that is closed.
@@ -370,14 +378,14 @@ def kill_family(process):
     process.wait()
 
 
-def _families(processes):
+def _families(processes, but=()):
     """The process ids of Popens that have sessions of their own, and of everything they started.
 
     Those are their trees, since compilers run in process groups of their own, and their sessions: when a process is dead
     already, what it started has another parent but is still there.
     """
     alive = {process.pid for process in processes if process.returncode is None}  # a number may be another's afterwards
-    return family(alive, {process.pid for process in processes})
+    return family(alive, {process.pid for process in processes}, but)
 
 
 def _signal(pids, number):
@@ -402,10 +410,15 @@ def pause_others(but, on_gpu=False):
         now = time.monotonic()
         for worker in others:
             worker._paused_since = now
+        stopped = Stopped([worker._process for worker in others])
         try:
-            with Stopped([worker._process for worker in others]):
-                yield
+            stopped.stop()
+            stopped.has_grown()
+            standing.update(stopped.family)
+            yield
         finally:
+            standing.difference_update(stopped.family)
+            stopped.go_on()
             now = time.monotonic()
             for worker in others:
                 worker._paused += now - worker._paused_since

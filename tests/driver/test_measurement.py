@@ -58,3 +58,11 @@ def test_a_changed_file_is_run_again(record, earlier, capsys):
 def test_a_run_of_something_else_is_refused(record, earlier):
     with pytest.raises(CannotMeasure, match="has results of gelu/right, and none of what is to be run here"):
         record.take_over(earlier(model="gelu", variant="right"))
+
+
+def test_a_result_that_breaks_the_contract_costs_itself_alone(record):
+    (task,) = record._tasks
+    record.keep([blank_result(task) | {"verdict": "skipped", "reason": "it is only a row", "peak_mib": -1.0}])
+    (row,) = record.document()["results"]
+    assert row["verdict"] == "error" and "peak_mib: expected a number that is not negative, got -1.0" in row["reason"]
+    document.as_text(record.document())

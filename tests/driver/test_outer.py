@@ -23,13 +23,31 @@ def conclude(given):
 def test_what_changing_over_takes_is_no_part_of_a_call():
     found = conclude(rounds(variant=0.5, eager=5.0))
     assert found["ratio"] == pytest.approx(10) and found["ms"] == pytest.approx(0.505)
-    assert found["low"] < 10 < found["high"] < 11
+    assert found["low"] <= 10 < found["high"] < 11
     assert found["null_ms"] == pytest.approx(CHANGING_OVER) and found["control"] == pytest.approx(1)
 
 
 def test_a_call_below_the_resolution_counts_as_that_long():
     found = conclude(rounds(variant=0.2 * RESOLUTION, eager=1.0))
     assert found["ratio"] == pytest.approx(1.01 / RESOLUTION) and found["high"] == pytest.approx(1.02 / RESOLUTION)
+
+
+def test_what_slows_a_whole_round_cancels():
+    slower = [1, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2]
+    sides = {outer.VARIANT: 0.5, outer.EAGER: 1.5, outer.CONTROL: 1.5, outer.NULL: 0.0}
+    found = conclude({name: [[CHANGING_OVER * each + took] for each in slower] for name, took in sides.items()})
+    assert found["low"] == pytest.approx(3) and found["high"] == pytest.approx(1.5 / (0.5 - RESOLUTION))
+
+
+def test_a_call_that_is_lost_in_the_noise_claims_nothing():
+    noise = [-0.02, 0.01, -0.03, 0.02, -0.01, -0.02, 0.01, -0.02]
+    sides = {outer.VARIANT: noise, outer.EAGER: [each - 0.001 for each in noise], outer.NULL: [0.0] * len(noise)}
+    found = conclude({name: [[CHANGING_OVER + each] for each in took] for name, took in sides.items()})
+    assert found["ratio"] == found["low"] == found["eager_ms"] == found["ms"] == 0
+    claimed = timings(280.0)
+    outer.bounded(claimed, found)
+    assert claimed["speedup"] == {} and claimed["outcome"]["verdict"] == "not measured"
+    assert claimed["time_ms"]["median"] == 1.0
 
 
 def test_rounds_without_a_usable_call_do_not_count():
