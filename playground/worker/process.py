@@ -99,11 +99,10 @@ class WorkerProcess:
         parent, limits = (sandbox.PARENT, self.room.limits.of_process()) if self.room else (os.getpid(), {})
         numbers = map(str, (request_read, reply_write, parent))
         command = [sys.executable, "-m", "playground.worker", *numbers, json.dumps(limits)]
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        variables = {**os.environ, "PYTHONPATH": path, **(environment or {})}
         if self.room:
             command, variables = self.room.command(command), self.room.environment(environment)
-        else:
-            path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-            variables = {**os.environ, "PYTHONPATH": path, **(environment or {})}
         self._printed, self._output = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._process = subprocess.Popen(
             command,
@@ -187,8 +186,7 @@ class WorkerProcess:
 
     def _ask(self, what, limit, arguments):
         began = time.perf_counter()
-        if what == "candidate.load":
-            self._emulates = arguments.get("place") == "emulator"
+        self._emulates |= what == "candidate.load" and arguments.get("place") == "emulator"
         try:
             self._channel.send({"request": what, "arguments": arguments})
             reply = self._receive(limit)
