@@ -122,11 +122,12 @@ class Stopwatch:
     def __init__(self, task, original, referee, options, progress, measured, room=None):
         self._task, self._original, self._referee, self._options = task, original, referee, options
         self._progress, self._measured = progress, measured
-        # What torch.compile makes for the CPU goes on beside a GPU's timings.
-        self._baselines, self._control = (
-            _Original("baselines", options.time_limit, lambda: WorkerProcess(bears_a_gpu=task.place == "cpu"), self._load),
-            _Original("candidate", options.time_limit, lambda: WorkerProcess(room=room), self._load_and_judge),
-        )
+        limit, on_cpu = (
+            options.time_limit,
+            task.place == "cpu",
+        )  # what torch.compile makes for it goes on beside a GPU's timings
+        self._baselines = _Original("baselines", limit, lambda: WorkerProcess(bears_a_gpu=on_cpu), self._load)
+        self._control = _Original("candidate", limit, lambda: WorkerProcess(room=room), self._load_and_judge)
         self._control_fails = None  # why
         self._is_given_up = False
         self._unavailable, self._secret_seeds, self._work = {}, {}, {}
@@ -172,16 +173,13 @@ class Stopwatch:
     def time(self, worker, result):
         """Return the timing keys of the result of a variant that `worker` has loaded. Raises Rejected, WorkerFailure."""
         with self._in_use:
-            return self._time(worker, result)
-
-    def _time(self, worker, result):
-        timed = self._time_mode(worker, result, "forward")
-        if self._options.training:
-            modes = _training_modes(result)
-            timed["training"] = {mode: self._time_mode(worker, result, mode) for mode in modes} or None
-        if self._task.place == "cuda" and not NO_GRAPH & _tags(result):
-            self._add_graphed(worker, result, {"forward": timed, **(timed.get("training") or {})})
-        return timed | {"ceilings": self._measured.ceilings.get(self._task.place)}
+            timed = self._time_mode(worker, result, "forward")
+            if self._options.training:
+                modes = _training_modes(result)
+                timed["training"] = {mode: self._time_mode(worker, result, mode) for mode in modes} or None
+            if self._task.place == "cuda" and not NO_GRAPH & _tags(result):
+                self._add_graphed(worker, result, {"forward": timed, **(timed.get("training") or {})})
+            return timed | {"ceilings": self._measured.ceilings.get(self._task.place)}
 
     def _time_outside(self, worker, result, mode, timings, not_graphed):
         """Add to a mode's timings what the outer clock says of it, which bounds them; without it nothing is claimed.
@@ -397,12 +395,10 @@ class Stopwatch:
 
         `load` watches what runs besides the variant's process, which stands still under `paused()`.
         """
-        place = self._task.place
-        host = 0.0  # what a call costs this process besides
+        place, claimed, host = self._task.place, variant.median, 0.0  # the last is what a call costs this process besides
         if eager and place == "cuda":
             with paused():
                 host = max(0.0, own_clock(eager, eager.median, math.inf) - eager.median)
-        claimed = variant.median
         limit = (1 + HIDDEN_SHARE) * claimed + HIDDEN_MS[place] + 2 * host
         return own_clock(variant, claimed, limit, load), limit
 
