@@ -140,11 +140,10 @@ class _Record:
         """The row; an error in its place where it breaks the contract: the judge's mistake costs one result, not the run."""
         try:
             document.validate_result(row, "result")
-            return row
         except document.DocumentError as complaint:
-            result = blank_result(self._tasks[self._identities.index(identity)])
-            give(result, "error", *internal_error(complaint))
-            return result
+            row = blank_result(self._tasks[self._identities.index(identity)])
+            give(row, "error", *internal_error(complaint))
+        return row
 
     def write(self):
         """Write what was kept, if there is anything, unless the file is a pipe, which gets all at once."""
