@@ -122,10 +122,8 @@ class Stopwatch:
     def __init__(self, task, original, referee, options, progress, measured, room=None):
         self._task, self._original, self._referee, self._options = task, original, referee, options
         self._progress, self._measured = progress, measured
-        limit, on_cpu = (
-            options.time_limit,
-            task.place == "cpu",
-        )  # what torch.compile makes for it goes on beside a GPU's timings
+        limit, on_cpu = options.time_limit, task.place == "cpu"
+        # What torch.compile makes for the CPU goes on beside a GPU's timings.
         self._baselines = _Original("baselines", limit, lambda: WorkerProcess(bears_a_gpu=on_cpu), self._load)
         self._control = _Original("candidate", limit, lambda: WorkerProcess(room=room), self._load_and_judge)
         self._control_fails = None  # why
