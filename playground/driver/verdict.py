@@ -89,7 +89,7 @@ def conclude(result, complaints):
     kinds = {}
     for each in complaints:
         kinds.setdefault((each.tag, each.costs), []).append(each)
-    told = [replace(first, text=first.text + f" (and in {len(more)} more)" * bool(more)) for first, *more in kinds.values()]
+    told = [replace(one, text=f"{one.text} (and in {len(more)} more)") if more else one for one, *more in kinds.values()]
     ordered = sorted(told, key=lambda each: ((FORWARD, DROP_IN, None).index(each.costs), each.tag != FIRST))
     fatal = [each for each in ordered if each.costs == FORWARD]
     against = {"forward": [each.text for each in fatal], "drop_in": [each.text for each in ordered if each.costs]}

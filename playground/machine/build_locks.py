@@ -50,19 +50,19 @@ def clear_stale_locks(root: Path | None = None, grace: float = 2.0) -> Locks:
     from torch.utils import cpp_extension
 
     root = extensions_root() if root is None else root
-    cleared, held = [], {}
+    cleared = []
     if not hasattr(cpp_extension, "FileBaton"):  # newer ones lock through the operating system
-        return Locks(cleared, held)
-    found = sorted([*root.glob("*/lock"), *root.glob(f"{JUDGED}/*/*/lock")])
-    unheld = _unheld({path: status for path in found if (status := _status(path))}, held)
-    for path in list(unheld):
-        if reason := _out_of_sight(path, unheld[path]):
-            held[path] = reason
-            del unheld[path]
+        return Locks(cleared, {})
+    paths = sorted([*root.glob("*/lock"), *root.glob(f"{JUDGED}/*/*/lock")])
+    found = {path: status for path in paths if (status := _status(path))}
+    held = _held(found)
+    held |= {path: why for path in found.keys() - held.keys() if (why := _out_of_sight(path, found[path]))}
+    unheld = {path: status for path, status in found.items() if path not in held}
     if unheld:
         age = min(time.time() - status.st_mtime for status in unheld.values())
         time.sleep(max(SECOND_LOOK, min(grace, grace - age)))
-    for path in _unheld(unheld, held):
+    held |= _held(unheld)
+    for path in (path for path in unheld if path not in held):
         try:
             path.unlink()
             cleared.append(path)
@@ -79,21 +79,17 @@ def _status(path: Path) -> os.stat_result | None:
         return path.stat()
 
 
-def _unheld(locks: dict[Path, os.stat_result], held: dict[Path, str]) -> dict[Path, os.stat_result]:
-    """Those of `locks` that still exist, unchanged, and have no holder. The others that exist are added to `held`."""
-    holders, unheld = _holders() if locks else {}, {}
+def _held(locks: dict[Path, os.stat_result]) -> dict[Path, str]:
+    """{lock: 'held by ...'} of those that still exist and have a holder, or are others by now."""
+    holders, found = _holders() if locks else {}, {}
     for path, before in locks.items():
-        if not (now := _status(path)):
-            continue
-        real = path.resolve()
-        holder = holders.get(str(real)) or holders.get(str(real.parent))
-        if holder is None and (now.st_dev, now.st_ino, now.st_mtime_ns) != (before.st_dev, before.st_ino, before.st_mtime_ns):
-            holder = "a build that has just begun"
-        if holder:
-            held[path] = f"held by {holder}"
-        else:
-            unheld[path] = before
-    return unheld
+        if now := _status(path):
+            real = path.resolve()
+            is_same = (now.st_dev, now.st_ino, now.st_mtime_ns) == (before.st_dev, before.st_ino, before.st_mtime_ns)
+            holder = holders.get(str(real)) or holders.get(str(real.parent))
+            if holder or not is_same:
+                found[path] = f"held by {holder or 'a build that has just begun'}"
+    return found
 
 
 def _holders() -> dict[str, str]:

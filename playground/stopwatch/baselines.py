@@ -33,12 +33,9 @@ BASELINES = {
     "channels_last": Baseline(channels_last=True),
     "compile": Baseline(compiled="default"),
     "compile_max": Baseline(compiled=MAX_AUTOTUNE),
-    "eager_fp32": Baseline(strict=True),
-    "channels_last_fp32": Baseline(channels_last=True, strict=True),
-    "compile_fp32": Baseline(compiled="default", strict=True),
-    "compile_max_fp32": Baseline(compiled=MAX_AUTOTUNE, strict=True),
-    "compile_fp16": Baseline(compiled="default", channels_last=True, dtype=torch.float16),
 }
+BASELINES |= {f"{name}_fp32": replace(usual, strict=True) for name, usual in BASELINES.items()}
+BASELINES["compile_fp16"] = Baseline(compiled="default", channels_last=True, dtype=torch.float16)
 # What a variant may set for the whole process, and what it takes for a baseline to be timed under the same: the flag's place,
 # name and value.
 _PRECISIONS = (torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul)

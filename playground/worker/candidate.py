@@ -288,10 +288,8 @@ class Candidate(Clocked):
                 look(results)
                 tensors.save_results(Results(results), outputs)
             return True
-        except tensors.NoRoom:
-            raise
         except Exception as exception:  # random numbers may well be refused
-            if is_of_judge(exception):
+            if isinstance(exception, tensors.NoRoom) or is_of_judge(exception):
                 raise
             return False
 
@@ -316,10 +314,8 @@ class Candidate(Clocked):
         kept = {name: value.detach().clone() for name, value in self.model.named_parameters()} if probe["step"] else {}
         probes.take_step(self.model, probe["step"])
         try:
-            with (
-                tensors.uninitialised_is_nan() if poison and not self.emulator else contextlib.nullcontext(),
-                torch.autocast(self.device.type) if probe["autocast"] else contextlib.nullcontext(),
-            ):
+            poisoned = tensors.uninitialised_is_nan() if poison and not self.emulator else contextlib.nullcontext()
+            with poisoned, torch.autocast(self.device.type, enabled=probe["autocast"]):
                 yield
         finally:
             with torch.no_grad():

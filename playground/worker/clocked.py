@@ -73,7 +73,7 @@ class Clocked:
         kind = _OnGpu if self.device.type == "cuda" else _OnCpu
         with self._circumstances(side):
             self._outer = kind(self.timed[side, mode].workload, shared, page)
-        return self._outer.told()
+        return self._outer.told
 
     def call_outer(self, side, mode, null, **more):
         """Call the side on inputs that are written to its memory: on the CPU once, and {"results": their places} is returned.
@@ -104,9 +104,7 @@ class _OnCpu:
         given = [outer.placed(self._block, place) if place else None for place in shared["places"]]
         self._step, self._content = workload.on(given)
         self._last = self._result = self._step(self._content)
-
-    def told(self):
-        return {"pid": os.getpid(), "address": self._block.data_ptr()}
+        self.told = {"pid": os.getpid(), "address": self._block.data_ptr()}
 
     def call(self, null):
         self._result = self._last if null else self._step(self._content)
@@ -132,11 +130,8 @@ class _OnGpu:
         self._copies = {}
         self._ticks = torch.zeros(1, device="cuda")
         self._number = 0
-        self._last = self._step(self._content)
+        self._last, self.told = self._step(self._content), {}
         torch.cuda.synchronize()
-
-    def told(self):
-        return {}
 
     def call(self, null, calls, seconds):
         """Answer so many calls, each within `seconds`."""
@@ -145,18 +140,15 @@ class _OnGpu:
             if not self._page.wait(outer.CALL, self._number, seconds):
                 raise RuntimeError("the outer clock has not begun a call in time")
             self._memory.wait_for(self._block + outer.RELEASE, self._number)
-            result = self._without_work() if null else self._step(self._content)
+            if null:  # without any kernel, the GPU would not change over
+                self._ticks.add_(1)
+            result = self._last if null else self._step(self._content)
             flat = [self._shareable(value) for value in _flat(result)]
             self._memory.write(self._block + outer.DONE, self._number)
             self._page.say([self._place(value) for value in flat])
             self._page.set(outer.QUEUED, self._number)
             torch.cuda.synchronize()
         return {}
-
-    def _without_work(self):
-        """An earlier call's result, after one kernel that does next to nothing: without any, the GPU would not change over."""
-        self._ticks.add_(1)
-        return self._last
 
     def _shareable(self, tensor):
         """The tensor, or a copy of one whose memory cannot be shared as it is, such as cudaMallocAsync's."""

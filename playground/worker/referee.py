@@ -277,7 +277,12 @@ class Referee:
 
     def _decisions(self, probe, reference):
         """A function that gives Oracle.decisions on the probe of that name, looked for when it is first called."""
-        return functools.cache(lambda: self.oracle_of(made := self._with_inputs(probe)).decisions(made, reference))
+
+        def decisions():
+            made = self._with_inputs(probe)
+            return self.oracle_of(made).decisions(made, reference)
+
+        return functools.cache(decisions)
 
     def prepare_timed(self, probe, mode, seed):
         """Add the reference on the content of a timed call, which follows from its seed, as a further probe, called `probe`."""
