@@ -8,7 +8,7 @@ import contextlib
 import math
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from playground.machine.load import OtherLoad, Others, usable_processors
 from playground.stopwatch import statistics
@@ -130,9 +130,13 @@ class Patience:
 
 
 @dataclass
-class Quiet:
-    """What a GPU's flush takes while nobody else works there: the least that was seen. Shared by all races of a run."""
+class Measured:
+    """What all timings of a run share: how long to wait for the machine, its ceilings by place, and what a GPU's flush takes
+    while nobody else works there: the least that was seen.
+    """
 
+    patience: Patience
+    ceilings: dict = field(default_factory=dict)
     flush_ms: float = math.inf
 
     def is_disturbed(self, flushes):
@@ -153,12 +157,12 @@ class Race:
     PyTorch's Side, or None.
     """
 
-    def __init__(self, place, variant, others, control, pids, quiet, rivals, paused=contextlib.nullcontext):
+    def __init__(self, place, variant, others, control, pids, measured, rivals, paused=contextlib.nullcontext):
         self._place, self.variant, self.others = place, variant, others
         self._everybody = [variant, *others, *filter(None, [control])]
         self.reference = next((side for side in others if side.name == "eager"), None)
         self._control = control if self.reference else None
-        self._pids, self._quiet, self._rivals, self._paused = pids, quiet, rivals, paused
+        self._pids, self._measured, self._rivals, self._paused = pids, measured, rivals, paused
         self._played = self.rechecked = 0
         self._others = Others(*pids)
 
@@ -214,7 +218,7 @@ class Race:
         disturbed = load.cores > most_cores_for_others(self._place)
         if self._place == "cuda":
             try:
-                disturbed |= self._quiet.is_disturbed(flushes) or self.is_shared()
+                disturbed |= self._measured.is_disturbed(flushes) or self.is_shared()
             except WorkerFailure as failure:
                 raise BaselineFailed(self.reference, str(failure)) from failure
         if disturbed:
@@ -225,10 +229,10 @@ class Race:
 
     def is_shared(self):
         """Return whether another process works on the GPU at present."""
-        if self._place != "cuda" or not self.reference or self._quiet.flush_ms == math.inf:
+        if self._place != "cuda" or not self.reference or self._measured.flush_ms == math.inf:
             return False
-        took = self.reference.ask("flush_in_a_row", flush_ms=self._quiet.flush_ms)["milliseconds"]
-        return took > SLOW_FLUSH * self._quiet.flush_ms
+        took = self.reference.ask("flush_in_a_row", flush_ms=self._measured.flush_ms)["milliseconds"]
+        return took > SLOW_FLUSH * self._measured.flush_ms
 
     def _contenders(self):
         """Those that matter, and those near enough that a few more rounds may show that they do."""

@@ -22,9 +22,9 @@ from pathlib import Path
 
 import cuda_emulator
 from playground import catalog
-from playground.driver.race import Patience
+from playground.driver.race import Measured, Patience
 from playground.driver.session import Session, SharedSession, load_candidate
-from playground.driver.timing import OUT_OF_MEMORY, Measured
+from playground.driver.timing import OUT_OF_MEMORY
 from playground.driver.verdict import DROP_IN, blank_standards, give, give_failure
 from playground.judge.sample import IN_A_RUN
 from playground.machine import build_locks, ptxas

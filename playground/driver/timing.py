@@ -13,12 +13,11 @@ import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 
 import psutil
 
 from playground.driver import outer
-from playground.driver.race import GRAPHED_BELOW_MS, BaselineFailed, Patience, Quiet, Race, Rejected, Side, new_seed
+from playground.driver.race import GRAPHED_BELOW_MS, BaselineFailed, Race, Rejected, Side, new_seed
 from playground.driver.verdict import judge, permitted_to
 from playground.machine import clocks
 from playground.machine.ceilings import Ceilings
@@ -56,15 +55,6 @@ OFTEN = 0.2  # of the calls: beyond it, work on other streams is told
 LATE_NOTE = "after the current stream was done the device was busy on other streams: all of it is counted"
 
 SHARED = "the machine is busy (another process works on the GPU)"
-
-
-@dataclass
-class Measured:
-    """What all timings of a run share: how long to wait for the machine, its ceilings by place, and what its flush takes."""
-
-    patience: Patience
-    ceilings: dict = field(default_factory=dict)
-    quiet: Quiet = field(default_factory=Quiet)
 
 
 class _Original:
@@ -282,7 +272,7 @@ class Stopwatch:
         recheck = functools.partial(self._recheck, variant, result, mode, self._referee.answers(worker))
         secrets, sample = self._secrets(mode), clocks.sample if self._task.place == "cuda" else lambda: None
         with self._alone(worker):
-            race = Race(self._task.place, variant, others, control, pids, self._measured.quiet, rivals, paused)
+            race = Race(self._task.place, variant, others, control, pids, self._measured, rivals, paused)
             race.clocks, race.short_of_memory, standing = [sample()], short, self._standing()
             race.run(self._options.seconds, patience, secrets, RECHECKS[step_of(mode)], recheck)
             race.clocks.append(sample())
