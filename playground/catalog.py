@@ -93,10 +93,7 @@ def sha256(path):
 
 
 def code_sha256(path):
-    """Return the SHA-256 of a Python file without its module docstring: that can be mended without measuring again.
-
-    Of all its bytes where it cannot be parsed.
-    """
+    """Return the SHA-256 of a Python file without its docstring, which can be mended without measuring again."""
     text = path.read_bytes()
     try:
         tree = ast.parse(text)
@@ -110,10 +107,7 @@ def code_sha256(path):
 
 
 def kernels_sha256(path):
-    """Return the SHA-256 of a variant's kernels, the strings CUDA and CPP of its file; None where it has neither.
-
-    What runs on the GPU is all in there; the code around it checks arguments, allocates and speaks to autograd.
-    """
+    """Return the SHA-256 of what runs on the GPU, the strings CUDA and CPP of a variant's file; None where it has neither."""
     try:
         body = ast.parse(path.read_bytes()).body
     except (SyntaxError, ValueError):

@@ -270,10 +270,7 @@ HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}  # precisions to which a 
 
 
 def in_precision(problem, precision):
-    """Return the problem's module itself, of which inputs and models are from now on in a precision of HALF.
-
-    As it is for None.
-    """
+    """Return the problem's module itself; inputs and models are in a precision of HALF from now on, as they are for None."""
     if precision:
         original, problem.converted_to = problem.get_inputs, HALF[precision]
         problem.get_inputs = lambda: [each.to(HALF[precision]) if differentiable(each) else each for each in original()]
@@ -437,19 +434,13 @@ def form(outputs):
 
 
 def require_plain(outputs):
-    """Raise TypeError for tensors and collections of a class of their own: such may compute when they are read.
-
-    That would be after the clock stopped. Which classes of collections may be returned, known_classes_only says.
-    """
+    """Raise TypeError for what flatten refuses: tensors and collections that may compute when read, after the clock stopped."""
     for _ in _leaves(outputs):
         pass
 
 
 def _parts(value):
-    """(dict or tuple, [(key or None, part), ...]) of a collection, as it is in memory; (None, []) of anything else.
-
-    No method is called that a class could override.
-    """
+    """(dict or tuple, [(key or None, part), ...]) of a collection as it is in memory, without its methods; else (None, [])."""
     kind = _type(value)
     mro = _type.mro(kind) if kind is not _type else []
     base = next((each for each in mro if each in (dict, list, tuple)), None)

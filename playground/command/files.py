@@ -10,10 +10,7 @@ STDOUT = Path("-")
 
 
 def claim(outputs, given, stack):
-    """Put {option: Output} of the files to write into `outputs`; until the stack is left no other run has them.
-
-    Raises CannotWrite.
-    """
+    """Put {option: Output} of files to write into `outputs`, ours until the stack is left. Raises CannotWrite."""
     named = {"--json": given.json, "--html": given.html, "--plot": given.plot}
     named["--eval-results"] = getattr(given, "eval_results", None)
     for option, path in named.items():

@@ -55,10 +55,7 @@ def create(model_name, name):
 
 
 def profile_variants(name, names, settings, time_limit):
-    """Print what Nsight Compute measures of each variant's own kernels. Raises CatalogError, ProfilerError.
-
-    `name` is the model's, `names` are the variants' (None: all), `settings` such as "batch_size=4".
-    """
+    """Print what Nsight Compute measures of variants, all if no `names` are given. Raises CatalogError, ProfilerError."""
     model = catalog.find_model(name)
     variants = [catalog.find_variant(model, each) for each in names] if names else catalog.variants(model)
     settings = model.settings("cuda") | catalog.parse_settings(settings)

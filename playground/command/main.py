@@ -178,7 +178,7 @@ def _measured(given, make_tasks, options, view, add, outputs, cluster):
     tasks, axes, compared = _prepared(given, make_tasks, options, cluster)
     console = make_console(sys.stderr if given.json == files.STDOUT else None)
     expected = collections.Counter(task.model.name for task in tasks)
-    shown = _Latest(sweep_table.Sweep(console, axes) if axes else view(console, expected))
+    shown = sweep_table.Sweep(console, axes) if axes else view(console, expected)
 
     def finish(report):
         return compared(add(report))
@@ -186,8 +186,8 @@ def _measured(given, make_tasks, options, view, add, outputs, cluster):
     try:
         report = measure(tasks, options, outputs.get("--json"), given.resume, finish, shown.update, cluster)
     except signals.Interrupted:
-        if shown.report:
-            report = finish(shown.report)
+        if shown.latest:
+            report = finish(shown.latest)
             with contextlib.suppress(OSError):  # the terminal may be gone
                 _show_end(given, shown, report)
             files.write_files(outputs, tasks, report, axes)
@@ -206,24 +206,8 @@ def _show_end(given, shown, report):
         Output("--json", files.STDOUT).write(functools.partial(files.write_document, report))
 
 
-class _Latest:
-    """A view, and the document that it was shown last: what there is when the run is interrupted."""
-
-    def __init__(self, view):
-        self._view = view
-        self.report = None
-        self.end = view.end
-
-    def update(self, report):
-        self.report = report
-        return self._view.update(report)
-
-
 def _prepared(given, make_tasks, options, cluster=None):
-    """(tasks, axes of the sweep, what adds how a document compares with an earlier one).
-
-    What would be in vain is not begun: raises Impossible, CatalogError and CannotPlot.
-    """
+    """(tasks, axes of the sweep, what adds a comparison). What would be in vain raises Impossible, CatalogError, CannotPlot."""
     ask = cluster.ask if cluster else here
     requirements.prepare_environment()
     if missing := ask(requirements.missing_for, "cuda" if given.device == "cuda" else "cpu"):

@@ -177,10 +177,7 @@ class SideEffects:
 
 
 def _overlap(tensor):
-    """What is wrong with an output of which several elements are one place in memory; None where nothing is.
-
-    Elements that lie between each other's without overlap are told from that only where there are few.
-    """
+    """What is wrong with an output that has several elements in one place of memory; interleaved ones are told apart if few."""
     pairs = sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
     reach = 0
     for stride, size in pairs if tensor.numel() else ():
@@ -222,10 +219,7 @@ class Trial:
 
 
 class StressTests:
-    """Calls of a model under all sorts of circumstances, a Trial each.
-
-    `first` and `second` are inputs of the same form, on its device.
-    """
+    """Calls of a model on `first` and `second`, inputs of the same form on its device, under all sorts of circumstances."""
 
     def __init__(self, model, first, second, device, declared_deterministic=None, another=None):
         """`another()` makes a second instance, whose weights are those that belong to `second`."""
@@ -254,10 +248,7 @@ class StressTests:
         return Trial(outputs, of="second", complaint=None if seen else "a change of one element is not seen")
 
     def _sees_one_element(self):
-        """Whether the result is another one when an element, of the inputs in the same memory, is: if it is in new memory.
-
-        A few times, since bits may differ from run to run.
-        """
+        """Whether a change of one element in the same memory is seen, if in new memory. A few times: bits may differ."""
         stale = 0
         for _ in range(ELEMENTS):
             held = copies(self._first)

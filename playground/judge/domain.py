@@ -97,10 +97,7 @@ class Domain:
         return f"it would leave the problem's domain ({'; '.join(self.texts)})"
 
     def free(self, i, value):
-        """Return where input `i`, whose value this is, may vary: not at zeros that stay zeros.
-
-        None where that is everywhere.
-        """
+        """Return where input `i`, whose value this is, may vary: not at zeros that stay zeros. None where it may everywhere."""
         return value != 0 if i in self._structures and self._structures[i].zeros else None
 
     def keep(self, drawn, values, positive=False):

@@ -55,10 +55,7 @@ class Score:
 
 @dataclasses.dataclass(frozen=True)
 class Exam:
-    """One probe of the check, with the oracle that runs it and what its outputs and gradients are compared with.
-
-    `draw()` gives the probe, and `elements` says how large its inputs are.
-    """
+    """One probe of the check, from `draw()`, with the oracle that runs it and what it is compared with."""
 
     draw: object
     elements: int
@@ -93,11 +90,7 @@ class Site:
 
 
 class Patched(TorchFunctionMode):
-    """While active, the calls of operators that compute something are counted, and a call gives what the patch {number: patch}
-    of its number does.
-
-    `sites` are the calls so far.
-    """
+    """While active, calls that compute something are counted, as `sites`; the patch of a call's number gives its result."""
 
     def __init__(self, patches):
         super().__init__()

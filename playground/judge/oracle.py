@@ -132,10 +132,7 @@ class Oracle:
         return self.perturbed(probe, PERTURBATIONS)
 
     def reordered(self, probe):
-        """Return what float32 gives where sums are added in other orders than PyTorch's, a result for each.
-
-        See reordered.py.
-        """
+        """Return what float32 gives where sums are added in other orders than PyTorch's, for each (see reordered.py)."""
         found = [self._perturbed(probe, Reordered(order)) for order in ORDERS]
         more = range(SHUFFLES if is_few(found[0].outputs) else 0)
         return found + [self._perturbed(probe, Reordered(ORDERS[0], seed)) for seed in more]
@@ -247,10 +244,7 @@ class Oracle:
             torch.cuda.empty_cache()
 
     def _once(self, model, inputs, upstream, wanted_inputs, in_double, kept=lambda value: value):
-        """Gradients are computed where `upstream` is given, a list with a gradient (or None) for each output.
-
-        `kept(value)` is what of a value leaves the device, or None.
-        """
+        """Gradients are computed where `upstream` is given, one for each output. `kept(value)` is what leaves the device."""
         on_gpu = self._device.type == "cuda"
         inputs = [v.to(self._device, copy=on_gpu) if isinstance(v, torch.Tensor) else v for v in inputs]  # it may change them
         if in_double:  # on the device: of some problems they are gigabytes

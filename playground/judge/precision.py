@@ -112,10 +112,7 @@ def without_tf32(device):
 
 
 class _Decomposed(TorchFunctionMode):
-    """While active, recurrent layers and attention consist of matrix products that a dispatch mode can see.
-
-    `contains(node)` says whether an autograd node comes from a recurrent layer.
-    """
+    """While active, recurrent layers and attention consist of matrix products that a dispatch mode can see."""
 
     def __init__(self):
         super().__init__()
@@ -177,10 +174,7 @@ def _cumulative_product(input, dim):
 
 @contextlib.contextmanager
 def _without_libraries():
-    """Without cuDNN and oneDNN, whose recurrent layers are one operator each.
-
-    torch.backends.cudnn.flags would read all of cuDNN's, which raises where `fp32_precision` has changed.
-    """
+    """Without cuDNN and oneDNN. torch.backends.cudnn.flags would raise where a `fp32_precision` of cuDNN's has changed."""
     cudnn, onednn = torch._C._get_cudnn_enabled(), torch._C._get_mkldnn_enabled()
     torch._C._set_cudnn_enabled(False)
     torch._C._set_mkldnn_enabled(False)

@@ -1,7 +1,4 @@
-"""Which elements of a large result are compared with float64 where all of them would take too much memory or time.
-
-The others are compared with eager PyTorch.
-"""
+"""Which elements of a large result are compared with float64 where all would take too long; the rest is with eager PyTorch."""
 
 import math
 import random

@@ -90,10 +90,7 @@ class Sizes:
 
     @functools.cached_property
     def _batch_name(self):
-        """The constant that is the batch: free, of a usual name, and the first dimension of an input; "" without one.
-
-        One that is two dimensions of an input, as those of a square matrix, is none.
-        """
+        """The free constant of a usual name that is the first dimension of an input, and no other of it; "" without one."""
         own = self._problems["own"]
         firsts = [shape[0] for shape in self._shapes(own) if isinstance(shape, tuple) and shape]
         named = {name: value for name, value in self._constants(own).items() if name.lower() in BATCH_NAMES}

@@ -244,10 +244,7 @@ def _spoil(tensor):
 
 
 def names_cuda(path, content=None):
-    """Return whether a file speaks of CUDA: .cuda(), device="cuda", torch.cuda.synchronize(), nvcc's text, a header of CUDA's.
-
-    `content` are its bytes, where they were read already.
-    """
+    """Return whether a file, or its bytes `content`, speaks of CUDA: .cuda(), device="cuda", torch.cuda, its headers."""
     text = (Path(path).read_bytes() if content is None else content).decode(errors="replace")
     of_device = r"""\.cuda\(|is_cuda|["']cuda|torch\.cuda( import|\.(?!is_available\b))"""
     return bool(

@@ -53,10 +53,7 @@ def sanitizer(examination):
 
 
 def sorted_out(entries):
-    """Return {"right", "wrong", "not run", "noted", REFUSED: [names of probes, or of checks of the behaviour]}.
-
-    "noted" are those with a remark instead of a result; REFUSED those where the variant raised an exception, as it may there.
-    """
+    """Return {"right", "wrong", "not run", "noted", REFUSED: names}; REFUSED by an exception, the others noted by a remark."""
     found = {"right": [], "wrong": [], "not run": [], "noted": [], REFUSED: []}
     for name, entry in entries.items():
         note = entry.get("note") or ""
@@ -74,9 +71,9 @@ def refused(check):
 
 
 def tables(check):
-    """Yield (heads, rows) of texts on every probe, every check of the behaviour and every kernel; no table without rows.
+    """Yield (heads, rows) of texts on each probe, check of the behaviour and kernel. The second cell is "ok", "fail" or "-".
 
-    The second cell is "ok", "fail" or "-", but for kernels: of one forward pass on the GPU, the longest first.
+    But for kernels: of one forward pass on the GPU, the longest first. No table is without rows.
     """
     check = check or {}
     kernels = [

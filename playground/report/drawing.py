@@ -36,16 +36,15 @@ STYLE = {
     "svg.hashsalt": "playground",
     "text.parse_math": False,  # a name may hold a dollar sign
     "font.family": "sans-serif",
-    "font.size": 10,
-    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
-    "axes.linewidth": 0.6,
+    "axes.facecolor": "none",
     "axes.unicode_minus": False,
 }
+LINES = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
 
 
-def style():
-    """Return the context in which figures are drawn and saved."""
-    return matplotlib.rc_context(STYLE)
+def style(colour=INK, size=10, width=0.6):
+    """Return the context in which figures are drawn and saved, with text of that size and axes of that width."""
+    return matplotlib.rc_context(STYLE | dict.fromkeys(LINES, colour) | {"font.size": size, "axes.linewidth": width})
 
 
 def figure(width, height):

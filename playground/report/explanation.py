@@ -33,10 +33,7 @@ def title(path):
 
 
 def sections(text):
-    """Return (title, [(heading, text)]), all printable, of a docstring whose headings have indented texts below.
-
-    The heading is None for what stands before the first one.
-    """
+    """Return (title, [(heading or None, text)]), all printable, of a docstring whose headings have indented texts below."""
     title, *lines = [printable(line).rstrip() for line in text.expandtabs(4).splitlines()]
     parts = re.split(r"^(?=\S.*\n )", "\n".join(lines), flags=re.MULTILINE)
     split = [re.match(r"(?:(\S[^\n]*)\n(?= ))?(.*)", part, re.DOTALL).groups() for part in parts if part.strip()]

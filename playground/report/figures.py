@@ -34,6 +34,7 @@ TIMED = ("pass", "forward only")  # verdicts with which a variant is timed
 TALLY = {"pass": "passed", "forward only": "forward only", "fail": "failed", "error": "ended in an error", "skipped": "skipped"}
 OUTCOMES = {"win": "faster", "tie": "no difference", "loss": "slower"}  # as they are said, of those in the JSON
 FORWARD = "forward"
+OF_PYTORCH = "PyTorch's"
 GRAPH = "CUDA graph"
 NOTE_ON_SLOW = "so timed without a graph: "  # in the notes of older records; `not_graphed` says the same
 
@@ -47,10 +48,7 @@ def meets(result):
 
 
 def label(result, preposition=""):
-    """Return what stands beside a speed-up, wherever it is shown: 'fp16', 'forward only', 'not proved against deceit', or "".
-
-    The `preposition`, such as "in ", stands before the precision.
-    """
+    """Return what stands beside a speed-up: `fp16` (behind the preposition), `forward only`, `not proved against deceit`."""
     own, accepted = result.get("variant_precision"), (result.get("accuracy") or {}).get("accepted")
     labels = [f"{preposition}{own}" if own else None, f"accurate to {accepted:g}" if accepted else None]
     labels += ["forward only" if result["verdict"] == "forward only" else None, result.get("speedup_proof")]
@@ -74,7 +72,7 @@ def texts(result):
     outcome, own = (result.get("outcome") or {}).get("verdict", NOTHING), result.get("variant_precision")
     return {
         "max error": scientific(check.get("max_error")),
-        "PyTorch's": scientific(check.get("eager_error")),
+        OF_PYTORCH: scientific(check.get("eager_error")),
         "build s": significant(result["build_seconds"]),
         "median ms": significant((result["time_ms"] or {}).get("median")),
         "speed-up": labelled(with_unit(ratio["ratio"], "x"), result) if ratio else NOTHING,
@@ -196,10 +194,9 @@ def under_graphs(result):
 
 
 def geometric_means(results):
-    """Return {place: (geometric mean, number of models)} of the best variant of each model against the best baseline.
+    """Return {place: (geometric mean, number of models)} of each model's best variant over the best baseline.
 
-    Variants that compute in a lower precision than the original are left out, as are those that do not meet the standard they
-    were asked to.
+    What computes in a lower precision than the original is left out, as is what does not meet its standard.
     """
     best = {}
     for result in results:
@@ -211,10 +208,7 @@ def geometric_means(results):
 
 
 def share_of_floor(result):
-    """Return how much of the least possible time the measured time is: 1.0 is at the hardware's limit.
-
-    None when not measured.
-    """
+    """Return the floor's share of the measured time, 1.0 at the hardware's limit; None where nothing was measured."""
     if not result.get("floor_ms") or not result.get("time_ms") or why_not_measured(result):
         return None
     return result["floor_ms"] / result["time_ms"]["median"]

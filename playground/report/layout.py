@@ -1,8 +1,7 @@
 """How text and tables are laid out, for people on a terminal and for programs in a pipe.
 
 Nothing is ever cut off. On a terminal what does not fit is folded, and columns that do not fit side by side stand below one
-another; elsewhere a line is as long as what it says. All drawing is ASCII, styles vanish where there is no terminal, and no
-line ends with blanks.
+another; elsewhere a line is as long as what it says. All drawing is ASCII, and styles vanish where there is no terminal.
 """
 
 import contextlib
@@ -35,10 +34,7 @@ STYLES |= dict.fromkeys(("forward only", "refused", "not comparable", "skipped",
 
 
 class _WithoutTrailingBlanks:
-    """A text file that drops the blanks before each end of line. rich pads lines, and whole lines is what it writes.
-
-    Where nothing can be written any more, because a disk is full or nobody reads a pipe, the run goes on: it may write files.
-    """
+    """A text file without the blanks that rich pads lines with. A run goes on where a disk is full or nobody reads a pipe."""
 
     def __init__(self, file):
         self._file = file
@@ -65,10 +61,7 @@ class _WithoutTrailingBlanks:
 
 
 def make_console(file=None):
-    """Return a console on `file` (stdout), as wide as the terminal or as COLUMNS says, but at least MIN_WIDTH columns wide.
-
-    Where there is neither, nothing is folded. NO_COLOR means no style at all: neither bold nor dim.
-    """
+    """Return a console on `file` (stdout), MIN_WIDTH or more columns wide; nothing is folded without a terminal and COLUMNS."""
     file = file or sys.stdout
     if hasattr(file, "reconfigure"):
         file.reconfigure(errors="backslashreplace")  # a name that the encoding lacks must not end the run
@@ -79,15 +72,12 @@ def make_console(file=None):
 
 
 def unstyled():
-    """Return the arguments of a rich Console that keep it from any style where NO_COLOR is set."""
+    """Return the arguments of a rich Console that keep it from any style, bold and dim, too, where NO_COLOR is set."""
     return {"color_system": None} if os.environ.get("NO_COLOR") else {}
 
 
 def print_folded(console, text, indent=0, style="", hanging=0):
-    """Print text that may come from an untrusted file: never markup, never highlighted, folded where it must be.
-
-    The lines after the first stand `hanging` columns further in.
-    """
+    """Print text from anywhere: no markup, folded where it must be, the lines after the first `hanging` columns further in."""
     line = text if isinstance(text, Text) else Text(one_line(text), style=style)
     room = console.width - indent
     hanging = min(hanging, room // 2)
@@ -116,8 +106,7 @@ def verdict(word):
 def fitted(rows, width, words):
     """Return a table of {name: Text} rows whose columns fit a width, up to four of them below one another.
 
-    `words` are the names whose columns hold words and not numbers; these two kinds do not share a place. Where nothing fits,
-    the first column, that of names, is narrowed.
+    Columns of `words` share no place with those of numbers. Where nothing fits, the first column, that of names, is narrowed.
     """
     runs = [list(run) for _, run in itertools.groupby(rows[0], key=lambda name: name in words)]
     for depth in (1, 2, 3, 4):

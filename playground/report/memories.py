@@ -1,7 +1,4 @@
-"""What a block of v3 to v5 keeps in which memory, and who hands what to whom: the drawings of memories.txt.
-
-A test compares the bytes of shared memory with those in the kernels' docstrings.
-"""
+"""What a block of v3 to v5 keeps in which memory, and who hands what to whom: the drawings of memories.txt."""
 
 import math
 import re
@@ -15,7 +12,6 @@ from playground.report.drawing import DEVICE, PANEL, SHARED, VARIANT
 MEMORIES = {"D": ("device memory", DEVICE), "S": ("shared memory of a block", SHARED), "R": ("registers", VARIANT)}
 SLOT, WIDTH, HEIGHT = 152, 134, 58  # units: a slot is as wide as a box and the arrow to the next one
 BAND, HEAD, GAP, MARGIN, TOP = 84, 20, 58, 12, 28  # units: of a band, of its name, between bands
-LOOK = {"fontsize": 11.5, "color": PANEL, "va": "center"}
 
 
 @dataclass(frozen=True)
@@ -70,39 +66,38 @@ def shared_bytes(boxes):
 def image(model, variant):
     """Return the text of an SVG file."""
     title, boxes = PICTURES[model, variant]
-    longest = max(len(line) for box in boxes for line in box.how)
+    longest, names = max(len(line) for box in boxes for line in box.how), {box.place: box.name for box in boxes}
     width = max(box.at[0] for box in boxes) + WIDTH + max(MARGIN, 6.3 * longest - WIDTH / 2)
-    with drawing.style():
+    kept = (f"{MEMORIES[each.place[0]][0]}: {', '.join(each.lines[:-1])} ({each.detail})" for each in boxes)
+    handed = (f"{each.name} to {names[each.to]}: {' '.join(each.how)}" for each in boxes if each.to)
+    with drawing.style(PANEL, 11.5):
         figure = drawing.figure(width, _band("R") + BAND + 6)
         axes = drawing.sheet(figure)
-        axes.text(MARGIN, 12, title, weight="bold", **LOOK)
+        _write(axes, (MARGIN, 12), [title], weight="bold")
         for letter, (words, _) in MEMORIES.items():
             words += f": {shared_bytes(boxes):,} bytes" if letter == "S" else ""
             axes.barh(_band(letter) + BAND / 2, width - 4, height=BAND, left=2, facecolor=PANEL, alpha=0.1)
-            axes.text(MARGIN + SLOT * (letter == "S"), _band(letter) + 11, words, **LOOK)  # clear of x's arrow
+            _write(axes, (MARGIN + SLOT * (letter == "S"), _band(letter) + 11), [words])  # clear of x's arrow
         for box in boxes:
-            left, top = box.at
+            (left, top), look = box.at, {"ha": "center", "color": "#ffffff"}
             axes.barh(top + HEIGHT / 2, WIDTH, height=HEIGHT, left=left, facecolor=MEMORIES[box.place[0]][1])
-            _write(axes, (left + WIDTH / 2, top + HEIGHT / 2), box.lines, 16, ha="center", color="#ffffff")
+            for line, text in enumerate(box.lines, 1):
+                at = left + WIDTH / 2, top + HEIGHT * line / (len(box.lines) + 1)
+                _write(axes, at, [text], weight="bold" if line == 1 else "normal", **look)
             if box.to:
                 _draw_arrow(axes, box, boxes)
-        names = {box.place: box.name for box in boxes}
-        kept = (f"{MEMORIES[each.place[0]][0]}: {', '.join(each.lines[:-1])} ({each.detail})" for each in boxes)
-        handed = (f"{each.name} to {names[each.to]}: {' '.join(each.how)}" for each in boxes if each.to)
         words = f"{title}. {'; '.join(kept)}. {'; '.join(handed)}."
-        name = f"{model}, {variant}: what a block keeps where"
-        return drawing.svg(figure, "memories", name, words, drawing.ANYWHERE) + "\n"
+        return drawing.svg(figure, "memories", f"{model}, {variant}: what a block keeps where", words, drawing.ANYWHERE) + "\n"
 
 
 def _band(letter):
     return TOP + list(MEMORIES).index(letter) * (BAND + GAP)
 
 
-def _write(axes, at, lines, step, **look):
-    """Write lines around a place, `step` units apart; the first of white ones is a name."""
+def _write(axes, at, lines, **look):
+    """Write lines around a place."""
     for number, line in enumerate(lines):
-        weight = "bold" if "color" in look and not number else "normal"
-        axes.text(at[0], at[1] + step * (number - (len(lines) - 1) / 2), line, weight=weight, **LOOK | look)
+        axes.text(at[0], at[1] + 13 * (number - (len(lines) - 1) / 2), line, va="center", **look)
 
 
 def _draw_arrow(axes, start, boxes):
@@ -128,4 +123,4 @@ def _draw_arrow(axes, start, boxes):
         label, side, corner = (tip[0] + (6 if is_last else -6), gap), "left" if is_last else "right", "angle,angleA=0,angleB=90"
     arrow = {"arrowstyle": "-|>,head_length=0.5,head_width=0.25", "color": PANEL, "linewidth": 1.6, "connectionstyle": corner}
     axes.annotate("", tip, begin, arrowprops=arrow | {"shrinkA": 0, "shrinkB": 0})
-    _write(axes, label, start.how, 13, ha=side)
+    _write(axes, label, start.how, ha=side)

@@ -10,6 +10,7 @@ plot leave it out, and the ladders' tables name it.
 """
 
 import argparse
+import math
 import re
 import sys
 import textwrap
@@ -19,7 +20,7 @@ from pathlib import Path
 from playground.catalog import ladder_order, reading_order
 from playground.report import drawing, figures, memories, page, published, speed_bars
 from playground.report.document import DocumentError, date_of, is_stale, read, write_whole
-from playground.report.text import markdown_cell, markdown_table, scientific, significant, with_unit
+from playground.report.text import NOTHING, grouped, markdown_cell, markdown_table, significant, with_unit
 
 COMMAND = "python -m playground.report.publish"
 README, SOLUTIONS, PICTURES = Path("README.md"), Path("docs/published_solutions.md"), Path("docs/pictures")
@@ -28,13 +29,8 @@ LIMITED = Path("results/shared_memory")  # runs of it as built for GPUs with les
 OTHERS = "_fp32", "_fp16"  # the ends of the names of baselines that are no headline's
 LAUNCHES_SHOW = 0.05  # of a time: what a CUDA graph has to save to be mentioned
 BEST_HEAD = (
-    "model, forward pass",
-    "eager, ms",
-    "fastest PyTorch, ms",
-    "best kernel here, ms",
-    "speed-up",
-    "of the floor",
-    "on",
+    *("model, forward pass", "eager, ms", "fastest PyTorch, ms", "best kernel here, ms"),
+    *("speed-up", "of the floor", "on"),
 )
 HEAD = (
     *("", "median ms", "over eager", "over the best", "of the floor", "max error (PyTorch's)"),
@@ -59,18 +55,17 @@ PICTURE = (
 NOTHING_MEASURED = "No kernel has been measured on a GPU in its present form yet."
 
 
-class PublishError(ValueError):
-    """A page cannot hold its table, or the plot cannot be drawn."""
-
-
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run's results at the originals' sizes, each {(model, variant): result}; `limited` are LIMITED's that are current."""
+    """A run's results at the originals' sizes: {(model, variant): result} of those that are current, the keys of the others.
+
+    `limited` are LIMITED's that are current.
+    """
 
     name: str
     environment: dict
     current: dict
-    stale: dict
+    stale: set
     limited: list
 
     @property
@@ -89,12 +84,12 @@ def main(arguments=None, root=figures.ROOT):
     check = parser.parse_args(arguments).check
     try:
         if missing := page.missing():
-            raise PublishError(missing.replace("--html", "the plot"))
+            raise DocumentError(missing.replace("--html", "the plot"))
         made = {root / path: text for path, text in files(root)}
         outdated = [file for file, text in made.items() if not file.is_file() or file.read_text(encoding="utf-8") != text]
         for file in [] if check else outdated:
             write_whole(file, made[file])
-    except (OSError, DocumentError, PublishError) as error:
+    except (OSError, DocumentError) as error:
         print(f"publish: {error}", file=sys.stderr)
         return 2
     if check and outdated:
@@ -113,39 +108,38 @@ def files(root):
         yield SOLUTIONS, _between(root, SOLUTIONS, "published", published.table(solutions))
         yield PICTURES / "published_solutions.svg", published.image(solutions)
     yield README, readme
-    newest = max(runs, key=lambda run: date_of(run.environment), default=None)
-    timed = {model: [each for each in newest.of(model) if each["time_ms"]] for model in models if newest}
     for model in models:
         ladder = Path("docs") / f"ladder_{model}.md"
         if (root / ladder).is_file():
             yield ladder, _between(root, ladder, "results", table(root, runs, ladder, model))
             for variant in (variant for of, variant in memories.PICTURES if of == model):
                 yield PICTURES / f"{model}-{variant}.svg", memories.image(model, variant)
-    timed = {model: results for model, results in timed.items() if results}
+    newest = max(runs, key=lambda run: date_of(run.environment), default=None)
+    title = f"Forward pass on {newest.title}" if newest else NOTHING_MEASURED
+    timed = {model: [each for each in newest.of(model) if each["time_ms"]] for model in models if newest}
     for path, colours in PLOTS.items():
-        title = f"Forward pass on {newest.title}" if newest else NOTHING_MEASURED
-        yield path, speed_bars.image(title, timed, colours)
+        yield path, speed_bars.image(title, {model: results for model, results in timed.items() if results}, colours)
 
 
 def newest_runs(root):
     """Return the newest run of each GPU that has full-size results, by the GPU's name."""
     runs = {}
+    limited = [each for path in (root / LIMITED).glob("*.json") for each in _results(read(path))]
     for path in sorted((root / "results").glob("*.json")):
         document = read(path)
         environment, gpu = document["environment"], document["environment"].get("gpu")
-        full_size = [r for r in document["results"] if r["ran_on"] == "cuda" and not figures.changed_sizes(r, root)]
+        full_size = [r for r in _results(document) if r["ran_on"] == "cuda" and not figures.changed_sizes(r, root)]
         found = {(each["model"], each["variant"]): each for each in full_size}
         if gpu and found and (gpu not in runs or date_of(environment) >= date_of(runs[gpu].environment)):
-            stale = {key: result for key, result in found.items() if _is_stale(root, result)}
-            current = {key: result for key, result in found.items() if key not in stale}
-            runs[gpu] = Run(path.name, environment, current, stale, _limited(root, gpu))
+            stale = {key for key, each in found.items() if _is_stale(root, each)}
+            less = [each for each in limited if each["gpu"] == gpu and not _is_stale(root, each)]
+            current = {key: each for key, each in found.items() if key not in stale}
+            runs[gpu] = Run(path.name, environment, current, stale, sorted(less, key=lambda each: -each["shared_limit_kb"]))
     return [runs[gpu] for gpu in sorted(runs)]
 
 
-def _limited(root, gpu):
-    documents = [read(path) for path in (root / LIMITED).glob("*.json")]
-    results = [each for document in documents if document["environment"].get("gpu") == gpu for each in document["results"]]
-    return sorted((each for each in results if not _is_stale(root, each)), key=lambda each: -each["shared_limit_kb"])
+def _results(document):
+    return [each | {"gpu": document["environment"].get("gpu")} for each in document["results"]]
 
 
 def _is_stale(root, result):
@@ -158,18 +152,16 @@ def _between(root, path, name, block, text=None):
     text = text or (root / path).read_text(encoding="utf-8")
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
-        raise PublishError(f"{path} must contain {begin} and, below it, {end}, once each")
+        raise DocumentError(f"{path} must contain {begin} and, below it, {end}, once each")
     return text[: text.index(begin) + len(begin)] + f"\n{block}\n" + text[text.index(end) :]
 
 
 def best(runs, models):
     """Return the text between README's markers: the plot, and of each model and GPU the fastest kernel beside PyTorch."""
-    rows = [(run.environment["gpu"], run, row) for model in models for run in runs if (row := _best_row(run.of(model)))]
-    gpus = {}  # by all else that is said of their runs
-    for gpu, run in dict.fromkeys((gpu, run) for gpu, run, _ in rows):
-        gpus.setdefault(run.title.removeprefix(gpu), []).append(gpu)
-    titles = "; ".join(markdown_cell(f"{' and '.join(names)}{rest}") for rest, names in gpus.items())
-    table = markdown_table(BEST_HEAD, [(*row, markdown_cell(gpu)) for gpu, _, row in rows])
+    rows = [(run, row) for model in models for run in runs if (row := _best_row(run.of(model)))]
+    gpu = {run: run.environment["gpu"] for run, _ in rows}
+    alike = grouped(gpu, lambda run: run.title.removeprefix(gpu[run]))  # but for the GPU
+    titles = "; ".join(markdown_cell(" and ".join(map(gpu.get, own)) + rest) for rest, own in alike.items())
     timed = {name for run in runs for result in run.current.values() for name in result["baselines_ms"] or ()}
     names = figures.ordered_baselines(name for name in timed if not name.endswith(OTHERS))
     baselines = ", ".join(markdown_cell(figures.baseline_name(name)) for name in names) or "no baseline"
@@ -177,6 +169,7 @@ def best(runs, models):
         f"At each model's own size. *Speed-up* is over the fastest of PyTorch's ways ({baselines}), taken in turns with it. "
         "*Of the floor*: 100% is as fast as the GPU's measured memory bandwidth and arithmetic rate allow."
     )
+    table = markdown_table(BEST_HEAD, [(*row, gpu[run]) for run, row in rows])
     return "\n\n".join([PICTURE, f"{titles}:", table, caption]) if titles else NOTHING_MEASURED
 
 
@@ -185,18 +178,15 @@ def _best_row(results):
     if not as_precise:
         return None
     result = min(as_precise, key=lambda each: each["time_ms"]["median"])
-    (fastest, ratio), share, median = figures.headline(result), figures.share_of_floor(result), result["time_ms"]["median"]
-    baselines, graphed = figures.baseline_medians(results), (result.get("graphed") or {}).get("time_ms")
-    # Where launches took a share of the time that shows.
-    in_a_graph = graphed and graphed["median"] <= (1 - LAUNCHES_SHOW) * median
-    best = f"**{significant(median)}**{', in a CUDA graph ' + significant(graphed['median']) if in_a_graph else ''}"
+    texts, baselines, (fastest, _) = figures.texts(result), figures.baseline_medians(results), figures.headline(result)
+    graphed = ((result.get("graphed") or {}).get("time_ms") or {}).get("median", math.inf)
+    launches_show = graphed <= (1 - LAUNCHES_SHOW) * result["time_ms"]["median"]
+    in_a_graph = f", in a CUDA graph {significant(graphed)}" * launches_show
     return (
-        markdown_cell(result["model"]),
-        significant(baselines.get("eager")),
-        f"{significant(baselines[fastest])} ({markdown_cell(figures.baseline_name(fastest))})" if fastest else "",
-        f"{best} ({_link(README, result['model'], result['variant'])})",
-        f"**{with_unit(ratio['ratio'], 'x')}**" if ratio else "",
-        with_unit(100 * share, "%") if share else "",
+        *(result["model"], significant(baselines.get("eager"))),
+        f"{significant(baselines[fastest])} ({texts['over']})" if fastest else NOTHING,
+        f"**{texts['median ms']}**{in_a_graph} ({_link(README, result['model'], result['variant'])})",
+        *(f"**{texts['speed-up']}**" if fastest else NOTHING, texts["of floor"]),
     )
 
 
@@ -208,39 +198,34 @@ def table(root, runs, path, model):
 def _ladder(root, run, path, model):
     results = run.of(model)
     inputs = next(filter(None, map(figures.inputs_text, results)), "")
-    permitted = sorted({PERMITTED[result["precision"]] for result in results if result["precision"] in PERMITTED})
-    gpu, of = markdown_cell(run.environment["gpu"]), [f"input {markdown_cell(inputs)}"] if inputs else []
-    title = ", ".join([f"**{gpu}**", *of, *permitted])
-    rows = [*_baseline_rows(results)]
+    title = [f"**{markdown_cell(run.environment['gpu'])}**", *[f"input {markdown_cell(inputs)}"] * bool(inputs)]
+    title += sorted({PERMITTED[result["precision"]] for result in results if result["precision"] in PERMITTED})
+    rows, limited = list(_baseline_rows(results)), [each for each in run.limited if each["model"] == model]
     for variant in sorted((file.stem for file in (root / "kernels" / model).glob("[!_]*.py")), key=ladder_order):
-        key = model, variant
         if not variant.startswith("cpu_"):
-            rows.append([_link(path, *key), *(["stale"] if key in run.stale else _figures(run.current.get(key)))])
-            limited = [each for each in run.limited if (each["model"], each["variant"]) == key]
-            rows += [[f"... built for {each['shared_limit_kb']} KB", *_figures(each)] for each in limited]
+            own = ["stale"] if (model, variant) in run.stale else _figures(run.current.get((model, variant)))
+            rows.append([_link(path, model, variant), *own])
+            less = [each for each in limited if each["variant"] == variant]
+            rows += [[f"... built for {each['shared_limit_kb']} KB", *_figures(each)] for each in less]
     joined = run.environment.get("joined")  # which results of the record are from other runs
     caption = (
         f"Measured on {markdown_cell(run.title)}{f' ({markdown_cell(joined)})' if joined else ''}; recorded in "
         f"`results/{run.name}`. 'The best' is the fastest baseline."
     )
-    if any(each["model"] == model for each in run.limited):
-        caption += f" Built for less shared memory than the GPU has: `{LIMITED}/`, short runs."
+    caption += f" Built for less shared memory than the GPU has: `{LIMITED}/`, short runs." * bool(limited)
     caption += " Stale: the file has changed since it was measured." * any(of == model for of, _ in run.stale)
     steps = [(_link(path, model, each["variant"]), *_kernels(each)) for each in results if each["time_ms"]]
     several = [step for step in steps if "%, " in "".join(step[1:])]
     kernels = f"\n\n{markdown_table(KERNELS_HEAD, several)}" if several else ""
-    return f"{title}\n\n{markdown_table(HEAD, rows)}\n\n{caption}{kernels}"
+    return f"{', '.join(title)}\n\n{markdown_table(HEAD, rows)}\n\n{caption}{kernels}"
 
 
 def _kernels(result):
-    """Yield 'own 50.0%, PyTorch: elementwise 30.0%, ...': the parts of the measured time, in the profiler's order.
-
-    Kernels of one name stand together; nothing where none were recorded.
-    """
+    """Yield 'own 50.0%, PyTorch: elementwise 30.0%, ...', the parts of the measured time, where they were recorded."""
     spent = {}
     for kernel in ((result["check"] or {}).get("work") or {}).get("kernels") or []:
         other = next((name for part, name in OTHER_KERNELS.items() if part in kernel["name"]), None)
-        name = other or f"`{markdown_cell(re.sub(r'^void |[<(].*', '', kernel['name']))}`"
+        name = other or f"`{re.sub(r'^void |[<(].*', '', kernel['name'])}`"
         spent[name] = spent.get(name, 0.0) + kernel["microseconds"]
     whole = max(sum(spent.values()), 1e3 * result["time_ms"]["median"])  # the profiled pass may have taken longer
     if spent:
@@ -252,39 +237,35 @@ def _baseline_rows(results):
     """One row a baseline: the median of the medians that were taken beside each variant."""
     forward = figures.baseline_medians(results)
     steps = [[(result["training"] or {}).get(mode) or {} for result in results] for mode in figures.TRAINING]
-    training = [figures.baseline_medians(each) for each in steps]
     for name in figures.ordered_baselines(forward):
-        over_eager = with_unit(forward["eager"] / forward[name], "x") if "eager" in forward else ""
-        times = [significant(medians[name]) if name in medians else "" for medians in training]
-        yield (markdown_cell(figures.baseline_name(name)), significant(forward[name]), over_eager, "", "", "", *times)
+        over_eager = with_unit(forward["eager"] / forward[name], "x") if "eager" in forward else NOTHING
+        times = [significant(figures.baseline_medians(each).get(name)) for each in steps]
+        yield (figures.baseline_name(name), significant(forward[name]), over_eager, *[NOTHING] * 3, *times)
 
 
 def _figures(result):
-    """The cells behind a variant's name, as far as there is something to say; `result` is None where there is none."""
-    if result is None:
-        yield "not measured yet"
-    elif result["verdict"] != "pass":
-        yield markdown_cell(textwrap.shorten(f"{result['verdict']}: {result['reason']}", LONGEST_REASON, placeholder=" ..."))
-    elif result["time_ms"] is None:
-        yield "passed, not timed"
-    else:
-        check, eager, share = result["check"], (result["speedup"] or {}).get("eager"), figures.share_of_floor(result)
-        (best, ratio), precision = figures.headline(result), result.get("variant_precision")
-        yield significant(result["time_ms"]["median"]) + (f" in {markdown_cell(precision)}" if precision else "")
-        yield with_unit(eager["ratio"], "x") if eager else ""
-        yield f"{with_unit(ratio['ratio'], 'x')} ({markdown_cell(figures.baseline_name(best))})" if best else ""
-        yield with_unit(100 * share, "%") if share else ""
-        yield f"{scientific(check['max_error'])} ({scientific(check['eager_error'])})"
-        yield from (_training_cell((result["training"] or {}).get(mode)) for mode in figures.TRAINING)
+    """Return the cells behind a variant's name; `result` is None where there is none."""
+    if result is None or result["time_ms"] is None:
+        why = result and textwrap.shorten(f"{result['verdict']}: {result['reason']}", LONGEST_REASON, placeholder=" ...")
+        return ["not measured yet" if result is None else "passed, not timed" if result["verdict"] == "pass" else why]
+    texts, precision, (best, ratio) = figures.texts(result), result.get("variant_precision"), figures.headline(result)
+    return [
+        texts["median ms"] + (f" in {precision}" if precision else ""),
+        with_unit(((result["speedup"] or {}).get("eager") or {}).get("ratio"), "x"),
+        f"{with_unit(ratio['ratio'], 'x')} ({texts['over']})" if best else NOTHING,
+        texts["of floor"],
+        f"{texts['max error']} ({texts[figures.OF_PYTORCH]})",
+        *(_training_cell((result["training"] or {}).get(mode)) for mode in figures.TRAINING),
+    ]
 
 
 def _training_cell(timings):
     if not timings or not timings.get("time_ms"):
-        return ""
+        return NOTHING
     _, ratio = figures.headline(timings)
     over = f" ({with_unit(ratio['ratio'], 'x')})" if ratio else ""
     graphed = _training_cell(timings.get("graphed"))
-    return significant(timings["time_ms"]["median"]) + over + (f"; {figures.GRAPH} {graphed}" if graphed else "")
+    return significant(timings["time_ms"]["median"]) + over + (f"; {figures.GRAPH} {graphed}" if graphed != NOTHING else "")
 
 
 def _link(path, model, variant):

@@ -14,7 +14,6 @@ HEAD = (
 )
 LEAST, MOST = 0.02, 50.0  # speed-ups on the axes
 TICKS = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
-LOOK = {"color": PANEL, "fontsize": 11}
 
 
 def read(root):
@@ -67,43 +66,37 @@ def table(results):
         found, claiming = counts(own)
         rows.append([title, *(found[what] for what in ("all", "right", "drop-in", "timed", "faster"))])
         rows[-1] += [claiming[what] for what in ("all", "right", "over eager", "faster")]
-    return markdown_table(HEAD, [map(str, row) for row in rows])
+    return markdown_table(HEAD, rows)
 
 
 def image(results):
     """Return the text of an SVG file: each solution's claimed speed-up to the right, the measured one over eager upwards."""
     claimed = [each for each in results if each.get("claimed_speedup")]
-    with drawing.style():
+    with drawing.style(PANEL, 11):
         figure = drawing.figure(640, 690)
         axes, failed = figure.subplots(2, sharex=True, height_ratios=(12, 1))
         figure.subplots_adjust(left=0.13, right=0.97, top=0.9, bottom=0.08, hspace=0.04)
         title = "Published solutions: speed-up over eager PyTorch, claimed and measured"
-        figure.text(0.01, 0.97, title, weight="bold", **LOOK)
-        figure.text(0.01, 0.943, f"Triangles: beyond {LEAST:g}x or {MOST:g}x, drawn at the edge.", **LOOK)
+        figure.text(0.01, 0.97, title, weight="bold")
+        figure.text(0.01, 0.943, f"Triangles: beyond {LEAST:g}x or {MOST:g}x, drawn at the edge.")
         ends = LEAST / 1.15, MOST * 1.15
         axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, ylabel="measured here")
         axes.plot(ends, ends, color=PANEL, linewidth=1.2)
-        axes.text(0.07, 0.075, "as claimed", rotation=45, rotation_mode="anchor", ha="center", **LOOK)
+        axes.text(0.07, 0.075, "as claimed", rotation=45, rotation_mode="anchor", ha="center")
         for line in (axes.axvline, axes.axhline, failed.axvline):
             line(1, color=PANEL, linewidth=0.8, linestyle=(0, (4, 3)))
         timed = [(each, each["speedup"]["eager"]["ratio"], kinds(each)) for each in claimed if "timed" in kinds(each)]
         _scatter(axes, [(each, ratio, GOOD if "faster" in of else DEVICE) for each, ratio, of in timed])
         for label, colour in (("right and faster than PyTorch's best", GOOD), ("right", DEVICE)):
             axes.plot([], [], "s", color=colour, markersize=6, label=label)
-        axes.legend(loc="upper left", labelcolor=PANEL, frameon=False)
+        axes.legend(loc="upper left", frameon=False)
         _scatter(failed, [(each, 1, FLOOR) for each in claimed if "right" not in kinds(each)])
         labels = [f"{tick:g}x" for tick in TICKS]
         failed.set(xticks=TICKS, xticklabels=labels, yticks=[1], yticklabels=["fails"], xlabel="claimed by the publisher")
         axes.set(yticks=TICKS, yticklabels=labels)
         for panel in (axes, failed):
             panel.minorticks_off()
-            panel.set_facecolor("none")
-            panel.tick_params(colors=PANEL)
-            panel.spines[:].set_color(PANEL)
-            for axis in (panel.xaxis, panel.yaxis):
-                axis.label.set_color(PANEL)
-        words = " ".join(map(_in_words, results))
-        return drawing.svg(figure, "published", title, words, drawing.ANYWHERE) + "\n"
+        return drawing.svg(figure, "published", title, " ".join(map(_in_words, results)), drawing.ANYWHERE) + "\n"
 
 
 def _scatter(axes, points):

@@ -93,7 +93,6 @@ def _draw_axes(axes, points, roofs, bandwidth):
     right = max(left * (column / left) ** (1 / COLUMN_AT), highest / bandwidth * 2)
     left = min(left, column ** (1 / (1 - COLUMN_AT)) / right ** (COLUMN_AT / (1 - COLUMN_AT)))
     axes.set(xlim=(left, right), ylim=(min(point.rate for point in points) / 3, max(highest, *(p.rate for p in points)) * 1.5))
-    axes.patch.set_visible(False)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(True, color=FAINT, linewidth=0.6)
     axes.set_axisbelow(True)

@@ -53,10 +53,7 @@ class Picture:
 
 
 def pictures(members, brief=False):
-    """Return a Picture of forward and of each training mode of (result, what the page shows of it) at one place and size.
-
-    `brief`: of forward alone, without CUDA graphs, and of PyTorch only eager and the fastest.
-    """
+    """Return a Picture of each mode of (result, what the page shows of it) at one size; `brief`: of forward without graphs."""
     modes = [title for result, _ in members for title in figures.timed_modes(result) if figures.GRAPH not in title]
     made = (_picture(members, title, brief) for title in ([figures.FORWARD] if brief else dict.fromkeys(modes)))
     return [each for each in made if any(row.ms for row in each.rows)]

@@ -67,11 +67,7 @@ def own_check(result):
 
 
 def _cases(results):
-    """Of each solution of a problem with several cases: how many tests and benchmarks are right, and the benchmarks' means.
-
-    `geometric_mean_ms` is that of their median times, `over_eager` that of their speed-ups; None unless all tests and
-    benchmarks are right, and all benchmarks timed. `ranking` is how the problem's file ranks: "geom", "mean" or "last".
-    """
+    """Yield each solution of a problem with several cases: what is right, and the benchmarks' means where all of them are."""
     of_cases = [result for result in results if (result.get("pair") or {}).get("case")]
     for (problem, solution), rows in grouped(of_cases, lambda result: (result["model"], result["variant"])).items():
         case = rows[0]["pair"]["case"]

@@ -5,7 +5,7 @@ import collections
 from rich.text import Text
 
 from playground.judge.accuracy import named as accuracy_named
-from playground.report import against, contract, suite
+from playground.report import contract, suite
 from playground.report.figures import TIMED, baseline_name, label, raised_at, why_not_measured
 from playground.report.layout import INDENT, cells, print_folded, print_rows, verdict
 from playground.report.terminal import View
@@ -17,25 +17,30 @@ TITLES = {key: title for title, key in contract.STANDARDS.items()}
 
 
 class Pairs(View):
-    """The view of a run over pairs. It is made, and `update` and `end` are called, as terminal.Summary is."""
+    """The view of a run over pairs."""
 
     def __init__(self, console, expected):
         super().__init__(console)
         self._count = sum(expected.values())
 
-    def update(self, report):
-        """Print what is new."""
+    def show(self, report):
         if report["results"]:
             self.print_machine(report)
         for result in self.unprinted(report["results"]):
             number = f"{len(self._printed):{len(str(self._count))}}/{self._count} "
             print_folded(self._console, Text(number).append_text(_line(result)), hanging=len(number))
 
-    def end(self, report):
-        self.update(report)
-        self._console.print()
-        show(report["suite"], self._console)
-        against.show(report, self._console)
+    def conclude(self, report):
+        console, summary = self._console, report["suite"]
+        pairs = summary["pairs"]
+        counts = [f"{summary['verdicts'][word]} {word}" for word in contract.VERDICTS if summary["verdicts"].get(word)]
+        console.print()
+        print_folded(console, f"{pairs} pair{'s' * (pairs != 1)}: {', '.join(counts)}", style="bold")
+        for line in remarks(summary):
+            print_folded(console, line, INDENT, hanging=INDENT)
+        print_rows(console, summary_rows(summary), {"standard", "right", "over"})
+        words = {"problem", "solution", "tests", "benchmarks", "own check", "ranks by"}
+        print_rows(console, list(_case_rows(summary.get("cases") or ())), words)
 
 
 def _line(result):
@@ -64,18 +69,6 @@ def named(result):
     return f"{result['model']}, {result['variant']}{case}"
 
 
-def show(summary, console):
-    """Print the "suite" key of a document."""
-    pairs = summary["pairs"]
-    counts = [f"{summary['verdicts'][word]} {word}" for word in contract.VERDICTS if summary["verdicts"].get(word)]
-    print_folded(console, f"{pairs} pair{'s' * (pairs != 1)}: {', '.join(counts)}", style="bold")
-    for line in remarks(summary):
-        print_folded(console, line, INDENT, hanging=INDENT)
-    print_rows(console, summary_rows(summary), {"standard", "right", "over"})
-    if cases := summary.get("cases"):
-        print_rows(console, list(case_rows(cases)), {"problem", "solution", "tests", "benchmarks", "own check", "ranks by"})
-
-
 def remarks(summary):
     """Yield how often which caveat and which accuracy was seen, and what else is to be known of the figures."""
     for what in ("caveats", "accuracy"):
@@ -90,19 +83,16 @@ def remarks(summary):
         yield f"problems without a solution, which count as wrong in fast_p: {len(missing)}"
 
 
-def case_rows(cases):
+def _case_rows(cases):
     """Yield {head: cell} of each solution of a problem with several cases."""
     for each in cases:
         row = {"problem": each["problem"], "solution": each["solution"]}
         for kind in ("test", "benchmark"):
-            found = each[kind]
-            row[f"{kind}s"] = (
-                f"{found['right']} of {found['ran']} right" if found["ran"] else f"{found['listed']} on a GPU only"
-            )
+            ran, listed = each[kind]["ran"], each[kind]["listed"]
+            row[f"{kind}s"] = f"{each[kind]['right']} of {ran} right" if ran else f"{listed} on a GPU only"
         row["own check"] = f"accepts {each['accepted']} of {each['checked']}"
         row["ranks by"] = RANKS.get(each["ranking"], each["ranking"])
-        row["geometric mean ms"] = significant(each["geometric_mean_ms"])
-        row["over eager"] = with_unit(each["over_eager"], "x")
+        row |= {"geometric mean ms": significant(each["geometric_mean_ms"]), "over eager": with_unit(each["over_eager"], "x")}
         yield cells(row, map(one_line, row.values()))
 
 
@@ -111,14 +101,14 @@ def summary_rows(summary):
     rows = []
     for standard, found in summary["standards"].items():
         for name, over in (found["over"] or {None: {}}).items():
-            mean, fast = over.get("geometric_mean"), over.get("fast_p", {"0": found["fast_0"]})
+            fast, mean = over.get("fast_p", {"0": found["fast_0"]}), over.get("geometric_mean", {})
             row = {"standard": TITLES[standard], "right": f"{found['correct']} of {summary['pairs']}"}
             row["over"] = _baseline(name) if name else NOTHING
             for p in suite.THRESHOLDS:
                 row[f"fast_{p:g}"] = significant(share) if (share := fast.get(f"{p:g}")) != 0 else "0"
-            row["mean"] = with_unit(mean["ratio"], "x") if mean else NOTHING
+            row["mean"] = with_unit(mean.get("ratio"), "x")
             row["interval"] = span(mean["low"], mean["high"], "x") if mean else NOTHING
-            row["pairs"] = str(mean["pairs"]) if mean else NOTHING
+            row["pairs"] = str(mean.get("pairs", NOTHING))
             rows.append(cells(row, map(one_line, row.values())))
     return rows
 

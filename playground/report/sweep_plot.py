@@ -5,8 +5,8 @@ from pathlib import Path
 
 from playground import sweep
 from playground.report.figures import baseline_medians, baseline_name, fastest_baseline, why_not_measured
-from playground.report.sweep_table import by_variant
-from playground.report.text import one_line
+from playground.report.sweep_table import VARIANT
+from playground.report.text import grouped, one_line
 
 FORMATS = (".svg", ".png", ".pdf")
 
@@ -26,14 +26,11 @@ def require(file):
 
 
 def write(report, axes, file):
-    """Draw a column for each model and combination of other axes; the first axis runs to the right.
-
-    It has a panel of times and one of speed-ups, as far as any were measured, and above them why points are missing.
-    """
+    """Draw times and speed-ups along the first axis, a column for each model and combination of the other axes."""
     from matplotlib.figure import Figure  # which only who draws needs
 
     axis, columns = next(iter(axes)), {}
-    for (model, variant), own in by_variant(report["results"]).items():
+    for (model, variant), own in grouped(report["results"], VARIANT).items():
         for others, line in sweep.lines_along(own, axes, axis):
             title = ", ".join([model, *(f"{name}={each}" for name, each in others.items())])
             columns.setdefault(title, {})[variant] = line

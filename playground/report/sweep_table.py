@@ -1,10 +1,14 @@
 """A sweep on the terminal: for each variant a row a point, and where it becomes faster or slower."""
 
+import operator
+
 from playground import sweep
-from playground.report import against, figures
+from playground.report import figures
 from playground.report.layout import INDENT, cells, print_folded, print_rows, verdict
 from playground.report.terminal import View
 from playground.report.text import grouped, one_line, significant
+
+VARIANT = operator.itemgetter("model", "variant")
 
 
 class Sweep(View):
@@ -14,36 +18,22 @@ class Sweep(View):
         super().__init__(console)
         self._axes = axes
 
-    def update(self, report):
-        pass
-
-    def end(self, report):
-        show(report, self._axes, self._console)
-        against.show(report, self._console)
-
-
-def show(report, axes, console):
-    """Print everything about a swept document; `axes` are {name: values}."""
-    print_folded(console, figures.machine(report["environment"]), style="dim")
-    for (model, variant), results in by_variant(report["results"]).items():
-        console.print()
-        print_folded(console, f"{model} {variant}", style="bold")
-        ordered = sorted(results, key=lambda result: [sweep.place_on(axes, axis, result) for axis in axes])
-        print_rows(console, [_row(result, axes) for result in ordered], {*axes, "verdict", "over", "outcome"})
-        console.print()
-        reasons = {}  # why what is no pass is none, or has no speed-up: {reason: points}
-        for result in ordered:
-            if reason := result["reason"] if result["verdict"] != "pass" else figures.why_not_measured(result):
-                point = ", ".join(f"{axis}={sweep.value(result['shape']['settings'], axis)}" for axis in axes)
-                reasons.setdefault(one_line(reason), []).append(point)
-        lines = [f"{'; '.join(points)}: {reason}" for reason, points in reasons.items()]
-        for line in (*lines, *crossover_lines(results, axes)):
-            print_folded(console, line, indent=INDENT)
-
-
-def by_variant(results):
-    """Return {(model, variant): results}, in their order."""
-    return grouped(results, lambda result: (result["model"], result["variant"]))
+    def conclude(self, report):
+        console, axes = self._console, self._axes
+        for (model, variant), results in grouped(report["results"], VARIANT).items():
+            console.print()
+            print_folded(console, f"{model} {variant}", style="bold")
+            ordered = sorted(results, key=lambda result: [sweep.place_on(axes, axis, result) for axis in axes])
+            print_rows(console, [_row(result, axes) for result in ordered], {*axes, "verdict", "over", "outcome"})
+            console.print()
+            reasons = {}  # why what is no pass is none, or has no speed-up: {reason: points}
+            for result in ordered:
+                if reason := result["reason"] if result["verdict"] != "pass" else figures.why_not_measured(result):
+                    point = ", ".join(f"{axis}={sweep.value(result['shape']['settings'], axis)}" for axis in axes)
+                    reasons.setdefault(one_line(reason), []).append(point)
+            lines = [f"{'; '.join(points)}: {reason}" for reason, points in reasons.items()]
+            for line in (*lines, *crossover_lines(results, axes)):
+                print_folded(console, line, indent=INDENT)
 
 
 def _row(result, axes):

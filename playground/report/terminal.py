@@ -1,5 +1,7 @@
 """What the two commands print when they are done: run_all's table, and compare.py's view of each variant."""
 
+import operator
+
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -16,17 +18,38 @@ TIMES = ("", "median\nms", "p20-p80\nms", "speed-up", "interval", "peak\nMiB")
 SHOWN_LINES = 20  # of what a variant printed
 SHOWN_DETAILS = 8  # lines, without --verbose
 GRADIENTS = ("gradient of", "", "max error", "PyTorch's", "allowed")
+MODEL = operator.itemgetter("model")
 
 
 class View:
-    """What all views of a run print first, and once: the machine."""
+    """A run's results on a console. `latest` is the document that was shown last."""
 
     def __init__(self, console):
         self._console = console
         self._printed = set()
         self._machine_is_printed = False
+        self.latest = None
+
+    def update(self, document):
+        """Show the document so far, whenever there is a new result. Returns what can be drawn until it is complete, or None."""
+        self.latest = document
+        return self.show(document)
+
+    def end(self, document):
+        """Show the whole document, once."""
+        self.update(document)
+        self.print_machine(document)
+        self.conclude(document)
+        against.show(document, self._console)
+
+    def show(self, document):
+        """Print what is new, and return what can be drawn of the rest."""
+
+    def conclude(self, document):
+        """Print what concerns all results."""
 
     def print_machine(self, document):
+        """Print where it was measured: once, and first."""
         if not self._machine_is_printed:
             print_folded(self._console, figures.machine(document["environment"]), style="dim")
             if line := figures.isolation(document["environment"]):
@@ -44,19 +67,14 @@ class View:
 
 
 class Summary(View):
-    """run_all's tables: a row a variant, a table a model, each printed as soon as all its `expected` results are known.
-
-    `expected` is {model: how many results}. `update` is called with the document so far whenever there is a new result, `end`
-    once with the whole.
-    """
+    """run_all's tables, one a model, each printed as soon as all its results are known; `expected` is {model: how many}."""
 
     def __init__(self, console, expected):
         super().__init__(console)
         self._expected = expected
 
-    def update(self, document):
-        """Print what is complete now. Returns what can be drawn of the rest, for as long as it is not."""
-        models = _by_model(document["results"])
+    def show(self, document):
+        models = grouped(document["results"], MODEL)
         done = {model for model, results in models.items() if len(results) >= self._expected.get(results[0]["model"], 0)}
         for model in [model for model in models if model in done - self._printed]:
             self.print_machine(document)
@@ -68,12 +86,9 @@ class Summary(View):
         return Group(*rest) if rest else None
 
     def end(self, document):
-        """Print what has not been printed, and what concerns all models."""
         self._expected = {}
-        self.update(document)
-        self.print_machine(document)
+        super().end(document)
         console, results = self._console, document["results"]
-        against.show(document, console)
         console.print()
         if any(result["ran_on"] == "emulator" for result in results):
             print_folded(console, "On the emulator variants are checked on small shapes and not timed.")
@@ -108,12 +123,7 @@ def _row(result, names):
 
 
 class Details(View):
-    """compare.py's view: everything known about each variant, as soon as it is. With `checks` also what every check found.
-
-    With `verbose` also all of a compiler's output or a traceback.
-
-    `update` and `end` are called as Summary's are.
-    """
+    """compare.py's view of each variant as soon as it is known, with what `checks` found and `verbose` details on request."""
 
     def __init__(self, console, expected=None, checks=False, verbose=False):
         super().__init__(console)
@@ -121,8 +131,8 @@ class Details(View):
         self._verbose = verbose
         self._model = None
 
-    def update(self, document):
-        for model, results in _by_model(document["results"]).items():
+    def show(self, document):
+        for model, results in grouped(document["results"], MODEL).items():
             for result in self.unprinted(results):
                 self.print_machine(document)
                 if model != self._model:
@@ -134,16 +144,6 @@ class Details(View):
                 if self._checks:
                     for heads, rows in checks.tables(result["check"]):
                         print_prose(self._console, heads, [[verdict(one_line(cell)) for cell in row] for row in rows])
-
-    def end(self, document):
-        self.update(document)
-        self.print_machine(document)
-        against.show(document, self._console)
-
-
-def _by_model(results):
-    """Return {model: results}."""
-    return grouped(results, lambda result: result["model"])
 
 
 def _ratio(ratio):
@@ -208,7 +208,7 @@ def _print_details(console, result, verbose):
         print_folded(console, Text(line), 2 * INDENT)
     gradients = (result["check"] or {}).get("gradients")
     if gradients and figures.OF_OUTPUTS not in gradients and figures.gradients_unsupported(gradients) is None:
-        print_rows(console, [_gradient_row(*each) for each in gradients.items()], GRADIENTS[:2])
+        print_rows(console, list(_gradient_rows(gradients)), GRADIENTS[:2])
     print_rows(console, time_rows(result), TIMES[:1])
 
 
@@ -219,9 +219,10 @@ def _printed_lines(result):
     return [*shown, f"({len(lines) - SHOWN_LINES} more lines)"] if len(lines) > SHOWN_LINES else shown
 
 
-def _gradient_row(name, check):
-    errors = (scientific(check[key]) for key in ("max_error", "eager_error", "allowed"))
-    return cells(GRADIENTS, [one_line(name), verdict("ok" if figures.is_within(check) else "fail"), *errors])
+def _gradient_rows(gradients):
+    for name, check in gradients.items():
+        errors = (scientific(check[key]) for key in ("max_error", "eager_error", "allowed"))
+        yield cells(GRADIENTS, [one_line(name), verdict("ok" if figures.is_within(check) else "fail"), *errors])
 
 
 def time_rows(result):

@@ -64,9 +64,9 @@ def grouped(values, key):
 
 
 def markdown_table(head, rows):
-    """Return a table of Markdown; a row that is too short ends with empty cells."""
-    lines = [head, ("---", *("--:" for _ in head[1:])), *((*row, *[""] * len(head))[: len(head)] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    """Return a table of Markdown; a row that is too short ends with empty cells, and what was not measured is one."""
+    rows = (["" if cell == NOTHING else markdown_cell(cell) for cell in (*row, *[""] * len(head))[: len(head)]] for row in rows)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ("---", *("--:" for _ in head[1:])), *rows))
 
 
 def markdown_cell(text):

@@ -6,25 +6,37 @@ import pytest
 
 from tests.kernels import apart
 
-OPERATOR = r"""
-TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) { m.def("answer() -> int", [] { return int64_t(ANSWER); }); }
-"""
+# Without PyTorch's headers, which take 15 s of a compiler.
 BUILDS = r"""
 import torch
 import cuda_emulator as emulator
 emulator.install(mode="check")
 from torch.utils.cpp_extension import load_inline
 
+BINDING = '''
+#include <Python.h>
+float go();
+static PyObject* call(PyObject*, PyObject*) { return PyFloat_FromDouble(go()); }
+static PyMethodDef methods[] = {{"go", call, METH_NOARGS, nullptr}, {}};
+#define MODULE(name) \
+    static PyModuleDef module = {PyModuleDef_HEAD_INIT, #name, nullptr, -1, methods}; \
+    PyMODINIT_FUNC PyInit_##name() { return PyModule_Create(&module); }
+#define NAMED(name) MODULE(name)
+NAMED(TORCH_EXTENSION_NAME)
+'''
 CUDA = '''
 __global__ void run(float* x) { x[threadIdx.x] = BODY; }
-at::Tensor go(at::Tensor x) { run<<<1, 4>>>(x.data_ptr<float>()); return x; }
+float go() {
+    static float *x, y[4];
+    if (!x) cudaMalloc(&x, sizeof y);
+    run<<<1, 4>>>(x);
+    cudaMemcpy(y, x, sizeof y, cudaMemcpyDeviceToHost);
+    return y[3];
+}
 '''
 
 def built(body, name="again", **flags):
-    return load_inline(name, "at::Tensor go(at::Tensor x);", CUDA.replace("BODY", body), functions=["go"], **flags)
-
-def result(module):
-    return module.go(torch.zeros(4))[3].item()
+    return load_inline(name, BINDING, CUDA.replace("BODY", body), no_implicit_headers=True, **flags)
 """
 
 
@@ -40,9 +52,9 @@ def test_another_text_under_a_name_is_another_module():
 three, five = built("3"), built("5")
 seven = built("SEVEN", extra_cuda_cflags=["-DSEVEN=7"])
 eight = built("SEVEN", extra_cuda_cflags=["-DSEVEN=8"])
-assert [result(m) for m in (three, five, seven, eight, built("5"), three)] == [3, 5, 7, 8, 5, 3]
+assert [m.go() for m in (three, five, seven, eight, built("5"), three)] == [3, 5, 7, 8, 5, 3]
 assert [m.__name__ for m in (three, five, seven, built("3"))] == ["again", "again_v1", "again_v2", "again"]
-assert result(built("6", name="other")) == 6 and result(five) == 5
+assert built("6", name="other").go() == 6 and five.go() == 5
 """
     )
 
@@ -50,31 +62,92 @@ assert result(built("6", name="other")) == 6 and result(five) == 5
 def test_another_text_under_a_name_registers_other_operators():
     run(
         BUILDS
-        + f"""
-OPERATOR = {OPERATOR!r}
+        + """
+OPERATOR = '''#include <torch/library.h>
+TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) { m.def("answer() -> int", [] { return int64_t(ANSWER); }); }'''
 for answer in ("1", "2", "1"):
-    load_inline("ops_again", "#include <torch/library.h>" + OPERATOR.replace("ANSWER", answer), is_python_module=False)
+    load_inline("ops_again", OPERATOR.replace("ANSWER", answer), is_python_module=False, no_implicit_headers=True)
 assert (torch.ops.ops_again.answer(), torch.ops.ops_again_v1.answer()) == (1, 2)
 """
     )
 
 
-def test_a_librarys_code_of_the_cpp_library_is_its_own(tmp_path):
+# One build for what is taken: PyTorch's headers of kernels, lines that end as on Windows, a lambda with its flag, a vector.
+TAKEN = r"""
+import subprocess
+CUDA = '''
+#include <ATen/cuda/Atomic.cuh>
+#include <ATen/cuda/detail/KernelUtils.h>
+#include <ATen/native/cuda/KernelUtils.cuh>
+#include <ATen/OpMathType.h>
+#include <c10/cuda/CUDAMathCompat.h>
+template <class T>
+__global__ void run(const T* x, T* sum, int n) {
+    CUDA_KERNEL_LOOP(i, n) {
+        gpuAtomicAdd(sum, x[i]);
+        at::native::fastAtomicAdd(sum, int64_t(1), int64_t(2), T(at::opmath_type<T>(x[i]) * 2), true);
+    }
+}
+at::Tensor sums(at::Tensor x) {
+    at::Tensor sum = at::zeros({2}, x.options());
+    AT_DISPATCH_FLOATING_TYPES_AND_HALF(x.scalar_type(), "sums", [&] {
+        run<scalar_t><<<2, 32>>>(x.data_ptr<scalar_t>(), sum.data_ptr<scalar_t>(), x.numel());
+    });
+    return sum;
+}
+#define TWO_LINES(v) \\
+    ((v) + \\
+     3)
+template <class F> __global__ void apply(F f, float* x) { x[threadIdx.x] = TWO_LINES(f(threadIdx.x)); }
+__device__ float half_of(float x) { return x / 2; }
+at::Tensor applied(at::Tensor x) {
+    apply<<<1, 4>>>([=] __device__(int i) { return half_of(4.0f * i); }, x.data_ptr<float>());
+    std::vector<long> shape(x.sizes().begin(), x.sizes().end());
+    shape.push_back(1);
+    return x.view(shape);
+}
+'''.replace("\n", "\r\n")
+declared = "at::Tensor sums(at::Tensor x); at::Tensor applied(at::Tensor x);"
+taken = load_inline("taken", declared, CUDA, functions=["sums", "applied"], extra_cuda_cflags=["--extended-lambda"])
+for dtype in (torch.float32, torch.float64, torch.float16):
+    assert taken.sums(torch.ones(40, dtype=dtype)).tolist() == [40, 80]
+assert taken.applied(torch.zeros(4)).tolist() == [[3], [5], [7], [9]]
+open(LISTING, "w").write(subprocess.run(["nm", "-D", "--defined-only", taken.__file__], stdout=-1, text=True).stdout)
+"""
+
+
+def test_what_nvcc_takes_and_a_librarys_code_of_the_cpp_library_is_its_own(tmp_path):
     """By nm, as of programs: a vector's code, instrumented for the kernel's text, is not for PyTorch to find."""
-    listing = tmp_path / "listing"
+    run(f"LISTING = {str(tmp_path / 'listing')!r}" + BUILDS + TAKEN)
+    listed = (tmp_path / "listing").read_text()
+    assert "PyInit_taken" in listed
+    assert not re.findall(r"^\w+ [TtWuVv] _Z(?:Z|GV|TV)*(?:NK?)?S[tabdios].*", listed, re.M)
+
+
+@pytest.mark.parametrize(
+    "definition, value, said",
+    [
+        (
+            "template <class F> __global__ void apply(F f, float* x) { f(x); }",
+            "[=] __device__(int i) { return i; }(3)",
+            "nvcc refuses a __device__ lambda without",
+        ),
+        ("float half_of(float x) { return x / 2; }", "half_of(6)", "device code calls half_of, a function of the host"),
+    ],
+)
+def test_what_nvcc_refuses(definition, value, said):
     run(
         BUILDS
         + f"""
-import subprocess
-CUDA = CUDA.replace("return x;", "std::vector<long> v(x.sizes().begin(), x.sizes().end()); v.push_back(1); return x.view(v);")
-module = built("1", name="with_vector")
-assert module.go(torch.zeros(4)).shape == (4, 1)
-open({str(listing)!r}, "w").write(subprocess.run(["nm", "-D", "--defined-only", module.__file__], stdout=-1, text=True).stdout)
+CUDA = {definition!r} + CUDA
+try:
+    built({value!r}, name="refused")
+except emulator.EmulatorError as error:
+    assert {said!r} in str(error), error
+else:
+    raise SystemExit("no error")
 """
     )
-    listed = listing.read_text()
-    assert "PyInit_with_vector" in listed
-    assert not re.findall(r"^\w+ [TtWuVv] _Z(?:Z|GV|TV)*(?:NK?)?S[tabdios].*", listed, re.M)
 
 
 HEADER = """#pragma once
@@ -169,50 +242,6 @@ else:
     )
 
 
-def test_lines_that_end_as_on_windows():
-    run(
-        BUILDS
-        + r"""
-CUDA = CUDA.replace("BODY", "TWO_LINES(x[threadIdx.x])").replace(
-    "__global__", "#define TWO_LINES(v) \\\n    ((v) + \\\n     3)\n__global__"
-).replace("\n", "\r\n")
-assert result(load_inline("windows", "at::Tensor go(at::Tensor x);", CUDA, functions=["go"])) == 3
-"""
-    )
-
-
-def test_headers_of_pytorchs_kernels():
-    run(
-        BUILDS
-        + r"""
-CUDA = '''
-#include <ATen/cuda/Atomic.cuh>
-#include <ATen/cuda/detail/KernelUtils.h>
-#include <ATen/native/cuda/KernelUtils.cuh>
-#include <ATen/OpMathType.h>
-#include <c10/cuda/CUDAMathCompat.h>
-template <class T>
-__global__ void run(const T* x, T* sum, int n) {
-    CUDA_KERNEL_LOOP(i, n) {
-        gpuAtomicAdd(sum, x[i]);
-        at::native::fastAtomicAdd(sum, int64_t(1), int64_t(2), T(at::opmath_type<T>(x[i]) * 2), true);
-    }
-}
-at::Tensor go(at::Tensor x) {
-    at::Tensor sum = at::zeros({2}, x.options());
-    AT_DISPATCH_FLOATING_TYPES_AND_HALF(x.scalar_type(), "go", [&] {
-        run<scalar_t><<<2, 32>>>(x.data_ptr<scalar_t>(), sum.data_ptr<scalar_t>(), x.numel());
-    });
-    return sum;
-}
-'''
-module = load_inline("sums", "at::Tensor go(at::Tensor x);", CUDA, functions=["go"])
-for dtype in (torch.float32, torch.float64, torch.float16):
-    assert module.go(torch.ones(40, dtype=dtype)).tolist() == [40, 80]
-"""
-    )
-
-
 # The numbers' type, flags for nvcc, what is said of their product
 REFUSED = [
     ("__half", [], "__half has no operators here"),
@@ -240,42 +269,5 @@ except emulator.EmulatorError as error:
     assert {said!r} and {said!r} in first and second.endswith("x[0] = x[1] * x[0];"), error
 else:
     assert not {said!r}
-"""
-    )
-
-
-LAMBDA = """
-template <class F> __global__ void apply(F f, float* x) { x[threadIdx.x] = f(threadIdx.x); }
-at::Tensor go(at::Tensor x) {
-    apply<<<1, 4>>>([=] __device__(int i) { return 2.0f * i; }, x.data_ptr<float>());
-    return x;
-}
-"""
-FORGOTTEN = """
-float half_of(float x) { return x / 2; }
-__global__ void run(float* x) { x[threadIdx.x] = half_of(6); }
-at::Tensor go(at::Tensor x) { run<<<1, 4>>>(x.data_ptr<float>()); return x; }
-"""
-
-
-@pytest.mark.parametrize(
-    "text, flags, said",
-    [
-        (LAMBDA, [], "nvcc refuses a __device__ lambda without"),
-        (LAMBDA, ["--extended-lambda"], ""),
-        (FORGOTTEN, [], "device code calls half_of, a function of the host"),
-        (FORGOTTEN.replace("float half_of", "__device__ float half_of"), [], ""),
-    ],
-)
-def test_what_nvcc_refuses(text, flags, said):
-    run(
-        BUILDS
-        + f"""
-try:
-    module = load_inline("refused", "at::Tensor go(at::Tensor x);", {text!r}, functions=["go"], extra_cuda_cflags={flags!r})
-except emulator.EmulatorError as error:
-    assert {said!r} and {said!r} in str(error), error
-else:
-    assert not {said!r} and result(module) in (6, 3)
 """
     )

@@ -1,4 +1,4 @@
-"""The check of variants without the rest of a run: one process loads one file after the other, and nothing is timed."""
+"""The check of variants without the rest of a run: one process loads one file after the other, one all originals."""
 
 import contextlib
 import os
@@ -7,16 +7,30 @@ import unittest.mock
 from pathlib import Path
 
 from playground.driver.verdict import give_failure, give_loaded, judge
-from playground.worker import WorkerFailure, WorkerProcess
-from playground.worker.referee_client import RefereeClient
+from playground.worker import WorkerFailure, WorkerProcess, referee_client
 
 SEED, PROBE_SEED, LIMIT = 20261120, 4711, 60
 
 
+class Lasting:
+    """A referee's process, which the next problem's client takes, too."""
+
+    def __init__(self, worker):
+        self.ask, self.pid = worker.ask, worker.pid
+
+    def close(self):
+        """Leave it to one_worker()."""
+
+
 @contextlib.contextmanager
 def one_worker():
-    """A process for variants; it and the referees that are started meanwhile have one thread, enough for what is tiny."""
-    with unittest.mock.patch.dict(os.environ, OMP_NUM_THREADS="1"), WorkerProcess() as worker:
+    """A process for variants and one for referees, which have one thread, enough for what is tiny."""
+    with (
+        unittest.mock.patch.dict(os.environ, OMP_NUM_THREADS="1"),
+        WorkerProcess() as worker,
+        WorkerProcess() as referee,
+        unittest.mock.patch.object(referee_client, "WorkerProcess", lambda *_: Lasting(referee)),
+    ):
         yield worker
 
 
@@ -25,7 +39,7 @@ def judged(worker, problem, variants, settings=None, place="cpu", accept=None, p
     original = {"problem": str(problem), "settings": settings or {}, "place": place, "seed": SEED, "precision": precision}
     results = []
     with tempfile.TemporaryDirectory() as folder:
-        truth = RefereeClient(original, Path(folder), PROBE_SEED, LIMIT)
+        truth = referee_client.RefereeClient(original, Path(folder), PROBE_SEED, LIMIT)
         try:
             original["varied"] = truth.prepare()["varied"]
             for variant in variants:

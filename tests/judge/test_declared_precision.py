@@ -55,13 +55,6 @@ def test_other_than_declared_fails(results):
     assert "on inputs of about" in results["bf16", "half"]["reason"]
 
 
-def test_an_unknown_precision_is_refused(tiny_problem, write_variant):
-    variant = write_variant("int4", textwrap.dedent(VARIANT).format(declared='precision = "int4"', dtype="float"))
-    original = {"problem": str(tiny_problem), "settings": {}, "place": "cpu", "seed": 1}
-    with WorkerProcess() as worker, pytest.raises(WorkerFailure, match="is 'int4'; expected 'fp32' or one of tf32, fp16, bf16"):
-        worker.ask("candidate.load", 60, **original, variant=str(variant.path), weights=None)
-
-
 SEES = """
 import torch
 seen = [torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision]
@@ -71,8 +64,11 @@ class ModelNew(torch.nn.Module):
 """
 
 
-def test_under_precision_strict_variants_see_strict_settings(tiny_problem, write_variant):
-    variant = write_variant("sees", SEES)
-    original = {"problem": str(tiny_problem), "settings": {}, "place": "cpu", "seed": 1, "strict": True}
-    with WorkerProcess() as worker, pytest.raises(WorkerFailure, match=r"sees \['ieee', 'ieee'\]"):
-        worker.ask("candidate.load", 60, **original, variant=str(variant.path), weights=None)
+def test_an_unknown_precision_is_refused_and_under_precision_strict_variants_see_strict_settings(tiny_problem, write_variant):
+    unknown = write_variant("int4", textwrap.dedent(VARIANT).format(declared='precision = "int4"', dtype="float"))
+    original = {"problem": str(tiny_problem), "settings": {}, "place": "cpu", "seed": 1, "weights": None}
+    with WorkerProcess() as worker:
+        with pytest.raises(WorkerFailure, match="is 'int4'; expected 'fp32' or one of tf32, fp16, bf16"):
+            worker.ask("candidate.load", 60, **original, variant=str(unknown.path))
+        with pytest.raises(WorkerFailure, match=r"sees \['ieee', 'ieee'\]"):
+            worker.ask("candidate.load", 60, **original, variant=str(write_variant("sees", SEES).path), strict=True)

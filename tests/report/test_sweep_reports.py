@@ -37,7 +37,7 @@ def swept(gpu_document):
 
 def printed(report, width):
     console = Console(file=io.StringIO(), width=width)
-    sweep_table.show(report, AXES, console)
+    sweep_table.Sweep(console, AXES).end(report)
     return console.file.getvalue()
 
 

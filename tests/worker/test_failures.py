@@ -107,6 +107,7 @@ def results(tiny_problem, write_forward, write_variant, seen):
     with Progress() as progress, pytest.MonkeyPatch.context() as patch:
         patch.delenv("OMP_WAIT_POLICY")
         patch.setattr(timing.Stopwatch, "_floor", lambda *_: {"floor_ms": None, "floor_bound": None})
+        patch.setattr(timing, "names_for", lambda *_: ["eager"])
         patch.setattr(timing, "judge", lambda *_, **__: None)  # of the control: this is about the variants
         done = Runner(Options(quick=True, time_limit=15), progress).run(tasks)
     return {result["variant"]: result for result in done}

@@ -25,10 +25,9 @@ def missing():
 
 
 def render(document, known):
-    """Return the page of a valid `document` as text. `known` are the Files of its results; others are of no concern.
+    """Return the page of a valid `document` as text, every value of others visible and escaped.
 
-    A result whose file is not among them has no source on the page, nor an explanation. Every value of others is made visible
-    and escaped.
+    A result whose file is not among the Files `known` has no source on the page, nor an explanation.
     """
     import jinja2  # its libraries are wanted for a page alone
     from markupsafe import Markup

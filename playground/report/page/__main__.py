@@ -1,6 +1,4 @@
-"""Makes the HTML page of a run that was recorded as JSON.
-
-    python -m playground.report.page results/nvidia-h200.json report.html
+"""Makes the HTML page of a recorded run: python -m playground.report.page results/nvidia-h200.json report.html
 
 Sources are those of the project's variants as they stand now; the page says which are stale.
 """

@@ -1,7 +1,4 @@
-"""A variant's file as highlighted HTML: Python as Python, the CUDA and C++ texts inside as such, findings at their lines.
-
-Whatever the file holds is escaped; characters that would not show, or would turn text around, are written out.
-"""
+"""A variant's file as highlighted HTML, all of it escaped: Python, the CUDA and C++ texts inside, findings at their lines."""
 
 import itertools
 import re

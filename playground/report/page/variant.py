@@ -1,31 +1,38 @@
-"""What opens below a variant's name: why it is fast, what was found, figures of compiler and emulator, its source."""
+"""What the page shows of a variant: its row, and below its name why it is fast, what was found, compiler's figures, source."""
 
 import re
 from pathlib import Path
 
 from playground import catalog
-from playground.report import checks, facts, terminal
+from playground.report import checks, facts, figures, terminal
 from playground.report.explanation import docstring, sections
-from playground.report.figures import baseline_name, gradients_unsupported, headline, labelled, timing_notes
-from playground.report.page import sources, verdicts
-from playground.report.text import NOTHING, with_unit
+from playground.report.page import sources
+from playground.report.text import NOTHING, scientific, with_unit
 
+GOOD, BAD, UNKNOWN = "good", "bad", "unknown"
+SIGNS = {GOOD: "✓", BAD: "✗", UNKNOWN: "–"}
+STATES = {"pass": GOOD, "ok": GOOD, "faster": GOOD, "fail": BAD, "error": BAD, "slower": BAD}
+MOSTLY = 0.5  # of the GPU's time, for a variant's own kernels to be called its work
 PTXAS = ("registers", "spill_stores", "spill_loads", "stack", "shared")
 OTHER_PARTY = re.compile(r"; the other party is (.+?) \(line (\d+)(?:, called from line \d+)*\)\s*$")
 
 
-def shown(identity, result, path, stale, first=None, with_source=True):
-    """Return the values of variant.html for a result whose file is at `path`, which may be None; `stale`: document.is_stale.
+def mark(word, state=None):
+    """Return a sign, a word and a colour for a verdict, an outcome such as 'faster in fp16', or any word with a `state`."""
+    state = state or STATES.get(word.split(" ")[0], UNKNOWN)
+    return {"state": state, "sign": SIGNS[state], "text": "not run" if word == NOTHING else word}
 
-    `first` is the id of the place where the same file was shown already: at another size, for example. Without `with_source`
-    only the lines around findings are shown.
+
+def shown(identity, result, path, stale, first=None, with_source=True):
+    """Return the values of a row and of variant.html for a result whose file is at `path`, None where that is not known.
+
+    `stale` is document.is_stale, `first` the id of the place where the same file was shown already: at another size, for
+    example. Without `with_source` only the lines around findings are shown.
     """
     found = findings_at_lines(result, path) if path else []
     lines = [(line, without_folders(note, path), f"{identity}-line-{n}") for n, (line, note) in enumerate(found, 1)]
     title, explained = sections(documentation(path) or "\n")
-    best, ratio = headline(result)
-    check = result["check"] or {}
-    source = None
+    source, texts = None, figures.texts(result)
     if path and path.is_file() and (lines or (with_source and not first)):
         text = path.read_text(encoding="utf-8", errors="replace")
         source = sources.highlighted(text, lines, None if with_source else sources.AROUND)
@@ -34,9 +41,13 @@ def shown(identity, result, path, stale, first=None, with_source=True):
         "name": result["variant"],
         # Without the names in front and the full stop behind, which stand beside it anyway.
         "title": re.sub(r"^\w+(?:, \w+| on the CPU)?: ", "", title).rstrip("."),
-        "verdict": verdicts.mark(result["verdict"]),
-        "time": with_unit(result["time_ms"]["median"], " ms") if result["time_ms"] else "",
-        "speedup": f"{labelled(with_unit(ratio['ratio'], 'x'), result)} over {baseline_name(best)}" if ratio else "",
+        "verdict": mark(result["verdict"]),
+        "meets": figures.meets(result),
+        "checks": _checks(result["check"] or {}),
+        "build": with_unit(result["build_seconds"], " s"),
+        "cached": result["build_seconds"] is not None and not result["built"],
+        "time": with_unit((result["time_ms"] or {}).get("median"), " ms"),
+        **{"speedup": texts["speed-up"], "over": texts["over"], "share": texts["of floor"], "outcome": mark(texts["outcome"])},
         "reason": without_folders(result["reason"] or "", path),
         "details": without_folders(result.get("details") or result.get("printed") or "", path),
         "findings": lines,
@@ -44,12 +55,12 @@ def shown(identity, result, path, stale, first=None, with_source=True):
         "first": first,
         "explanation": explained,
         "ptxas": _ptxas(result),
-        "notes": list(timing_notes(result)),
+        "notes": list(figures.timing_notes(result)),
         "facts": list(_facts(result)),
         "time_heads": ["timed, or over", *(head.replace("\n", " ") for head in terminal.TIMES[1:])],
         "times": [[cell.plain for cell in row.values()] for row in terminal.time_rows(result) if row[""].plain],
-        "errors": _errors(check),
-        "checked": [(heads, [list(map(_cell, row)) for row in rows]) for heads, rows in checks.tables(check)],
+        "errors": list(_errors(result["check"] or {})),
+        "checked": [(heads, [list(map(_cell, row)) for row in rows]) for heads, rows in checks.tables(result["check"])],
         "source": source,
         "is_open": result["verdict"] in ("fail", "error") or bool(lines),
         # Of a file elsewhere the name alone, since the page may be shown around.
@@ -59,7 +70,7 @@ def shown(identity, result, path, stale, first=None, with_source=True):
 
 
 def _cell(text):
-    return verdicts.mark(text) if text in ("ok", "fail", NOTHING) else text
+    return mark(text) if text in ("ok", "fail", NOTHING) else text
 
 
 def documentation(path):
@@ -97,12 +108,50 @@ def _facts(result):
 
 
 def _errors(check):
-    """Return (of what, its errors, what is wrong) of the outputs, then of each gradient."""
+    """Yield (of what, errors beside PyTorch's and what is allowed, is it within, complaint) of outputs and each gradient."""
     gradients = check.get("gradients") or {}
     compared = {"outputs": check} if check.get("allowed") is not None else {}
-    if gradients_unsupported(gradients) is None:
+    if figures.gradients_unsupported(gradients) is None:
         compared |= {f"gradient of {name}": each for name, each in gradients.items()}
-    return [(name, verdicts.errors(each), each.get("complaint") or "") for name, each in compared.items()]
+    for name, each in compared.items():
+        own, eager, allowed = (each.get(key) for key in ("max_error", "eager_error", "allowed"))
+        of_eager = with_unit(own / eager if own is not None and eager else None, "x")
+        if each.get("complaint"):
+            within = mark("wrong", BAD)
+        elif allowed is None:
+            within = mark("not compared")
+        else:
+            within = mark("within", GOOD) if figures.is_within(each) else mark("beyond", BAD)
+        yield name, (scientific(own), scientific(eager), of_eager, scientific(allowed)), within, each.get("complaint") or ""
+
+
+def _checks(check):
+    """Return {what was checked: how it went} for a row."""
+    work, gradients = check.get("work") or {"note": "not looked at"}, check.get("gradients")
+    told, share, word = check.get("mutants_rejected"), work.get("own_share"), figures.gradient_verdict(check)
+    own = work["note"] or ("called" if share is None else with_unit(100 * share, "%"))
+    if word in (NOTHING, "none"):
+        of_gradients = mark("not checked" if word == NOTHING else "forward only")
+    else:
+        wrong = ", ".join(name for name, found in gradients.items() if not figures.is_within(found))
+        of_gradients = mark(f"wrong: {wrong}", BAD) if wrong else mark(f"{len(gradients)} right", GOOD)
+    return {
+        "outputs": _entries(check.get("probes") or {}),
+        "gradients": of_gradients,
+        "behaviour": _entries(check.get("behaviour") or {}),
+        "own kernels": mark(own, UNKNOWN if work["note"] or (share is not None and share < MOSTLY) else GOOD),
+        "mutants rejected": mark(told or "not counted", GOOD if told and not check.get("mutants_survived") else UNKNOWN),
+    }
+
+
+def _entries(entries):
+    """How many probes, or checks of the behaviour, came out right."""
+    found = checks.sorted_out(entries)
+    if found["wrong"]:
+        return mark(f"wrong: {', '.join(found['wrong'])}", BAD)
+    if noted := [name for name in entries if name in (*found["noted"], *found[checks.REFUSED])]:
+        return mark(f"{len(found['right'])} right, noted: {', '.join(noted)}")
+    return mark(f"{len(found['right'])} right", GOOD) if found["right"] else mark("not run")
 
 
 def _ptxas(result):

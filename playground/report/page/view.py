@@ -4,25 +4,21 @@ import json
 
 from playground.report import figures, roofline, speed_bars
 from playground.report.document import date_of, is_stale
-from playground.report.page import suite, variant, verdicts
-from playground.report.text import one_line, with_unit
+from playground.report.page import table, variant
+from playground.report.text import grouped, one_line, with_unit
 
-PLACES = {"cuda": "GPU", "cpu": "CPU", "emulator": "emulator"}
-NOWHERE = "nowhere"
+PLACES = {"cuda": "GPU", "cpu": "CPU", "emulator": "emulator", None: "nowhere"}
 INCOMPLETE = "the run did not come to its end: this is what was finished"
 MOST_SOURCE = 200_000  # characters; of longer sources in all, only the lines around findings are on the page
 
 
 def page(document, known):
     """Return everything the template needs. `known` are Files, in any order."""
-    results, environment, is_suite = document["results"], document["environment"], bool(document.get("suite"))
-    pairs = [(result, *_files(result, known)) for result in results]
-    files = {path for *_, path in pairs if path and path.is_file()}
-    with_source = sum(path.stat().st_size for path in files) <= MOST_SOURCE
-    sections = [
-        _model(f"model-{number}", name, [pair for pair in pairs if pair[0]["model"] == name], with_source)
-        for number, name in enumerate(dict.fromkeys(result["model"] for result in results), 1)
-    ]
+    results, environment, summary = document["results"], document["environment"], document.get("suite")
+    names = {name: f"model-{number}" for number, name in enumerate(dict.fromkeys(each["model"] for each in results), 1)}
+    members = list(_members(results, known, names))
+    models = [_model(names[name], name, own) for name, own in grouped(members, lambda member: member[0]["model"]).items()]
+    classes = {identity: name for name, identity in names.items()}
     device = environment.get("gpu") or environment.get("cpu") or "A machine without a GPU"
     is_cut = environment.get("complete") is False
     remarks = one_line(environment.get("joined") or ""), figures.isolation(environment), INCOMPLETE * is_cut
@@ -32,28 +28,36 @@ def page(document, known):
         "remarks": list(filter(None, remarks)),
         "date": date_of(environment).strftime("%-d %B %Y, %H:%M %Z"),
         "environment": json.dumps(environment, indent=1, ensure_ascii=False),
-        "tally": [verdicts.mark(word) | {"text": text} for word, text in figures.tally(results).items()],
+        "tally": [variant.mark(word) | {"text": text} for word, text in figures.tally(results).items()],
         "means": [
             f"{with_unit(mean, 'x')} on the {PLACES[place]}: the geometric mean, over {count} "
             f"model{'s' * (count > 1)}, of the best variant's speed-up over the best that PyTorch does"
             for place, (mean, count) in figures.geometric_means(results).items()
         ],
         "emulated": any(result["ran_on"] == "emulator" for result in results),
-        "rooflines": [] if is_suite else list(_rooflines(results)),
-        "models": sections,
-        "ladders": [] if is_suite else list(_ladders(sections)),
-        "table": suite.shown(document, sections) or verdicts.shown(sections, PLACES),
-        "is_suite": is_suite,
+        "rooflines": [] if summary else list(_rooflines(results)),
+        "models": models,
+        "variants": [shown for _, shown in members],
+        "ladders": [] if summary else list(_ladders(models)),
+        "table": table.of_pairs(members, summary) if summary else table.of_verdicts(members, classes),
+        "is_suite": bool(summary),
     }
 
 
-def _ladders(sections):
-    """Each model's ladder for the first screen: those on GPUs first."""
-    groups = [(section, group) for section in sections for group in section["groups"]]
-    for section, group in sorted(groups, key=lambda pair: [*PLACES.values(), NOWHERE].index(pair[1]["place"])):
-        for picture in speed_bars.pictures(group["members"], brief=True):
-            svg = speed_bars.page_svg(picture, f"first-{group['id']}", f"{section['name']} on the {group['place']}")
-            yield {"svg": svg, "model": section, "place": group["place"], "inputs": group["inputs"]}
+def _members(results, known, names):
+    """Yield (result, what is shown of it). `names` are {model: id of its section}."""
+    pairs = [(result, *_files(result, known)) for result in results]
+    files = {path for *_, path in pairs if path and path.is_file()}
+    with_source, first = sum(path.stat().st_size for path in files) <= MOST_SOURCE, {}
+    for number, (result, model, path) in enumerate(pairs, 1):
+        stale = path is not None and is_stale(result, path, model)
+        shown = variant.shown(f"variant-{number}", result, path, stale, first.get(path), with_source)
+        if path:
+            first.setdefault(path, shown["id"])
+        place = PLACES[result["ran_on"]]
+        classes = f"{names[result['model']]} on-{place} {table.class_of(result)}"
+        shown |= {"model": result["model"], "place": place, "sizes": figures.size_note(result), "classes": classes}
+        yield result, shown | {"about": " ".join(variant.documentation(model).split("\n\n")[0].split())}
 
 
 def _files(result, known):
@@ -64,8 +68,43 @@ def _files(result, known):
     return next(((each.model, each.variant) for each in same + named), (None, None))
 
 
+def _model(identity, name, members):
+    """The section of a model: a group for each place and size, then the variants."""
+    groups = grouped(members, lambda member: (member[1]["place"], member[1]["sizes"])).values()
+    return {
+        "id": identity,
+        "name": name,
+        "about": next(filter(None, (shown["about"] for _, shown in members)), ""),
+        "groups": [_group(f"{identity}-at-{number}", name, own) for number, own in enumerate(groups)],
+        "variants": [shown for _, shown in members],
+    }
+
+
+def _group(identity, name, members):
+    results = [result for result, _ in members]
+    missing = {item for result in results for item in (result.get("baselines_unavailable") or {}).items()}
+    pictures = {f"{identity}-{number}": each for number, each in enumerate(speed_bars.pictures(members))}
+    floors = [f"{with_unit(each['floor_ms'], ' ms')}, bound by {each['floor_bound']}" for each in results if each["floor_ms"]]
+    return {
+        **{key: members[0][1][key] for key in ("place", "sizes")},
+        **{"id": identity, "members": members, "inputs": next(filter(None, map(figures.inputs_text, results)), "")},
+        "ladders": [(each.title, speed_bars.page_svg(each, key, f"{name}, {each.title}")) for key, each in pictures.items()],
+        "floor": floors[0] if floors else None,
+        "missing": sorted(f"{figures.baseline_name(each)} was not measured: {why}" for each, why in missing),
+    }
+
+
+def _ladders(models):
+    """Yield (model, group, svg) of each ladder for the first screen, those on GPUs first."""
+    groups = [(model, group) for model in models for group in model["groups"]]
+    for model, group in sorted(groups, key=lambda pair: list(PLACES.values()).index(pair[1]["place"])):
+        for picture in speed_bars.pictures(group["members"], brief=True):
+            title = f"{model['name']} on the {group['place']}"
+            yield model, group, speed_bars.page_svg(picture, f"first-{group['id']}", title)
+
+
 def _rooflines(results):
-    """Yield each place with its charts, one for a model and size."""
+    """Yield (place, [(title, svg), one for a model and size])."""
     for number, place in enumerate(dict.fromkeys(result["ran_on"] for result in results if result.get("ceilings"))):
         of_place = [result for result in results if result["ran_on"] == place]
         ceilings = next(result["ceilings"] for result in of_place if result.get("ceilings"))
@@ -73,42 +112,6 @@ def _rooflines(results):
         for (model, inputs), points in roofline.points_of(of_place).items():
             title, name = f"{model}, {inputs}", f"roof-{number}-{len(charts)}"
             if svg := roofline.chart(points, ceilings, name, f"Roofline of {title} on {PLACES[place]}"):
-                charts.append({"title": title, "svg": svg})
+                charts.append((title, svg))
         if charts:
-            yield {"place": PLACES[place], "charts": charts}
-
-
-def _model(identity, name, pairs, with_source):
-    """The section of a model: a group for each place and size, then the variants. `members` are (result, what is shown)."""
-    model_file, first, members, groups = next((model for _, model, _ in pairs if model), None), {}, [], {}
-    for number, (result, model, path) in enumerate(pairs, 1):
-        stale = path is not None and is_stale(result, path, model)
-        shown = variant.shown(f"{identity}-{number}", result, path, stale, first.get(path), with_source)
-        if path:
-            first.setdefault(path, shown["id"])
-        members.append((result, shown))
-        groups.setdefault((result["ran_on"], figures.size_note(result)), []).append(members[-1])
-    return {
-        "id": identity,
-        "name": name,
-        "about": " ".join(variant.documentation(model_file).split("\n\n")[0].split()),
-        "groups": [_group(f"{identity}-at-{n}", name, *key, each) for n, (key, each) in enumerate(groups.items())],
-        "members": members,
-        "variants": [shown for _, shown in members],
-    }
-
-
-def _group(identity, name, place, sizes, members):
-    results = [result for result, _ in members]
-    missing = {item for result in results for item in (result.get("baselines_unavailable") or {}).items()}
-    ladders = []
-    for number, each in enumerate(speed_bars.pictures(members)):
-        svg = speed_bars.page_svg(each, f"{identity}-{number}", f"{name}, {each.title}")
-        ladders.append({"title": each.title, "svg": svg})
-    floors = [f"{with_unit(each['floor_ms'], ' ms')}, bound by {each['floor_bound']}" for each in results if each["floor_ms"]]
-    return {
-        **{"id": identity, "place": PLACES.get(place, NOWHERE), "sizes": sizes, "ladders": ladders, "members": members},
-        "inputs": next(filter(None, map(figures.inputs_text, results)), ""),
-        "floor": floors[0] if floors else None,
-        "missing": sorted(f"{figures.baseline_name(each)} was not measured: {why}" for each, why in missing),
-    }
+            yield PLACES[place], charts
