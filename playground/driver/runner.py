@@ -262,16 +262,14 @@ class Runner:
 
         On the CPU they take longest, for torch.compile. One model follows the other where there is memory for it.
         """
-        earlier = None
-        for task in {task.group: task for task in tasks}.values():
-            submit(preparing, self._prepare, task, earlier)
-            earlier = self._shared[task.group]
+        sessions = [self._shared[group] for group in dict.fromkeys(task.group for task in tasks)]
+        for earlier, shared in zip([None, *sessions], sessions, strict=False):
+            submit(preparing, self._prepare, shared, earlier)
 
-    def _prepare(self, task, earlier):
+    def _prepare(self, shared, earlier):
         """Those before it get their memory first: they would wait for ever for what is held by those that come later."""
         if earlier:
             earlier.granted.wait()
-        shared = self._shared[task.group]
         if not self.is_over and shared.session():
             shared.over.wait()
 
