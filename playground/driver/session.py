@@ -35,7 +35,6 @@ class Session:
     """
 
     def __init__(self, task, original, options, progress, run, granted):
-
         self._options = options
         self._progress = progress
         self._run = run
