@@ -186,8 +186,10 @@ class Race:
             if left is not None:
                 left -= 1
             elif len(self.variant.rounds) < MIN_ROUNDS:
-                if len(self.variant.rounds) == FIRST_LOOK:
-                    running = self._contenders()
+                if len(self.variant.rounds) == FIRST_LOOK:  # who is near may turn out to matter after a few more rounds
+                    far = FAR * max((side.median for side in self._rivals()), default=math.inf)
+                    matter = self._those_that_matter()
+                    running = [side for side in self._everybody if side in matter or side.median <= far]
                 left = 0 if given_up and self._played >= MIN_ROUNDS else None
             elif (len(self.variant.rounds) - MIN_ROUNDS) % ROUNDS_BETWEEN_LOOKS == 0:
                 matter = self._those_that_matter()
@@ -233,12 +235,6 @@ class Race:
             return False
         took = self.reference.ask("flush_in_a_row", flush_ms=self._measured.flush_ms)["milliseconds"]
         return took > SLOW_FLUSH * self._measured.flush_ms
-
-    def _contenders(self):
-        """Those that matter, and those near enough that a few more rounds may show that they do."""
-        far = FAR * max((side.median for side in self._rivals()), default=math.inf)
-        that_matter = self._those_that_matter()
-        return [side for side in self._everybody if side in that_matter or side.median <= far]
 
     def _those_that_matter(self):
         control = [self.reference, self._control] if self._control else []

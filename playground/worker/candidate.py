@@ -342,8 +342,8 @@ class Candidate(Clocked):
         given = self.probe_in(inputs)
         values, upstream = (tensors.to(given[each], self.device) for each in ("inputs", "upstream"))
         is_normal, wanted = given["name"].startswith("normal"), given["wanted_inputs"]
-        if is_normal:
-            upstream = [gradient if gradient is None else _not_contiguous(gradient) for gradient in upstream]
+        if is_normal:  # in every second place of memory: the backward of a sum or a slice does not pass on an array either
+            upstream = [g if g is None else g.new_full((*g.shape, 2), math.nan)[..., 0].copy_(g) for g in upstream]
         effects, is_cut, answer = None, False, {"unsupported": None, "failed": None, "complaints": [], "in_part": []}
 
         def between(outputs):
@@ -464,11 +464,6 @@ class Candidate(Clocked):
             torch.cuda.synchronize()
         elif self.emulator:
             self.emulator.raise_kept()
-
-
-def _not_contiguous(gradient):
-    """A copy in every second place of memory: the backward of a sum or a slice does not pass on an array either."""
-    return gradient.new_full((*gradient.shape, 2), math.nan)[..., 0].copy_(gradient)
 
 
 def _kept(problem):
