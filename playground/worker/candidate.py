@@ -348,7 +348,9 @@ class Candidate(Clocked):
 
         def between(outputs):
             nonlocal effects, is_cut
-            is_cut = is_normal and self._is_cut(values, outputs)
+            if is_normal:  # another forward pass between these, as in a network that calls a layer twice
+                others = tensors.flatten(self.model(*map(behaviour.other_content, values)))
+                is_cut = any(each.requires_grad for each in outputs) and not any(each.requires_grad for each in others)
             effects = behaviour.SideEffects(self.model, values, upstream)
 
         tensors.seed_draws()
@@ -420,14 +422,6 @@ class Candidate(Clocked):
                     complaints.append(f"where {where} needs a gradient, the gradient of {name} is {fault}")
                     break
         return complaints
-
-    def _is_cut(self, inputs, outputs):
-        """Whether a forward pass on inputs that need no gradient gives outputs that have none, where those of others have one.
-
-        It is made between another's forward and backward pass, as in a network that calls a layer twice.
-        """
-        others = tensors.flatten(self.model(*map(behaviour.other_content, inputs)))
-        return any(output.requires_grad for output in outputs) and not any(other.requires_grad for other in others)
 
     def probe_in(self, file):
         """Return the probe in a file, or as the file says how to draw it; for a GPU it is mapped, being copied there anyway."""
