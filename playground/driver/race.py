@@ -119,10 +119,6 @@ class Patience:
     seconds: float
     whole: "Patience | None" = None
 
-    def portion(self, most):
-        """Return a part, `most` seconds at most, for one timing, which could otherwise use up what a run of hundreds has."""
-        return Patience(min(most, self.seconds), self)
-
     def spend(self, seconds):
         self.seconds = max(0.0, self.seconds - seconds)
         if self.whole:

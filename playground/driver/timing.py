@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 
 from playground.driver import outer
-from playground.driver.race import GRAPHED_BELOW_MS, BaselineFailed, Race, Rejected, Side, new_seed
+from playground.driver.race import GRAPHED_BELOW_MS, BaselineFailed, Patience, Race, Rejected, Side, new_seed
 from playground.driver.verdict import judge, permitted_to
 from playground.machine import clocks
 from playground.machine.ceilings import Ceilings
@@ -210,7 +210,8 @@ class Stopwatch:
         failed = None
         for step, timings in modes.items():
             timings["graphed"] = None
-            if not launches_count(timings):
+            medians = [timings["time_ms"]["median"], *(each["median"] for each in timings["baselines_ms"].values())]
+            if min(medians) >= GRAPHED_BELOW_MS and not launches_bind(timings):
                 continue
             try:
                 unavailable = failed and {"unavailable": f"not tried after that of another mode had failed: {failed}"}
@@ -234,7 +235,8 @@ class Stopwatch:
 
         `control` is what to go by where this mode has no control of its own.
         """
-        patience, tries = self._measured.patience.portion(self._options.patience([])), TRIES
+        whole, tries = self._measured.patience, TRIES
+        patience = Patience(min(self._options.patience([]), whole.seconds), whole)  # or one timing could use up a run's
         while True:
             began = time.monotonic()
             try:
@@ -394,7 +396,10 @@ class Stopwatch:
         """Notes. Raises Rejected where the variant's own times cannot be true; `seen` and the rest are of _own_clock."""
         place, claimed, notes = self._task.place, variant.median, []
         if seen > limit + EXPLAINED_BY_HOST_MS[place]:
-            if seen * (1 - taken_by_others(load, place)) > limit + EXPLAINED_BY_HOST_MS[place]:
+            # Kernels on the CPU have a thread on each processor and wait for the last of them, so whenever another process runs on
+            # any, they may stand still. Those on a GPU are started by one thread: its processor is taken as often as any is.
+            taken = min(1.0, load.cores) if place == "cpu" else load.share
+            if seen * (1 - taken) > limit + EXPLAINED_BY_HOST_MS[place]:
                 raise Rejected(f"its process reports {claimed:.3g} ms a call, but the driver's clock sees {seen:.3g} ms")
             notes.append(
                 f"the machine was busy: other processes used {load.share:.0%} of the cores while the clocks were compared, so "
@@ -491,15 +496,6 @@ class Stopwatch:
         self._control.close()
 
 
-def launches_count(timings):
-    """Return whether a mode, by its timings without a CUDA graph, is timed under one: its fastest side takes below 1 ms.
-
-    Or the host takes as long to launch as eager PyTorch.
-    """
-    medians = [timings["time_ms"]["median"], *(each["median"] for each in timings["baselines_ms"].values())]
-    return min(medians) < GRAPHED_BELOW_MS or launches_bind(timings)
-
-
 def launches_bind(timings):
     """Return whether eager PyTorch takes about as long as the host needs to launch it."""
     eager = timings["baselines_ms"].get("eager")
@@ -542,15 +538,6 @@ def own_clock(side, claimed, limit, load=None):
         time.sleep(pause)
         seen = min(seen, measured(calls))
     return seen
-
-
-def taken_by_others(load, place):
-    """Return the largest share of a call's time, by the driver's clock, that is due to other processes under an OtherLoad.
-
-    Kernels on the CPU have a thread on each processor and wait for the last of them, so whenever another process runs on any,
-    they may stand still. Those on a GPU are started by one thread, which finds its processor taken as often as any is.
-    """
-    return min(1.0, load.cores) if place == "cpu" else load.share
 
 
 def outcome(variant, others, result, control, disturbance=None):
