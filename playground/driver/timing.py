@@ -366,7 +366,7 @@ class Stopwatch:
         if mode not in self._secret_seeds:
             self._secret_seeds[mode] = [new_seed() for _ in range(RECHECKS[step_of(mode)] + 1)]
             for seed in self._secret_seeds[mode]:
-                self._referee.ask("prepare_timed", probe=_probe_name(mode, seed), mode=step_of(mode), seed=seed)
+                self._referee.ask("prepare_timed", probe=f"timed {mode} {seed}", mode=step_of(mode), seed=seed)
         return self._secret_seeds[mode]
 
     def _recheck(self, variant, result, mode, folder, seed):
@@ -375,7 +375,7 @@ class Stopwatch:
         remove(outputs)
         variant.ask("result", outputs=str(outputs))
         what = "outputs" if step_of(mode) == "forward" else "gradients"
-        compared = self._referee.compare(what, _probe_name(mode, seed), str(outputs), permitted_to(result))
+        compared = self._referee.compare(what, f"timed {mode} {seed}", str(outputs), permitted_to(result))
         for comparison in compared.values() if what == "gradients" else [compared]:
             if comparison["complaint"]:
                 raise Rejected(f"is right when it is checked and wrong when it is timed: {comparison['complaint']}")
@@ -396,8 +396,8 @@ class Stopwatch:
         """Notes. Raises Rejected where the variant's own times cannot be true; `seen` and the rest are of _own_clock."""
         place, claimed, notes = self._task.place, variant.median, []
         if seen > limit + EXPLAINED_BY_HOST_MS[place]:
-            # Kernels on the CPU have a thread on each processor and wait for the last of them, so whenever another process runs on
-            # any, they may stand still. Those on a GPU are started by one thread: its processor is taken as often as any is.
+            # Kernels on the CPU have a thread on each processor and wait for the last: another process on any lets them stand
+            # still. Those on a GPU are started by one thread, which finds its processor taken as often as any is.
             taken = min(1.0, load.cores) if place == "cpu" else load.share
             if seen * (1 - taken) > limit + EXPLAINED_BY_HOST_MS[place]:
                 raise Rejected(f"its process reports {claimed:.3g} ms a call, but the driver's clock sees {seen:.3g} ms")
@@ -599,7 +599,3 @@ def _training_modes(result):
         return []
     of_inputs = [name.startswith("input") for name in gradients]
     return ["weights"] * (not all(of_inputs)) + ["weights_and_input"] * any(of_inputs)
-
-
-def _probe_name(mode, seed):
-    return f"timed {mode} {seed}"
