@@ -9,7 +9,6 @@ It is compare.py for one pair: the same processes, checks and figures. A call ma
 several threads may call at the same time: what is judged then shares the machine, and one is timed after the other.
 """
 
-import dataclasses
 import functools
 import inspect
 import io
@@ -186,10 +185,7 @@ def _told(result):
         ran_on=result["ran_on"],
         milliseconds=time.get("median"),
         baselines={name: spread["median"] for name, spread in result["baselines_ms"].items()},
-        speedups={
-            name: Speedup(*(ratio[key.name] for key in dataclasses.fields(Speedup)))
-            for name, ratio in suite.speedups(result).items()
-        },
+        speedups={name: Speedup(each["ratio"], each["low"], each["high"]) for name, each in suite.speedups(result).items()},
         not_measured=outcome.get("reason"),
         result=result,
     )

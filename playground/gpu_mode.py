@@ -67,7 +67,6 @@ def read(folder, submissions, has_gpu, settings=None):
 
 
 def _pairs(folder, file, names, has_gpu, settings):
-    """Return the pairs of one submission."""
     task, text, pairs = _task(folder), file.read_text(encoding="utf-8"), []
     if unknown := [key for key in settings if not all(key in each for each in task["tests"] + task["benchmarks"])]:
         raise CatalogError(f"--set: {folder.name} has no {', '.join(unknown)}; it has: {', '.join(task['tests'][0])}")

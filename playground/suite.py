@@ -169,13 +169,11 @@ def _numbers(problem, solution):
 
 
 def _name(path, folder):
-    """A path without .py, relative to the folder where it is below it."""
     path = path.relative_to(folder) if path.is_relative_to(folder) else path
     return path.with_suffix("").as_posix()
 
 
 def _unreadable(file):
-    """Why a file cannot be read; None where it can."""
     try:
         with file.open("rb"):
             return None

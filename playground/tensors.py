@@ -183,8 +183,6 @@ def _pinned(length):
 
 
 class _GpuMemory:
-    """Bytes of a GPU's memory as torch.as_tensor takes them."""
-
     def __init__(self, address, count):
         self.__cuda_array_interface__ = {"shape": (count,), "typestr": "|u1", "data": (address, False), "version": 3}
 

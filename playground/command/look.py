@@ -89,7 +89,6 @@ def profile_variants(name, names, settings, time_limit):
 
 
 def _counted(model, variant):
-    """What the emulator counts; None, with a word on why, where it cannot."""
     try:
         return metrics.counted(model, variant)
     except RuntimeError as complaint:

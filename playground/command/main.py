@@ -131,7 +131,7 @@ def _status(action, kept=lambda: None):
     signals.heed()
     try:
         return action() or PASSED
-    except (catalog.CatalogError, CannotMeasure, sweep_plot.CannotPlot, CannotWrite, Impossible) as complaint:
+    except (catalog.CatalogError, CannotMeasure, CannotWrite, Impossible) as complaint:
         print(complaint, file=sys.stderr)
         return IMPOSSIBLE
     except ProfilerError as complaint:
@@ -207,7 +207,7 @@ def _show_end(given, shown, report):
 
 
 def _prepared(given, make_tasks, options, cluster=None):
-    """(tasks, axes of the sweep, what adds a comparison). What would be in vain raises Impossible, CatalogError, CannotPlot."""
+    """(tasks, axes of the sweep, what adds a comparison). What would be in vain raises Impossible or CatalogError."""
     ask = cluster.ask if cluster else here
     requirements.prepare_environment()
     if missing := ask(requirements.missing_for, "cuda" if given.device == "cuda" else "cpu"):
@@ -221,9 +221,7 @@ def _prepared(given, make_tasks, options, cluster=None):
     needs.earlier("--resume", given.resume)
     if given.plot and not axes:
         raise Impossible("--plot draws a sweep: name what is to be swept with --sweep NAME=V1,V2,...")
-    if given.plot:
-        sweep_plot.require(given.plot)
-    if given.html and (missing := page.missing()):
+    if missing := (given.plot and sweep_plot.missing(given.plot)) or (given.html and page.missing()):
         raise Impossible(missing)
     tasks = _chosen(given, make_tasks, ask)
     if not tasks:

@@ -65,7 +65,6 @@ def _next_number(model):
 
 
 def _copied_text(model, parent, name):
-    """The text of the variant `parent`, with the new one's NAME and a docstring that says whose kernel it is."""
     text = parent.path.read_text(encoding="utf-8")
     head = START.format(model=model.name, number=name.split("_")[0], parent=parent.name)
     text = BEFORE_HEADINGS.sub(lambda _: head, text, count=1)
@@ -106,7 +105,8 @@ def _original_text(path):
         is_docstring = index == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if is_future:
             future = lines[node.lineno - 1 : node.end_lineno] + future
-        if is_future or is_docstring or _is_main(node):
+        is_main = isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
+        if is_future or is_docstring or is_main:
             del lines[node.lineno - 1 : node.end_lineno]
     return "\n".join(lines).strip(), "".join(f"{line}\n" for line in [*future, ""] if future)
 
@@ -116,10 +116,6 @@ def _defined_in(text):
     assigned = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
     names = {node.id for target in assigned for node in ast.walk(target) if isinstance(node, ast.Name)}
     return names | {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-
-
-def _is_main(node):
-    return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
 
 
 def next_commands(model, path, is_timed):

@@ -203,7 +203,6 @@ def _files(prefix):
 
 
 def _accuracy(text):
-    """0.001 of 'accuracy=1e-3'."""
     from playground.driver.plan import LEAST_ACCURACY  # it imports PyTorch, for which a shell's completion does not wait
 
     name, _, limit = text.partition("=")
@@ -216,7 +215,6 @@ def _accuracy(text):
 
 
 def _seconds(text):
-    """More than none: 0.5 of '0.5'."""
     try:
         if 0 < float(text) < float("inf"):
             return float(text)

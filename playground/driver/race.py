@@ -36,8 +36,9 @@ CONTROL_OFF = 0.05  # how far the original may be from itself
 GRAPHED_BELOW_MS = 1.0  # where the host's part of a step can be longer than the GPU's
 # On a GPU a process draws what its launches take when it starts. 16 that ran the same code on one NVIDIA H200, one after the
 # other, took 2.2 us for each of thirty small kernels, or 2.4 us; calls of three kernels took 14.9 to 15.7 us, in a CUDA graph
-# 13.3 to 13.6. In the stopwatch's timings such calls differed by up to 6.5%.
-LAUNCHES_DIFFER, GRAPHS_DIFFER_MS = 0.07, 0.0003
+# 13.3 to 13.6. In timings such calls differed by up to 6.5%, and calls of three kernels in a sandbox took 10.2 to
+# 10.9 us, outside of it 8.8 to 9.3.
+LAUNCHES_DIFFER, LAUNCHES_DIFFER_MS, GRAPHS_DIFFER_MS = 0.07, 0.002, 0.0003
 PAUSE = 0.2  # seconds after a round that was disturbed
 
 
@@ -250,7 +251,9 @@ class Race:
         fastest = min(side.median for side in self._everybody)
         if fastest >= GRAPHED_BELOW_MS:
             return 0.0
-        return GRAPHS_DIFFER_MS / fastest if self.variant.mode.startswith(GRAPHED) else LAUNCHES_DIFFER
+        if self.variant.mode.startswith(GRAPHED):
+            return GRAPHS_DIFFER_MS / fastest
+        return max(LAUNCHES_DIFFER, LAUNCHES_DIFFER_MS / fastest)
 
     def disturbance(self):
         """Return what disturbed it so much that nothing can be said of the variant, in one line; None where nothing did."""

@@ -85,7 +85,6 @@ def names_one(complaint):
 
 
 def _is_alike(errors, others):
-    """Whether errors are spread over the elements as others are."""
     profiles = []
     for each in errors, others:
         each = each.abs().flatten()

@@ -486,7 +486,6 @@ def copies(inputs):
 
 
 def _without_content(inputs):
-    """The same with NaN for every number, for content that comes later."""
     return [torch.full_like(v, float("nan")) if tensors.differentiable(v) else v for v in copies(inputs)]
 
 

@@ -181,7 +181,6 @@ def is_own_library(path):
 
 @functools.cache
 def _of_others():
-    """Folders of libraries that are nobody's own work."""
     roots = [sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), site.getusersitepackages()]
     roots += [Path(torch.__file__).parent, Path(np.__file__).parent, *map(os.environ.get, ("CUDA_HOME", "CUDA_PATH", *CACHES))]
     roots += cuda_emulator.own_folders()
@@ -222,7 +221,6 @@ def tensors_of_result(result):
 
 
 def _addresses(values):
-    """The addresses among the arguments of a call, as a caller of ctypes or cffi may give them."""
     for value in values:
         value = getattr(value, "_as_parameter_", value)
         is_reference = type(value).__name__ == "CArgObject"  # of byref
@@ -277,8 +275,6 @@ def _ffi():
 
 
 class _Memory:
-    """What holds an address in this process, at this moment."""
-
     def __init__(self):
         objects = gc.get_objects()
         live = (value for value in _of_kinds(objects, (torch.Tensor,)) if not hasattr(value, "is_a_view_of_memory"))

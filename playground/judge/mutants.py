@@ -316,13 +316,13 @@ def _is_rejected(mutant, exams):
     mutate = _mutating(mutant)
     for exam in exams:
         forward = dataclasses.replace(exam.draw(), upstream=None, wanted_inputs=())
-        outputs = exam.oracle.mutated(mutate, forward).outputs
+        outputs = exam.oracle.eager(forward, mutate).outputs
         _require_form([as_real(output) for output in outputs], [reference.float64 for reference in exam.outputs])
         if any(reference.compare("", value).complaint for reference, value in zip(exam.outputs, outputs, strict=True)):
             return True
     for exam in exams:
         if exam.gradients:
-            found = exam.oracle.mutated(mutate, exam.draw()).gradients
+            found = exam.oracle.eager(exam.draw(), mutate).gradients
             for name, reference in exam.gradients.items():
                 if reference.compare("", _or_zeros(found[name], reference.float64.to(reference.dtype))).complaint:
                     return True
@@ -332,7 +332,7 @@ def _is_rejected(mutant, exams):
 def _differs(mutant, oracle, fresh):
     mutate = _mutating(mutant)
     for probe, reference in fresh:
-        outcome = oracle.mutated_in_float64(mutate, probe)
+        outcome = oracle.reference(probe, mutate)
         _require_form(outcome.outputs, reference.outputs)
         outputs, expected = ([as_real(output) for output in each.outputs] for each in (outcome, reference))
         gradients = {name: true for name, true in reference.gradients.items() if true is not None}
@@ -355,7 +355,6 @@ def _any_visible(found, true):
 
 
 def _size(value):
-    """The largest magnitude of the finite elements."""
     finite = value[torch.isfinite(value)]
     return finite.abs().max().item() if finite.numel() else 0.0
 

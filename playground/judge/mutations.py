@@ -84,33 +84,25 @@ class Call:
         self.kind = KINDS.get(self.name.removesuffix("_") if in_place else self.name, "other")
         self._function = function
         self._in_place = in_place or self.name.startswith("__i")
-        self._args = list(args)
+        names = _OPERATORS[self.kind][1].split()
+        self._operand = "input" if "input" in names else names[0]
+        self._by_place = dict(zip([*names, *range(len(args))], args, strict=False))  # those beyond the names by numbers
         self._kwargs = dict(kwargs or {})
-        self._positions = _OPERATORS[self.kind][1].split()
-        self._operand = "input" if "input" in self._positions else self._positions[0]
 
     def get(self, name, default=None):
         """Return the argument of that name."""
-        position = self._positions.index(name) if name in self._positions else len(self._args)
-        return self._args[position] if position < len(self._args) else self._kwargs.get(name, default)
+        return self._by_place.get(name, self._kwargs.get(name, default))
 
     def as_it_is(self):
         """Return what the model itself asked for."""
-        return self._function(*self._args, **self._kwargs)
+        return self._function(*self._by_place.values(), **self._kwargs)
 
     def again(self, **changes):
         """Return the operator's result with some of its arguments changed; what works in place gets a copy to work in."""
-        args, kwargs = list(self._args), dict(self._kwargs)
-        for name, value in changes.items():
-            position = self._positions.index(name) if name in self._positions else len(args)
-            if position < len(args):
-                args[position] = value
-            else:
-                kwargs[name] = value
+        args = [changes.pop(name, value) for name, value in self._by_place.items()]
+        kwargs = self._kwargs | changes | ({"inplace": False} if self._kwargs.get("inplace") else {})
         if self._in_place and isinstance(args[0], torch.Tensor):
             args[0] = args[0].clone()
-        if kwargs.get("inplace"):
-            kwargs["inplace"] = False
         return self._function(*args, **kwargs)
 
     @property
@@ -149,7 +141,6 @@ def _if(test, mutation):
 
 
 def _only(names, mutation):
-    """Return the mutation for functions of these names."""
     return _if(lambda call: call.name in names.split(), mutation)
 
 
@@ -161,7 +152,6 @@ def _times(factor):
 
 
 def _last_zeroed(dim):
-    """Put zeros where `dim` has its last index."""
 
     def change(value):
         _require(value.shape[dim] > 1)
@@ -222,7 +212,6 @@ _LAST_ROW_DROPPED = _of_result(_if(lambda value: value.dim() > 3, _last_zeroed(R
 
 
 def _dropped(call):
-    """Do nothing to the first operand."""
     values, result = call.input, call.again()
     _require(_values(result).dtype == values.dtype)
     return _changed(result, lambda found: values.expand(found.shape))

@@ -63,9 +63,12 @@ class Oracle:
         self.ways = set()  # PROMOTED, IN_HOST_MEMORY, where those were needed
         self._draws = False  # whether a call was seen to draw random numbers
 
-    def eager(self, probe):
-        """Return the Results of the original as PyTorch runs it by default, on a copy, since a call may change the model."""
-        return self._run(tensors.copy_model(self._model), self._given(probe), probe)
+    def eager(self, probe, mutate=lambda model: model):
+        """Return the Results of the original as PyTorch runs it by default, or of what `mutate` makes of it.
+
+        It runs on a copy, since a call may change the model.
+        """
+        return self._run(mutate(tensors.copy_model(self._model)), self._given(probe), probe)
 
     def whole(self, probe):
         """Return what `eager` does, all of it; a large result stays on the device where there is room."""
@@ -89,9 +92,9 @@ class Oracle:
         gradients = {name: None if value is None else kept(value) for name, value in outcome.gradients.items()}
         return replace(outcome, outputs=[kept(output) for output in outcome.outputs], gradients=gradients)
 
-    def reference(self, probe):
-        """Return the Results in float64, the reference."""
-        return self._in_float64(probe, contextlib.nullcontext())
+    def reference(self, probe, mutate=None):
+        """Return the Results in float64, the reference, or those of what `mutate` makes of the model."""
+        return self._in_float64(probe, contextlib.nullcontext(), mutate)
 
     def rounded_operands(self, probe, to="tf32", families=frozenset(FAMILIES)):
         """Return Results in float64 with operands of these families rounded to a precision; several, if outputs are few.
@@ -179,13 +182,6 @@ class Oracle:
         with families:
             self.eager(probe)
         return families.found & set(FAMILIES)
-
-    def mutated(self, mutate, probe):
-        """Return what `eager` does, of what `mutate` makes of a copy of the model."""
-        return self._run(mutate(tensors.copy_model(self._model)), self._given(probe), probe)
-
-    def mutated_in_float64(self, mutate, probe):
-        return self._in_float64(probe, contextlib.nullcontext(), mutate)
 
     def _in_float64(self, probe, mode, mutate=None):
         """In another way where float64 on the device, at once, is none; `ways` says which."""
@@ -339,5 +335,4 @@ def _doubled(model):
 
 
 def _rows(inputs, batch, part):
-    """The part of the batch of every tensor that has the batch as its first dimension."""
     return [v[part] if isinstance(v, torch.Tensor) and v.dim() and v.shape[0] == batch else v for v in inputs]

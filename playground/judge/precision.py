@@ -266,7 +266,6 @@ class RoundedResults(Decomposing):
 
 
 def _rounding(to, seed):
-    """The function that rounds a tensor to a precision, under the random scale that belongs to a seed."""
     scale = 1.0 if seed is None else 1.0 - torch.rand((), generator=torch.Generator().manual_seed(seed)).item() / 2
     return lambda value: _ROUNDINGS[to](value * scale) / scale
 
@@ -379,7 +378,7 @@ class DrawnInFloat32(Uncompiled):
         if function._schema.name.endswith("_"):
             return args[0]
         is_wide = any(map(_is_wide, torch.utils._pytree.tree_leaves((args, kwargs))))
-        return torch.utils._pytree.tree_map(_widened, drawn) if is_wide else drawn
+        return torch.utils._pytree.tree_map_only(torch.Tensor, _widened, drawn) if is_wide else drawn
 
 
 def _is_wide(value):
@@ -393,7 +392,7 @@ def _narrowed(value):
 
 
 def _widened(value):
-    return value.double() if isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value
+    return value.double() if value.dtype == torch.float32 else value
 
 
 class Promoted(TorchFunctionMode):
@@ -433,5 +432,4 @@ def _with_each(change, result):
 
 @functools.cache
 def _is_view(function):
-    """Whether it gives a view, or the input itself."""
     return any(output.alias_info is not None for output in function._schema.returns)

@@ -138,7 +138,6 @@ def _impulse(value):
 
 
 def _with_one(value, special):
-    """A copy with one special value in its last sample."""
     value = value.clone()
     if value.numel():
         sample = value[-1].view(-1) if value.dim() else value.view(-1)

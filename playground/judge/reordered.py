@@ -71,7 +71,6 @@ class Reordered(Decomposing):
         return function(*args, **kwargs)
 
     def _added(self, rows):
-        """The sums of the rows of a matrix on the host."""
         length = rows.shape[1]
         if self._order == "strided":
             lanes = _sequential(_folded(rows, -(-length // LANES), LANES))
@@ -166,7 +165,6 @@ class Reordered(Decomposing):
 
 
 def _folded(rows, count, width):
-    """(rows, count, width), with zeros behind the last terms."""
     return torch.nn.functional.pad(rows, (0, count * width - rows.shape[1])).reshape(-1, count, width)
 
 
@@ -191,7 +189,6 @@ def _running(operation, otherwise, x, dim, *, dtype=None):
 
 
 def _parts(length, order):
-    """The slices of a sum's terms that are added for themselves."""
     if order == "strided":
         return [slice(k, None, SLICES) for k in range(min(SLICES, length))]
     return [slice(start, start + TILE) for start in range(0, length, TILE)]

@@ -159,7 +159,10 @@ class Reference:
             max_error, complaint = self._too_far(name, actual)
             unjudged = complaint is not None and self.is_blunt
             if complaint and self._decisions and not self.is_blunt:
-                max_error, complaint = self._too_far(name, self._undecided(actual))
+                # Each element nearer to float64 by as much as near decisions may have moved it, and not beyond.
+                difference = actual.double() - self.float64
+                rest = difference.sign() * (difference.abs() - SLACK * self._decisions()).clamp(min=0)
+                max_error, complaint = self._too_far(name, self.float64 + rest)
                 decided = complaint is None
         return Comparison(max_error, self.allowed, self.eager_error, complaint, self.permitted_error, decided, unjudged)
 
@@ -168,11 +171,6 @@ class Reference:
         if values.shape != self.float64.shape or self._wrongly_special("", values := values.cpu()):
             return False
         return self._too_far("", values)[1] is None
-
-    def _undecided(self, actual):
-        """`actual`, each element nearer to float64 by as much as near decisions may have moved it, and not beyond."""
-        difference = actual.double() - self.float64
-        return self.float64 + difference.sign() * (difference.abs() - SLACK * self._decisions()).clamp(min=0)
 
     def _too_far(self, name, actual):
         """(largest error, what to say of it or None)."""
@@ -199,7 +197,6 @@ class Reference:
         return "the terms that cancel in it" if self.is_zero else "its spread"
 
     def _wrong_form(self, name, actual):
-        """What is wrong with its shape or type."""
         if actual is None:
             return f"{name} is missing"
         if actual.shape != self._shape:
@@ -223,7 +220,6 @@ class Reference:
 
 
 def _deviation(finite, others):
-    """Standard deviation of a tensor's elements together with the finite ones of `others`; 0 for none."""
     if finite.numel() == 0:
         return 0.0
     parts = [finite.double(), *(other[torch.isfinite(other)].double() for other in others)]

@@ -87,7 +87,7 @@ class OwnCode:
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()  # also streams that are joined later
             for value, old in zip(given, before, strict=True):
-                if not _same(value, old):
+                if not ((value == old) | (value.isnan() & old.isnan())).all():
                     self._spoil(value)
             known = {value.data_ptr() for value in given}
             for value in [*_tensors(result), *foreign.tensors_of_result(result)]:
@@ -195,9 +195,8 @@ class WrittenBetween(TorchDispatchMode):
 
 def _with_memory(tree):
     kinds = torch.Tensor, torch.nn.Parameter
-    return [
-        v for v in _tensors(tree) if type(v) in kinds and v.layout == torch.strided and v.device.type != "meta" and v.numel()
-    ]
+    plain = (v for v in _tensors(tree) if type(v) in kinds and v.layout == torch.strided)
+    return [v for v in plain if v.device.type != "meta" and v.numel()]
 
 
 def _place(tensor):
@@ -229,10 +228,6 @@ def _tensors(tree):
     return [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def _same(a, b):
-    return bool(((a == b) | (a.isnan() & b.isnan())).all())
-
-
 def _spoil(tensor):
     with torch.no_grad():
         if tensor.is_floating_point() or tensor.is_complex():
@@ -258,14 +253,13 @@ class Text:
     def __init__(self, path, content=None):
         text = (Path(path).read_bytes() if content is None else content).decode("utf-8-sig", errors="replace")
         tree = ast.parse(text, filename=str(path))
-        bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        strings = [
-            n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str) and id(n) not in bare
-        ]
+        nodes = list(ast.walk(tree))
+        bare = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        texts = (node for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+        strings = [node.value for node in texts if id(node) not in bare]
         self._lines = text.splitlines()
         self._first_of_model = next((n.lineno for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "ModelNew"), 1)
-        names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
-        names |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+        names = {node.id if isinstance(node, ast.Name) else getattr(node, "attr", None) for node in nodes}
         self.triton_kernels = set(TRITON_KERNEL.findall(text))
         self.cuda_kernels = {name for string in strings for name in kernel_names(string)}
         self.names_cuda = names_cuda(path, content)
@@ -286,10 +280,9 @@ def kernels_launched():
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         yield found
         torch.cuda.synchronize()
-    kernels = [
-        e for e in profiler.key_averages() if e.self_device_time_total > 0 and not e.key.startswith(("Memcpy", "Memset"))
-    ]
-    found += [{"name": e.key, "calls": e.count, "microseconds": float(e.self_device_time_total)} for e in kernels]
+    for each in profiler.key_averages():
+        if each.self_device_time_total > 0 and not each.key.startswith(("Memcpy", "Memset")):
+            found.append({"name": each.key, "calls": each.count, "microseconds": float(each.self_device_time_total)})
     found.sort(key=lambda kernel: -kernel["microseconds"])
 
 
@@ -312,7 +305,6 @@ def pending_cuda_error():
 
 @functools.cache
 def _cuda_runtime():
-    """The CUDA runtime that this process has loaded; None where there is none."""
     maps = Path("/proc/self/maps")
     paths = sorted(set(re.findall(r"/\S*libcudart\.so\S*", maps.read_text()))) if maps.exists() else []
     return ctypes.CDLL(paths[0]) if paths else None

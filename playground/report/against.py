@@ -102,9 +102,7 @@ def _row(title, new, old, reason, same_source):
         return row | {"reason": reason or "not timed in the earlier run"}
     baseline = next((name for name in BASELINES if name in (new["speedup"] or {}) and name in (old["speedup"] or {})), None)
     if not baseline:
-        return row | {
-            "reason": "no baseline was timed in both runs, so nothing tells whether the machine was in the same state"
-        }
+        return row | {"reason": "no baseline was timed in both runs, so nothing tells how the machine was then and now"}
     try:
         time = _quotient(old["time_ms"], new["time_ms"], "median", "p20", "p80")
         speedup = _quotient(new["speedup"][baseline], old["speedup"][baseline], "ratio", "low", "high")

@@ -54,7 +54,6 @@ def sections(path):
 
 
 def _name(text):
-    """Return the name of the function or type that a piece defines; SURROUNDINGS for another."""
     named = NAME.search(NOT_NAMES.sub("", text).strip())
     return re.sub(" +", " ", next(filter(None, named.groups()))) if named else SURROUNDINGS
 

@@ -274,15 +274,10 @@ def changed_sizes(result, root=ROOT):
 
     The originals are result["shape"]["defaults"] where the driver recorded them, otherwise the model's file tells.
     """
-    shape = result.get("shape") or {}
-    settings = shape.get("settings") or {}
-    if not settings:
-        return {}
-    catalogued = Path(root) / "models" / f"{result['model']}.py"
+    shape, catalogued = result.get("shape") or {}, Path(root) / "models" / f"{result['model']}.py"
     defaults = shape.get("defaults") or model_constants(catalogued if catalogued.is_file() else result["model"])
-    return {
-        name: (value, defaults.get(name)) for name, value in settings.items() if listed(defaults.get(name)) != listed(value)
-    }
+    pairs = {name: (value, defaults.get(name)) for name, value in (shape.get("settings") or {}).items()}
+    return {name: pair for name, pair in pairs.items() if listed(pair[0]) != listed(pair[1])}
 
 
 def size_note(result, root=ROOT):

@@ -95,7 +95,6 @@ def _band(letter):
 
 
 def _write(axes, at, lines, **look):
-    """Write lines around a place."""
     for number, line in enumerate(lines):
         axes.text(at[0], at[1] + 13 * (number - (len(lines) - 1) / 2), line, va="center", **look)
 

@@ -45,7 +45,6 @@ def _figures(kernel):
 
 
 def _stalls(kernel):
-    """The reasons for which warps wait most."""
     for reason, share in list(kernel["stalls"].items())[:STALLS_SHOWN]:
         meaning = f"{reason.replace('_', ' ')}: {metrics.STALLS[reason]}"
         yield [Text(one_line(kernel["kernel"])), Text(with_unit(100 * share, "%")), Text(meaning)]

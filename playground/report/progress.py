@@ -134,8 +134,6 @@ class Progress:
 
 
 class _Display(Display):
-    """Draws `above` over the lines of what runs."""
-
     above = None
 
     def get_renderables(self):

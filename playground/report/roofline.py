@@ -8,6 +8,8 @@ what its operators really move and do.
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from playground.report import drawing
 from playground.report.drawing import BASELINE, FAINT, FLOOR, INK, PAPER, SOFT, VARIANT
 from playground.report.figures import baseline_medians, baseline_name, fastest_baseline, inputs_text
@@ -17,7 +19,7 @@ OF_VARIANT, OF_BASELINE, AS_WRITTEN = "variant", "baseline", "as written"
 FEWEST = 2  # variants; of fewer the table of verdicts says it all
 WIDTH, HEIGHT, LINE, LETTER = 384, 300, 12, 5.6  # units: of the chart, from one line of text to the next, of a letter
 COLUMN_AT = 0.55  # of the width; right of it stand the names
-UNIT, UNIT_NAME = 1e12, "TFLOP/s"
+UNIT, UNIT_NAME, MEMORY = 1e12, "TFLOP/s", "memory {} TB/s"
 MARKS = {
     OF_VARIANT: {"marker": "o", "color": VARIANT, "markersize": 7, "zorder": 6},
     OF_BASELINE: {"marker": "s", "color": PAPER, "mec": BASELINE, "mew": 1.3, "markersize": 6, "zorder": 5},
@@ -69,22 +71,17 @@ def chart(points, ceilings, name, title):
     bandwidth = max(ceilings["read_bytes_per_second"], ceilings["copy_bytes_per_second"])
     with drawing.style():
         figure = drawing.figure(WIDTH, HEIGHT)
-        axes = figure.add_axes(
-            [44 / WIDTH, 40 / HEIGHT, (WIDTH - 106) / WIDTH, (HEIGHT - 60) / HEIGHT], xscale="log", yscale="log"
-        )
+        place = [44 / WIDTH, 40 / HEIGHT, (WIDTH - 106) / WIDTH, (HEIGHT - 60) / HEIGHT]
+        axes = figure.add_axes(place, xscale="log", yscale="log")
         _draw_axes(axes, points, roofs, bandwidth)
         _draw_points(axes, points)
         words = [f"{each.name}: {significant(each.intensity)} FLOP per byte, {_rate(each.rate)}" for each in points]
-        ceiling = [f"memory {_bandwidth(bandwidth)}", *(f"{name} {_rate(rate)}" for name, rate in roofs.items())]
+        ceiling = [MEMORY.format(significant(bandwidth / 1e12)), *(f"{name} {_rate(rate)}" for name, rate in roofs.items())]
         return drawing.svg(figure, name, title, f"Ceilings: {', '.join(ceiling)}. {'; '.join(words)}.")
 
 
 def _rate(rate):
     return f"{significant(rate / UNIT)} {UNIT_NAME}"
-
-
-def _bandwidth(bandwidth):
-    return f"{significant(bandwidth / 1e12)} TB/s"
 
 
 def _draw_axes(axes, points, roofs, bandwidth):
@@ -109,13 +106,12 @@ def _draw_axes(axes, points, roofs, bandwidth):
     axes.plot([low, ridge], [low * bandwidth, highest], color=FLOOR, linewidth=1.8)
     (x, y), (end, top) = axes.transData.transform([(low, low * bandwidth), (ridge, highest)])
     turned = {"rotation": math.degrees(math.atan2(top - y, end - x)), "rotation_mode": "anchor", "textcoords": "offset points"}
-    axes.annotate(f"memory {_bandwidth(bandwidth)}", (low, low * bandwidth), (12, 20), **turned, **look)
+    axes.annotate(MEMORY.format(significant(bandwidth / 1e12)), (low, low * bandwidth), (12, 20), **turned, **look)
     for name, rate in roofs.items():
         axes.plot([rate / bandwidth, right], [rate, rate], color=FLOOR, linewidth=1.8)
         axes.text(right, rate, f" {name} {significant(rate / UNIT)}", va="center", **look)
-    axes.plot(
-        [column] * 2, [axes.get_ylim()[0], min(highest, column * bandwidth)], "--", color=BASELINE, linewidth=0.8, zorder=2
-    )
+    ends = axes.get_ylim()[0], min(highest, column * bandwidth)
+    axes.plot([column] * 2, ends, "--", color=BASELINE, linewidth=0.8, zorder=2)
 
 
 def _draw_points(axes, points):
@@ -128,13 +124,9 @@ def _draw_points(axes, points):
     room = int((1 - COLUMN_AT) * axes.bbox.width / per_unit / LETTER)
     column = sorted((point for point in points if point.kind != AS_WRITTEN), key=lambda point: point.rate)
     places = [axes.transData.transform((1, point.rate))[1] / per_unit for point in column]
-    least = axes.bbox.y0 / per_unit + LINE / 2
-    heights = []
-    for place in places:  # from below: no name stands lower than the axes, or nearer than a line to the one below it
-        heights.append(max(place, least))
-        least = heights[-1] + LINE
-    for index in range(len(places) - 2, -1, -1):  # what was pushed up by more than the next one needs sinks again
-        heights[index] = min(heights[index], heights[index + 1] - LINE)
+    # From below: no name stands lower than the axes, or nearer than a line to the one below it.
+    lines = LINE * np.arange(len(column))
+    heights = np.maximum.accumulate(np.maximum(places, axes.bbox.y0 / per_unit + LINE / 2) - lines) + lines
     side = -1 if any(point.intensity > column[0].intensity for point in points) else 1
     for point, place, height in zip(column, places, heights, strict=True):
         look = {"weight": "bold", "color": INK} if point.kind == OF_VARIANT else {"color": SOFT}

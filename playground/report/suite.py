@@ -115,9 +115,13 @@ def _standard(results, standard, count):
     for name in BASELINES:
         if ratios := [each[name] for each in timed if name in each]:
             faster = {f"{p:g}": sum(ratio["ratio"] > p for ratio in ratios) / count for p in THRESHOLDS if p}
-            means = {key: statistics.geometric_mean(ratio[key] for ratio in ratios) for key in contract.RATIO_KEYS}
+            means = {key: _geometric_mean([ratio[key] for ratio in ratios]) for key in contract.RATIO_KEYS}
             over[name] = {"fast_p": {"0": share, **faster}, "geometric_mean": means | {"pairs": len(ratios)}}
     return {"correct": len(correct), "timed": len(timed), "fast_0": share, "over": over}
+
+
+def _geometric_mean(values):
+    return statistics.geometric_mean(values) if all(values) else 0.0  # an interval may begin at zero
 
 
 def eval_results(report):

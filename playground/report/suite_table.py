@@ -84,7 +84,6 @@ def remarks(summary):
 
 
 def _case_rows(cases):
-    """Yield {head: cell} of each solution of a problem with several cases."""
     for each in cases:
         row = {"problem": each["problem"], "solution": each["solution"]}
         for kind in ("test", "benchmark"):

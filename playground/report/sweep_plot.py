@@ -1,6 +1,7 @@
 """Time, floor and speed-up over a swept constant, as a picture."""
 
 import textwrap
+from importlib.util import find_spec
 from pathlib import Path
 
 from playground import sweep
@@ -11,18 +12,11 @@ from playground.report.text import grouped, one_line
 FORMATS = (".svg", ".png", ".pdf")
 
 
-class CannotPlot(Exception):
-    """No picture can be made; the text says what is missing or was expected."""
-
-
-def require(file):
-    """Raise CannotPlot, before anything is measured, where matplotlib is missing or the file's name stands for no format."""
+def missing(file):
+    """Return why no picture can be written to that file: its name, or matplotlib is missing; None where one can be."""
     if Path(file).suffix not in FORMATS:
-        raise CannotPlot(f"--plot {file}: the name has to end with one of {', '.join(FORMATS)}")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise CannotPlot("--plot needs matplotlib: python -m pip install -r requirements-html.txt") from None
+        return f"--plot {file}: the name has to end with one of {', '.join(FORMATS)}"
+    return None if find_spec("matplotlib") else "--plot needs matplotlib: python -m pip install -r requirements-html.txt"
 
 
 def write(report, axes, file):

@@ -6,7 +6,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from playground.report import against, checks, facts, figures
+from playground.report import against, facts, figures
 from playground.report.layout import GAP, INDENT, cells, fitted, print_folded, print_indented, print_prose, print_rows, verdict
 from playground.report.text import NOTHING, grouped, one_line, printable, scientific, significant, span, with_unit
 
@@ -95,7 +95,7 @@ class Summary(View):
         for place, (mean, models) in figures.geometric_means(results).items():
             what = f"Geometric mean over {models} model{'s' if models > 1 else ''} on {place}"
             print_folded(console, f"{what}, the best variant of each against its best baseline: {with_unit(mean, 'x')}")
-        if count := sum(checks.DOUBLE in checks.refused(result["check"]) for result in results):
+        if count := sum(facts.DOUBLE in facts.refused(result["check"]) for result in results):
             print_folded(console, f"{count} of {len(results)} raise after double(), as they may.", style="dim")
         print_folded(console, ", ".join(figures.tally(results).values()) or "No variants.")
 
@@ -142,12 +142,11 @@ class Details(View):
                 self._console.print()
                 _print_details(self._console, result, self._verbose)
                 if self._checks:
-                    for heads, rows in checks.tables(result["check"]):
+                    for heads, rows in facts.tables(result["check"]):
                         print_prose(self._console, heads, [[verdict(one_line(cell)) for cell in row] for row in rows])
 
 
 def _ratio(ratio):
-    """A speed-up: green or red where its interval is on one side of 1."""
     if ratio is None:
         return Text(NOTHING)
     return Text(with_unit(ratio["ratio"], "x"), "green" if ratio["low"] > 1 else "red" if ratio["high"] < 1 else "")
@@ -165,7 +164,7 @@ def _print_remarks(console, results):
         return [(value, [variant for _, variant in own]) for value, own in grouped(pairs, lambda pair: pair[0]).items()]
 
     def refusals(result):
-        if names := [name for name in checks.refused(result["check"]) if name != checks.DOUBLE]:
+        if names := [name for name in facts.refused(result["check"]) if name != facts.DOUBLE]:
             yield f"refuses {', '.join(names)}"
 
     sizes = variants_with(lambda each: [figures.size_note(each) or "sizes of the original"] if each.get("shape") else [])
@@ -246,5 +245,4 @@ def time_rows(result):
 
 
 def _spread(spread):
-    """Return a median, and what lies between the 20th and the 80th percentile."""
     return (significant(spread["median"]), span(spread["p20"], spread["p80"])) if spread else (NOTHING, NOTHING)

@@ -1,9 +1,14 @@
 """What follows from the outer clock's rounds, and how it bounds what the inner one claims."""
 
+import types
+
 import pytest
+import torch
 
 from playground.driver import outer
+from playground.judge.tolerance import Reference
 from playground.worker import WorkerFailure
+from playground.worker.outer_referee import Drawn
 
 CHANGING_OVER = 0.3  # milliseconds that every call takes besides
 RESOLUTION = outer.RESOLUTION_MS["cuda"]
@@ -116,3 +121,16 @@ def test_an_interval_with_room_for_anything_is_withheld():
     outer.bounded(claimed, {"ratio": 1.8, "low": 1.0, "high": 2.5})
     assert claimed["outcome"]["verdict"] == "not measured" and claimed["speedup"] == {}
     assert claimed["outcome"]["reason"].startswith("too noisy: anything from 0.5")
+
+
+@pytest.mark.parametrize(("factor", "is_right"), [(1 + 1e-6, True), (0.0, False), (0.5, False)])
+def test_a_reference_of_zeros_leaves_the_scale_to_the_call_s_own_result(factor, is_right):
+    """As behind a relu, whose outputs on the check's inputs were all zero."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
+    problem = types.SimpleNamespace(get_inputs=lambda: [torch.ones(5, 4)])
+    zeros = Reference(torch.zeros(5, 3, dtype=torch.float64), torch.zeros(5, 3))
+    model[0].bias.data.fill_(2.0)
+    drawn = Drawn(problem, model, "forward", torch.device("cpu"), {"0": zeros})
+    with torch.no_grad():
+        result = factor * model(torch.ones(5, 4))
+    assert (drawn.complaint([([result], None)]) is None) == is_right

@@ -167,7 +167,7 @@ def network():
     return nn.Sequential(nn.Conv2d(2, 3, 3), nn.Sigmoid(), nn.Flatten(), nn.Linear(3 * 4 * 5, 2))
 
 
-@pytest.mark.parametrize("largest", [2, 3, 5, 6])
+@pytest.mark.parametrize("largest", [2, 6])
 def test_chunks_give_the_same_as_the_whole(largest):
     model, x, upstream = network(), torch.randn(7, 2, 6, 7), torch.randn(7, 2)
     for what in ("reference", "eager", "rounded"):
@@ -240,9 +240,9 @@ from playground.judge.probes import Probe
 from playground.machine import memory
 
 model = torch.nn.Sequential(*[torch.nn.Sigmoid() for _ in range(6)])
-x = torch.linspace(-3, 3, 64 << 18).view(64, -1)
+x = torch.linspace(-3, 3, 64 << 17).view(64, -1)
 probe = Probe("own", [x], upstream=[torch.ones_like(x)], wanted_inputs=(0,))
-memory.free_on_host = lambda: 1 << 30  # in float64 the seven tensors of a forward pass take 0.9 GiB, of a backward pass more
+memory.free_on_host = lambda: 1 << 29  # in float64 the seven tensors of a forward pass take 0.45 GiB, of a backward pass more
 whole = Oracle(model, torch.device("cpu")).reference(probe)
 memory.limit(os.getpid(), 0.6)
 chunked = Oracle(model, torch.device("cpu")).reference(probe)
@@ -373,9 +373,9 @@ def test_mutated_models_are_copies():
     model = nn.BatchNorm1d(3)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     oracle, made = Oracle(model, CPU), probe(torch.randn(6, 3))
-    doubled = oracle.mutated(lambda copy: lambda x: 2 * copy(x), made).outputs[0]
+    doubled = oracle.eager(made, lambda copy: lambda x: 2 * copy(x)).outputs[0]
     torch.testing.assert_close(doubled, 2 * oracle.reference(made).outputs[0].float())
-    assert oracle.mutated_in_float64(lambda copy: copy, made).outputs[0].dtype == torch.float64
+    assert oracle.reference(made, lambda copy: copy).outputs[0].dtype == torch.float64
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 

@@ -181,9 +181,15 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-@pytest.mark.parametrize("opened", [ctypes.CDLL, ctypes.PyDLL, ctypes.cdll.LoadLibrary], ids=["CDLL", "PyDLL", "LoadLibrary"])
-def test_what_ctypes_calls_is_spoiled(own, c_library, way, opened):
+@pytest.mark.parametrize(
+    "opened, way",
+    [
+        *(pytest.param(ctypes.CDLL, way, id=way.__name__) for way in WAYS),
+        (ctypes.PyDLL, by_types),
+        (ctypes.cdll.LoadLibrary, by_a_prototype),
+    ],
+)
+def test_what_ctypes_calls_is_spoiled(own, c_library, opened, way):
     library, x, y = opened(str(c_library)), torch.rand(N), torch.zeros(N)
     given = x.clone()
     with own.watched():

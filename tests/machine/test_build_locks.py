@@ -131,44 +131,26 @@ def test_a_young_lock_is_looked_at_again_when_it_has_aged(tmp_path):
     assert time.time() - made >= 1.0
 
 
-def test_a_build_that_begins_between_the_looks_keeps_its_lock(tmp_path):
-    lock = leave_stale(lock_in(tmp_path, "a"))
-    baton = FileBaton(str(lock))
+def test_what_changes_between_the_looks(tmp_path):
+    """A build that begins keeps its lock; so does one without a visible holder; what is released is no one's."""
+    begins, replaced, released = [leave_stale(lock_in(tmp_path, name)) for name in "abc"]
+    baton = FileBaton(str(begins))
 
-    def replace():
-        lock.unlink()
+    def change():
+        begins.unlink()
         assert baton.try_acquire()
-
-    timer = threading.Timer(0.3, replace)
-    timer.start()
-    cleared, held = build_locks.clear_stale_locks(tmp_path, grace=1.5)
-    timer.join()
-    assert (cleared, list(held)) == ([], [lock])
-    baton.release()
-
-
-def test_a_lock_that_is_replaced_by_one_without_a_visible_holder_is_kept(tmp_path):
-    lock = leave_stale(lock_in(tmp_path, "a"))
-
-    def replace():
-        other = lock.with_name("other")
+        other = replaced.with_name("other")
         other.touch()
-        other.replace(lock)
+        other.replace(replaced)
+        released.unlink()
 
-    timer = threading.Timer(0.3, replace)
+    timer = threading.Timer(0.3, change)
     timer.start()
     cleared, held = build_locks.clear_stale_locks(tmp_path, grace=1.5)
     timer.join()
-    assert (cleared, list(held)) == ([], [lock])
-    assert "a build that has just begun" in held[lock]
-
-
-def test_a_lock_that_is_released_between_the_looks_is_no_ones(tmp_path):
-    lock = leave_stale(lock_in(tmp_path, "a"))
-    timer = threading.Timer(0.3, lock.unlink)
-    timer.start()
-    assert build_locks.clear_stale_locks(tmp_path, grace=1.5) == ([], {})
-    timer.join()
+    assert (cleared, list(held)) == ([], [begins, replaced])
+    assert "a build that has just begun" in held[replaced]
+    baton.release()
 
 
 def test_several_clear_at_once(tmp_path):

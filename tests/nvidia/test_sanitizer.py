@@ -135,7 +135,7 @@ def test_silence_that_proves_nothing_is_a_problem(stage, behaviour, problem):
 
 
 def test_a_tool_that_hangs(stage):
-    found, _ = stage(hangs="racecheck", limit=5)
+    found, _ = stage(hangs="racecheck", limit=3)
     assert found.problem == "racecheck did not end within the time limit"
 
 

@@ -1,6 +1,6 @@
 """What compare.py says about probes, behaviour and work."""
 
-from playground.report import checks
+from playground.report import facts
 
 RIGHT = {"max_error": 1e-6, "allowed": 1e-5, "eager_error": 1e-6, "complaint": None, "note": None}
 IDLE = dict.fromkeys(RIGHT) | {"note": "not run: the model's file has no constants for it"}
@@ -18,7 +18,7 @@ CHECK = {
 
 
 def test_a_few_lines():
-    assert list(checks.lines(CHECK)) == [
+    assert list(facts.of_check(CHECK)) == [
         ("probes", "2 right; wrong: ramp; not run: odd sizes; refused by an exception, as it may: batch 1"),
         ("note", "nan: finite in 1"),
         ("behaviour", "1 right; not run: a side stream; refused by an exception, as it may: torch.compile"),
@@ -30,22 +30,20 @@ def test_a_few_lines():
 
 
 def test_what_was_refused():
-    assert checks.refused(CHECK) == ["batch 1", "torch.compile"]
+    assert facts.refused(CHECK) == ["batch 1", "torch.compile"]
     as_the_original = {"complaint": None, "note": "bits differ, as the original's do"}
-    assert (
-        checks.refused({"probes": {"own": RIGHT}, "behaviour": {"run to run": as_the_original}}) == checks.refused(None) == []
-    )
+    assert facts.refused({"probes": {"own": RIGHT}, "behaviour": {"run to run": as_the_original}}) == facts.refused(None) == []
 
 
 def test_explained():
-    probes, behaviour, kernels = (rows for _, rows in checks.tables(CHECK))
+    probes, behaviour, kernels = (rows for _, rows in facts.tables(CHECK))
     probes = {row[0]: row[1:] for row in probes}
     assert probes["own"] == ("ok", "1.00e-6", "1.00e-6", "1.00e-5", "on the first inputs that the problem draws")
     assert probes["odd sizes"][0] == "-" and probes["odd sizes"][-1].startswith("not run")
     assert probes["ramp"][0] == "fail" and probes["ramp"][-1] == "on a ramp: the output is off"
     assert [row[1] for row in behaviour] == ["ok", "-", "-"]
     assert kernels == [("2", "12.3", "f")]
-    assert list(checks.tables(None)) == []
+    assert list(facts.tables(None)) == []
 
 
 SILENT = {
@@ -62,10 +60,10 @@ SILENT = {
 
 
 def test_the_sanitizer():
-    found = dict(checks.sanitizer(SILENT))
+    found = dict(facts.sanitizer(SILENT))
     assert "no mistakes in fused_tail, tail_grad" in found["sanitizer"] and "synccheck" in found["note"]
     one = SILENT | {"findings": ["v.py:3: a race"], "notes": []}
-    assert "1 mistake in" in dict(checks.sanitizer(one))["sanitizer"]
+    assert "1 mistake in" in dict(facts.sanitizer(one))["sanitizer"]
     blind = SILENT | {"problem": "memcheck did not end within the time limit", "notes": []}
-    assert list(checks.sanitizer(blind)) == [("sanitizer", "memcheck did not end within the time limit")]
-    assert list(checks.sanitizer(None)) == []
+    assert list(facts.sanitizer(blind)) == [("sanitizer", "memcheck did not end within the time limit")]
+    assert list(facts.sanitizer(None)) == []

@@ -70,6 +70,12 @@ def test_the_geometric_mean_is_that_of_the_correct_and_timed_with_their_bounds(p
     assert math.isclose(suite.summarise(pairs)["standards"]["drop_in"]["over"]["fastest"]["geometric_mean"]["ratio"], 2**0.5)
 
 
+def test_an_interval_that_begins_at_zero_has_a_mean_that_does(pairs):
+    pairs["results"][0]["speedup"]["eager"]["low"] = 0.0
+    mean = suite.summarise(pairs)["standards"]["forward"]["over"]["eager"]["geometric_mean"]
+    assert mean["low"] == 0 and mean["ratio"] == pytest.approx(4 ** (1 / 3))
+
+
 def test_a_disturbed_timing_is_correct_and_not_counted_as_timed(pairs):
     pairs["results"][1]["outcome"] = {"verdict": "not measured", "reason": "the machine is busy"}
     forward = suite.summarise(pairs)["standards"]["forward"]
@@ -185,7 +191,7 @@ def test_the_page_sorts_without_a_script(pairs):
     pairs["suite"] = suite.summarise(pairs)
     made = page.render(pairs, [])
     assert "<script" not in made and made.count('name="order"') == 5 and made.count('id="only-is-') == 4
-    styles = re.findall(r'<tr role="row" class="is-[\w-]+" style="([^"]*)"', made)
+    styles = re.findall(r'<tr role="row" class="[^"]*\bis-[\w-]+" style="([^"]*)"', made)
     places = [dict(each.split(":") for each in style.rstrip(";").split(";")) for style in styles]
     by_eager = sorted(range(6), key=lambda index: int(places[index]["--by-eager"]))
     assert by_eager[:3] == [1, 2, 0], "the greatest speed-up first, what was not timed last"

@@ -317,7 +317,7 @@ def test_long_numbers_are_not_cut(view, gpu_document):
             assert number in text
 
 
-@pytest.mark.parametrize("columns, encoding", [("20", "utf-8"), ("nonsense", "ascii")])
+@pytest.mark.parametrize("columns, encoding", [pytest.param("20", "utf-8", marks=pytest.mark.full), ("nonsense", "ascii")])
 def test_make_console_in_a_real_pipe(columns, encoding, gpu_document, tmp_path):
     gpu_document["results"][2]["reason"] = "naïve 核 kernel"
     write(gpu_document, tmp_path / "run.json")

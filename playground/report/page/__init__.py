@@ -32,7 +32,7 @@ def render(document, known):
     import jinja2  # its libraries are wanted for a page alone
     from markupsafe import Markup
 
-    from playground.report.page import view
+    from playground.report.page import variant, view
     from playground.report.text import plain
 
     def shown(value):
@@ -42,4 +42,4 @@ def render(document, known):
     whitespace = {"trim_blocks": True, "lstrip_blocks": True}
     templates = jinja2.Environment(loader=loader, autoescape=True, finalize=shown, undefined=undefined, **whitespace)
     style = Markup((HERE / "style.css").read_text(encoding="utf-8"))
-    return templates.get_template("page.html").render(style=style, **view.page(document, known))
+    return templates.get_template("page.html").render(style=style, mark_of=variant.mark, **view.page(document, known))

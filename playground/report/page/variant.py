@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from playground import catalog
-from playground.report import checks, facts, figures, terminal
+from playground.report import facts, figures, terminal
 from playground.report.explanation import docstring, sections
 from playground.report.page import sources
 from playground.report.text import NOTHING, scientific, with_unit
@@ -13,7 +13,6 @@ GOOD, BAD, UNKNOWN = "good", "bad", "unknown"
 SIGNS = {GOOD: "✓", BAD: "✗", UNKNOWN: "–"}
 STATES = {"pass": GOOD, "ok": GOOD, "faster": GOOD, "fail": BAD, "error": BAD, "slower": BAD}
 MOSTLY = 0.5  # of the GPU's time, for a variant's own kernels to be called its work
-PTXAS = ("registers", "spill_stores", "spill_loads", "stack", "shared")
 OTHER_PARTY = re.compile(r"; the other party is (.+?) \(line (\d+)(?:, called from line \d+)*\)\s*$")
 
 
@@ -54,23 +53,19 @@ def shown(identity, result, path, stale, first=None, with_source=True):
         "unplaced": [without_folders(text, path) for text in result.get("findings") or [] if text != result["reason"]],
         "first": first,
         "explanation": explained,
-        "ptxas": _ptxas(result),
+        "ptxas": result["backend"] == "cuda" and result.get("ptxas"),
         "notes": list(figures.timing_notes(result)),
         "facts": list(_facts(result)),
         "time_heads": ["timed, or over", *(head.replace("\n", " ") for head in terminal.TIMES[1:])],
         "times": [[cell.plain for cell in row.values()] for row in terminal.time_rows(result) if row[""].plain],
         "errors": list(_errors(result["check"] or {})),
-        "checked": [(heads, [list(map(_cell, row)) for row in rows]) for heads, rows in checks.tables(result["check"])],
+        "checked": list(facts.tables(result["check"])),
         "source": source,
         "is_open": result["verdict"] in ("fail", "error") or bool(lines),
         # Of a file elsewhere the name alone, since the page may be shown around.
         "source_name": str(path.relative_to(catalog.ROOT) if path.is_relative_to(catalog.ROOT) else path.name) if path else "",
         "stale": stale,
     }
-
-
-def _cell(text):
-    return mark(text) if text in ("ok", "fail", NOTHING) else text
 
 
 def documentation(path):
@@ -126,7 +121,6 @@ def _errors(check):
 
 
 def _checks(check):
-    """Return {what was checked: how it went} for a row."""
     work, gradients = check.get("work") or {"note": "not looked at"}, check.get("gradients")
     told, share, word = check.get("mutants_rejected"), work.get("own_share"), figures.gradient_verdict(check)
     own = work["note"] or ("called" if share is None else with_unit(100 * share, "%"))
@@ -145,25 +139,12 @@ def _checks(check):
 
 
 def _entries(entries):
-    """How many probes, or checks of the behaviour, came out right."""
-    found = checks.sorted_out(entries)
+    found = facts.sorted_out(entries)
     if found["wrong"]:
         return mark(f"wrong: {', '.join(found['wrong'])}", BAD)
-    if noted := [name for name in entries if name in (*found["noted"], *found[checks.REFUSED])]:
+    if noted := [name for name in entries if name in (*found["noted"], *found[facts.REFUSED])]:
         return mark(f"{len(found['right'])} right, noted: {', '.join(noted)}")
     return mark(f"{len(found['right'])} right", GOOD) if found["right"] else mark("not run")
-
-
-def _ptxas(result):
-    """Return rows of what nvcc said of each kernel; none where it was not asked or said nothing."""
-    found = result.get("ptxas") or {}
-    if result["backend"] != "cuda" or "unknown" in found:
-        return []
-    return [
-        (architecture, kernel["name"], *(f"{kernel[key]:,}" for key in PTXAS))
-        for architecture, kernels in found.items()
-        for kernel in kernels
-    ]
 
 
 def without_folders(text, path=None):

@@ -69,7 +69,6 @@ def _files(result, known):
 
 
 def _model(identity, name, members):
-    """The section of a model: a group for each place and size, then the variants."""
     groups = grouped(members, lambda member: (member[1]["place"], member[1]["sizes"])).values()
     return {
         "id": identity,
