@@ -47,7 +47,6 @@ class Toolkit:
 
 def missing_for(backend: str) -> Missing | None:
     """Return the first thing that keeps this machine from building and running kernels for 'cuda' or 'cpu', or None."""
-
     if backend not in ("cuda", "cpu"):
         raise ValueError(f"backend must be 'cuda' or 'cpu', not {backend!r}")
     prepare_environment()
