@@ -412,12 +412,12 @@ class Runner:
             result["build_seconds"], result["built"] = built["seconds"], built["built"]
         finally:
             if self._options.ptxas and task.variant.backend == "cuda":
-                # nvcc would read, for this process, whatever file the text includes.
-                unknown = {"unknown": "the text is not compiled outside of the sandbox"}
-                result["ptxas"] = unknown if worker.room else self._ptxas(worker)
+                result["ptxas"] = self._ptxas(worker)
 
     def _ptxas(self, worker):
         """What ptxas says of the texts that a worker's variant has handed to load_inline."""
+        if worker.room:  # nvcc would read, for this process, whatever file the text includes
+            return {"unknown": "the text is not compiled outside of the sandbox"}
         try:
             code = worker.ask("candidate.device_code", self._options.time_limit)
         except WorkerFailure:
