@@ -63,7 +63,10 @@ def pytest_configure(config):
 
 
 # The files that take longest, which begin: else one worker would end with them, and the other with nothing.
-SLOWEST_FIRST = ("test_load_inline", "test_exhibits", "test_failures", "test_timing", "test_cpu_variants", "test_shapes")
+SLOWEST_FIRST = [
+    *("test_exhibits", "test_load_inline", "test_process", "test_foreign_programs", "test_failures", "test_shapes"),
+    *("test_timing", "test_problems", "test_deceit", "test_api", "test_cuda_texts", "test_oracle"),
+]
 
 
 def pytest_collection_modifyitems(config, items):
@@ -105,10 +108,10 @@ def write_variant(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def write_forward(write_variant):
-    """write_forward(name, "return ...") -> catalog.Variant of the tiny problem with that body of forward."""
+    """write_forward(name, "return ...", top="") -> catalog.Variant of the tiny problem with that body of forward."""
 
-    def write(name, body):
-        return write_variant(name, TINY_SOLUTION.format(forward=body.strip().replace("\n", "\n        ")))
+    def write(name, body, top=""):
+        return write_variant(name, top + TINY_SOLUTION.format(forward=body.strip().replace("\n", "\n        ")))
 
     return write
 

@@ -12,7 +12,7 @@ import pytest
 
 import playground
 from playground import catalog, compare
-from playground.api import CannotCompare, Comparison
+from playground.api import CannotCompare, Comparison, Speedup
 from playground.worker import process
 
 PROBLEM = """
@@ -51,14 +51,19 @@ def left_behind(tmp_path, monkeypatch):
 
 
 def test_a_right_solution_is_told_with_its_times(tmp_path, monkeypatch):
-    """The problem is a path, the solution a text; a setting changes the problem's constant."""
-    monkeypatch.setattr("playground.driver.timing.names_for", lambda *_: ["eager"])
+    """The problem is a path, the solution a text; a setting changes the problem's constant. The stopwatch's answer is given."""
+    ratio = {"ratio": 2.0, "low": 1.9, "high": 2.1}
+    times = {name: {"median": ms, "p20": ms, "p80": ms} for name, ms in (("eager", 0.2), ("own", 0.1))}
+    found = {"time_ms": times.pop("own"), "baselines_ms": times, "speedup": {"eager": ratio}}
+    found["outcome"] = ratio | {"verdict": "win", "against": "eager", "any_precision": None, "reason": None}
+    for name, answer in (("start_processes", None), ("warm_up", None), ("time", found)):
+        monkeypatch.setattr(f"playground.driver.timing.Stopwatch.{name}", lambda *_, answer=answer: answer)
     (tmp_path / "tanh.py").write_text(PROBLEM)
     found = compare(tmp_path / "tanh.py", RIGHT, settings={"batch_size": 3}, device="cpu", standard="drop-in")
     assert isinstance(found, Comparison) and found.verdict == "pass" and found.is_right, found.details
     assert (found.reason, found.ran_on, found.result["model"]) == (None, "cpu", "tanh")
-    assert found.milliseconds > 0 and found.baselines["eager"] > 0
-    assert bool(found.speedups) != bool(found.not_measured)
+    assert (found.milliseconds, found.baselines, found.not_measured) == (0.1, {"eager": 0.2}, None)
+    assert found.speedups == dict.fromkeys(("eager", "fastest"), Speedup(2.0, 1.9, 2.1))
     assert found.result["shape"]["inputs"] == [[3, 8]]
 
 
@@ -111,6 +116,7 @@ def test_thirty_calls_side_by_side_leave_nothing(left_behind):
     with ThreadPoolExecutor(3) as pool:
         found = list(pool.map(lambda text: compare(PROBLEM, text, device="cpu"), texts))
         assert [each.verdict for each in found] == expected
+        assert found[0].milliseconds > 0 and found[0].baselines["eager"] > 0
         assert found[2].reason == "ValueError: no" and "raise ValueError" in found[2].details
         gc.collect()
         before, memory = left_behind(), psutil.Process().memory_info().rss

@@ -12,6 +12,7 @@ from playground.nvidia import sanitizer
 from playground.report.progress import Progress
 from playground.stopwatch import timer
 from playground.stopwatch.workload import Graphed, Workload
+from tests.conftest import TINY_PROBLEM
 from tests.judge.exhibits import cases
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -331,44 +332,13 @@ def test_the_sanitizer_finds_nothing_in_right_kernels(sanitized, name, passes):
 
 
 # The stopwatch. The original keeps the GPU busy for a while that both sides know.
-BUSY_PROBLEM = """
-import torch
-import torch.nn as nn
-
-class Model(nn.Module):
-    def __init__(self, features, outputs):
-        super().__init__()
-        self.linear = nn.Linear(features, outputs)
-
-    def forward(self, x):
-        if x.is_cuda:
-            torch.cuda._sleep(3_000_000)  # cycles: about 1.5 ms, so that half of it is timed in a CUDA graph as well
-        return torch.tanh(self.linear(x))
-
-batch_size, features, outputs = 64, 256, 64
-
-def get_inputs():
-    return [torch.rand(batch_size, features)]
-
-def get_init_inputs():
-    return [features, outputs]
-"""
-
-BUSY_SOLUTION = """
-import torch
-import torch.nn as nn
-
-{top}
-
-class ModelNew(nn.Module):
-    def __init__(self, features, outputs):
-        super().__init__()
-        self.linear = nn.Linear(features, outputs)
-
-    def forward(self, x):
-        {forward}
-        return torch.tanh(self.linear(x))
-"""
+BUSY_PROBLEM = TINY_PROBLEM.replace(
+    "batch_size = 5\nfeatures = 8\noutputs = features // 2", "batch_size, features, outputs = 64, 256, 64"
+)
+# Cycles: about 1.5 ms, so that half of it is timed in a CUDA graph as well.
+BUSY_PROBLEM = BUSY_PROBLEM.replace(
+    "        return", "        if x.is_cuda:\n            torch.cuda._sleep(3_000_000)\n        return"
+)
 
 PATCHED_EVENTS = """
 torch.cuda.Event.elapsed_time = lambda self, other: 0.001
@@ -392,7 +362,7 @@ TIMED = {
 
 
 @pytest.fixture(scope="module")
-def timed(tmp_path_factory, write_variant):
+def timed(tmp_path_factory, write_forward):
     """{name: result} of variants that are timed and hardly judged."""
     path = tmp_path_factory.mktemp("problem") / "busy.py"
     path.write_text(BUSY_PROBLEM)
@@ -402,10 +372,8 @@ def timed(tmp_path_factory, write_variant):
         result["verdict"] = "pass"
         return worker
 
-    def text(forward, top):
-        return BUSY_SOLUTION.format(top=top, forward=forward.strip().replace("\n", "\n        "))
-
-    variants = [write_variant(f"timed_{name}", text(*each)) for name, each in TIMED.items()]
+    then = "\nreturn torch.tanh(self.linear(x))"
+    variants = [write_forward(f"timed_{name}", body + then, f"import torch\n{top}") for name, (body, top) in TIMED.items()]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("playground.driver.session.judge", no_probes)
         results = run([Task(catalog.find_model(path), variant, "cuda") for variant in variants])

@@ -24,9 +24,19 @@ def test_both_commands_take_it(command, model, arguments, strict, monkeypatch):
     assert getattr(main, command)([model, "alexnet_conv1", *arguments]).strict is strict
 
 
-def test_variants_see_it(tiny_problem, write_forward):
-    variant = write_forward("wants_strict", WANTS_STRICT)
+@pytest.fixture
+def task(tiny_problem, write_forward):
+    return Task(catalog.find_model(tiny_problem), write_forward("wants_strict", WANTS_STRICT), "emulator")
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_every_process_is_told(task, strict):
+    """What it does then is in tests/judge/test_declared_precision.py."""
+    assert Runner(Options(strict=strict), progress=None).original(task)["strict"] is strict
+
+
+@pytest.mark.full
+def test_variants_see_it(task):
     with Progress() as progress:
-        task = Task(catalog.find_model(tiny_problem), variant, "emulator")
         (result,) = Runner(Options(strict=True), progress).run([task])
     assert (result["verdict"], result["reason"], result["precision"]) == ("pass", None, "fp32")

@@ -116,10 +116,7 @@ def test_a_problem_that_is_saved_has_a_reference_of_its_own(tiny_problem, write_
 @pytest.mark.full
 def test_what_failed_is_run_alone_and_untimed(tiny_problem, write_forward, tmp_path):
     """And its check begins with the input on which it failed."""
-    variants = {
-        "complete": "return torch.tanh(self.linear(x))",
-        "clamps": "return torch.tanh(self.linear(x.clamp(-1, 1)))",
-    }
+    variants = {"complete": "return torch.tanh(self.linear(x))", "clamps": "return torch.tanh(self.linear(x.clamp(-1, 1)))"}
     paths = {name: write_forward(name, body).path for name, body in variants.items()}
     file = tmp_path / "first.json"
 
@@ -147,14 +144,7 @@ def test_failed_goes_by_name_and_by_the_standard_asked_for():
     def row(variant, verdict, standard="drop-in", size=1, probes=()):
         check = {"probes": {name: {"complaint": complaint} for name, complaint in probes}}
         shape = {"settings": {"size": size}}
-        return {
-            "model": "m",
-            "variant": variant,
-            "verdict": verdict,
-            "standard": standard,
-            "shape": shape,
-            "check": check,
-        }
+        return {"model": "m", "variant": variant, "verdict": verdict, "standard": standard, "shape": shape, "check": check}
 
     def task(variant, **point):
         return Task(catalog.Model("m", Path("m.py")), catalog.Variant(variant, Path("v.py"), "cpu"), "cpu", point=point)

@@ -99,7 +99,7 @@ ON_A_GPU = {
     "leaves work on another stream": """
         out = torch.empty_like(x)
         self.other_stream(x, out)
-        return out""",
+        return out"""
 }
 GAINS_NOTHING = {
     "works ahead in a thread that polls its inputs": """

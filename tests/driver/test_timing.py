@@ -15,66 +15,27 @@ import pytest
 
 from playground import catalog
 from playground.driver import race, timing
-from playground.driver.race import Patience, Quiet, Race, Rejected, Side
+from playground.driver.race import Measured, Patience, Race, Rejected, Side
 from playground.driver.runner import Options, Runner, Task
-from playground.driver.timing import Measured, outcome, own_clock
+from playground.driver.timing import outcome, own_clock
 from playground.machine.clocks import Clocks
 from playground.report.progress import Progress
 from playground.stopwatch.baselines import BASELINES
 from playground.worker import WorkerFailure
-
-PROBLEM = """
-import time
-import torch
-import torch.nn as nn
-
-class Model(nn.Module):
-    def __init__(self, features, outputs):
-        super().__init__()
-        self.linear = nn.Linear(features, outputs)
-
-    def forward(self, x):
-        time.sleep(0.025)
-        return torch.tanh(self.linear(x))
-
-batch_size, features, outputs = 5, 8, 4
-
-def get_inputs():
-    return [torch.rand(batch_size, features)]
-
-def get_init_inputs():
-    return [features, outputs]
-"""
-
-SOLUTION = """
-import time
-import torch
-import torch.nn as nn
-
-{top}
-
-class ModelNew(nn.Module):
-    def __init__(self, features, outputs):
-        super().__init__()
-        self.linear = nn.Linear(features, outputs)
-        self.calls = 0
-
-    def forward(self, x):
-        {forward}
-"""
+from tests.conftest import TINY_PROBLEM
 
 
 @pytest.fixture(scope="module")
 def slow_problem(tmp_path_factory):
     """25 ms in every call, whatever else the machine does."""
     path = tmp_path_factory.mktemp("problem") / "slow.py"
-    path.write_text(PROBLEM)
+    path.write_text("import time\n" + TINY_PROBLEM.replace("        return", "        time.sleep(0.025); return"))
     return catalog.find_model(path)
 
 
 RIGHT = "time.sleep({seconds}); return torch.tanh(self.linear(x))"
 LATER_WRONG = """
-self.calls += 1
+self.calls = getattr(self, "calls", 0) + 1
 if self.calls > 3:
     {wrong}
 self.old = torch.tanh(self.linear(x))
@@ -133,13 +94,9 @@ def run(problem, variants):
 
 
 @pytest.fixture(scope="module")
-def written(write_variant):
+def written(write_forward):
     """{name: catalog.Variant}"""
-
-    def body(forward):
-        return forward.strip().replace("\n", "\n        ")
-
-    return {name: write_variant(name, SOLUTION.format(top=top, forward=body(fwd))) for name, (fwd, top) in VARIANTS.items()}
+    return {name: write_forward(name, body, f"import time\n{top}\n") for name, (body, top) in VARIANTS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -267,7 +224,9 @@ class Device:
 
     def side(self, name, mode="forward", settling=0, **more):
         """A Side of that name, which is ready."""
-        made = Side(name, mode, settling, lambda request, **arguments: self.ask(request, None, **arguments), **more)
+        made = Side(
+            name, mode, "cuda" if settling else "cpu", lambda request, **arguments: self.ask(request, None, **arguments), **more
+        )
         made.start()
         return made
 
@@ -516,7 +475,7 @@ def raced(loads=(), patience=10.0, control=4.0, place="cpu", busy=0.0, slower=()
         device.put_in_place(patch)
         variant, eager = device.side("variant", is_trusted=False), device.side("eager")
         others = [eager, *(device.side(f"of {ms} ms") for ms in slower)]
-        made = Race(place, variant, others, device.side("control"), [], Quiet(), lambda: [eager])
+        made = Race(place, variant, others, device.side("control"), [], Measured(Patience(0.0)), lambda: [eager])
         made.run(0.0, Patience(patience), [1, 2, 3], 0, lambda seed: None)
         made.played = device.rounds["variant", "forward"]
         made.said = made.disturbance()
@@ -574,7 +533,7 @@ def test_launches_differ_between_two_processes_by_more_than_the_control_of_two_o
         for side in (variant, eager, control):
             side.rounds = [[variant_ms * sample for sample in samples] for samples in side.rounds]
         variant.mode = mode
-        made = Race(place, variant, [eager], control, [], Quiet(), lambda: [eager])
+        made = Race(place, variant, [eager], control, [], Measured(Patience(0.0)), lambda: [eager])
         return made.luck(), race.statistics.spanning([made.control()], made.luck())
 
     assert allowed("cuda", 0.05) == (0.07, pytest.approx({"low": 0.93, "high": 1.07}))

@@ -64,10 +64,7 @@ def test_flags_are_read_anew(name):
     threads = torch.get_num_threads()
     change, restore = {
         "the default dtype": (lambda: torch.set_default_dtype(torch.float64), lambda: torch.set_default_dtype(torch.float32)),
-        "the number of threads": (
-            lambda: torch.set_num_threads(threads + 1),
-            lambda: torch.set_num_threads(threads),
-        ),
+        "the number of threads": (lambda: torch.set_num_threads(threads + 1), lambda: torch.set_num_threads(threads)),
         "the deterministic mode": (
             lambda: torch.use_deterministic_algorithms(True),
             lambda: torch.use_deterministic_algorithms(False),

@@ -26,8 +26,8 @@ def need(host=1, files=0, device=0):
     return {"host": host * GIB, "files": files * GIB, "device": device * GIB}
 
 
-def waits(shared, kind, wanted):
-    """Whether it has to wait; it never gets it then."""
+def waits(shared, kind, wanted, patience=0.3):
+    """Whether it has to wait, which shows after some seconds; it never gets it then."""
     began, over, got = threading.Event(), threading.Event(), threading.Event()
 
     def take():
@@ -39,7 +39,7 @@ def waits(shared, kind, wanted):
     thread = threading.Thread(target=take)
     thread.start()
     began.wait()
-    has_it = got.wait(1.0)
+    has_it = got.wait(patience)
     over.set()
     thread.join()
     return not has_it
@@ -48,8 +48,8 @@ def waits(shared, kind, wanted):
 @pytest.mark.parametrize("wanted, has_to_wait", [(need(4), False), (need(5), True), (need(1, 5), True), (need(1, 0, 6), True)])
 def test_what_fits_beside_the_others_is_taken_at_once(shared, wanted, has_to_wait):
     with shared.taken("judgement", need(6, 6, 3)):
-        assert waits(shared, "judgement", wanted) == has_to_wait
-    assert not waits(shared, "judgement", wanted)
+        assert waits(shared, "judgement", wanted, 0.3 if has_to_wait else 10.0) == has_to_wait
+    assert not waits(shared, "judgement", wanted, 10.0)
 
 
 def test_one_that_takes_more_than_there_is_has_it_alone(shared):

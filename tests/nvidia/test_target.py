@@ -67,29 +67,22 @@ def run(tmp_path, monkeypatch, tiny_problem, write_variant):
     return run
 
 
-def test_a_variant_that_trains(run):
-    reply, _ = run()
-    assert reply["passes"] == ["forward", "backward"]
-    assert (reply["kernels"], reply["refused"], reply["error"]) == ([], None, None)
+BOTH, NO_GRADIENT = ["forward", "backward"], "if torch.is_grad_enabled(): raise "
+FAILS = "RuntimeError: CUDA error: unspecified launch failure"
 
 
-def test_a_variant_without_a_backward(run):
-    reply, _ = run("if torch.is_grad_enabled(): raise NotImplementedError('forward only')")
-    assert (reply["passes"], reply["refused"], reply["error"]) == (["forward"], None, None)
-
-
-def test_a_model_without_gradients(run):
-    assert run(gradients=False)[0]["passes"] == ["forward"]
-
-
-def test_a_variant_that_takes_no_such_inputs(run):
-    reply, _ = run("raise ValueError('five rows only')")
-    assert (reply["passes"], reply["refused"], reply["error"]) == ([], "ValueError: five rows only", None)
-
-
-def test_a_backward_that_fails(run):
-    reply, _ = run("if torch.is_grad_enabled(): raise RuntimeError('CUDA error: unspecified launch failure')")
-    assert reply["passes"] == ["forward"] and reply["error"] == "RuntimeError: CUDA error: unspecified launch failure"
+@pytest.mark.parametrize(
+    "body, gradients, passes, refused, error",
+    [
+        ("", True, BOTH, None, None),
+        (f"{NO_GRADIENT}NotImplementedError('forward only')", True, ["forward"], None, None),
+        ("", False, ["forward"], None, None),  # a model without gradients
+        ("raise ValueError('five rows only')", True, [], "ValueError: five rows only", None),
+        (f"{NO_GRADIENT}RuntimeError('{FAILS.partition(': ')[2]}')", True, ["forward"], None, FAILS),
+    ],
+)
+def test_which_passes_run_and_what_is_refused(run, body, gradients, passes, refused, error):
+    assert run(body, gradients)[0] == {"kernels": [], "passes": passes, "refused": refused, "error": error}
 
 
 def test_a_forward_pass_alone(run, tmp_path):

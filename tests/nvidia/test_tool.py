@@ -54,7 +54,7 @@ time.sleep(1000)
     target("")
     for what in ("reply", "log"):
         (tmp_path / f"hangs.{what}").write_text('"an earlier variant\'s"')
-    with Run("hangs", {"limit": 3.0}, tmp_path, [str(program)]) as run:
+    with Run("hangs", {"limit": 2.0}, tmp_path, [str(program)]) as run:
         run.wait()
     assert run.timed_out and run.reply() is None and run.log() == ""
     for child in map(int, (tmp_path / "children").read_text().split()):

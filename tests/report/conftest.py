@@ -76,10 +76,7 @@ def passed(model, variant, median=0.142, inputs=(128, 8, 384, 384), settings=Non
         "floor_bound": "memory",
         "graphed": None,
         **{"ptxas": None, "work": None, "ceilings": None},
-        "training": {
-            "weights": timings(4.567, 1230.0, scale=0.11),
-            "weights_and_input": timings(5.1, 2400.0, scale=0.1),
-        },
+        "training": {"weights": timings(4.567, 1230.0, scale=0.11), "weights_and_input": timings(5.1, 2400.0, scale=0.1)},
     }
 
 

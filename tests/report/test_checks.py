@@ -52,10 +52,7 @@ SILENT = {
     "notes": ["synccheck: Warning: Detected overflow"],
     "passes": ["forward", "backward"],
     "kernels": ["fused_tail", "tail_grad"],
-    "tools": {
-        "memcheck": {"findings": 0, "of_other_kernels": 0},
-        "initcheck": {"findings": 0, "of_other_kernels": 12},
-    },
+    "tools": {"memcheck": {"findings": 0, "of_other_kernels": 0}, "initcheck": {"findings": 0, "of_other_kernels": 12}},
 }
 
 

@@ -33,10 +33,7 @@ def test_sections():
     assert title == "pool, v2: one kernel."
     assert parts == [
         (None, "Like v1, but the tail moves into the kernel,\nand nothing else leaves the chip."),
-        (
-            "Mathematics",
-            "out[b] = sum over i of sigmoid(y[b,i])\nd out[b] / d y[b,i] = s * (1 - s)\n\nThe rest is\nprose.",
-        ),
+        ("Mathematics", "out[b] = sum over i of sigmoid(y[b,i])\nd out[b] / d y[b,i] = s * (1 - s)\n\nThe rest is\nprose."),
         ("Takes", "Anything."),
     ]
 

@@ -123,7 +123,7 @@ def test_a_ladder_shows_all_that_was_measured(root, record):
         *("v1_fused_tail", "v2_single_kernel", "v10_later"),
     ]
     assert found["v2_single_kernel"] == [
-        *("0.142", "79.6x", "49.4x (torch.compile)", "97.9%", "1.10e-5 (1.20e-5)", "4.57 (5.43x)", "5.10 (4.94x)"),
+        *("0.142", "79.6x", "49.4x (torch.compile)", "97.9%", "1.10e-5 (1.20e-5)", "4.57 (5.43x)", "5.10 (4.94x)")
     ]
     assert found["v10_later"] == ["not measured yet", "", "", "", "", "", ""]
     # The median over both variants' runs: (7.0 + 0.142) / 2 * 79.6.

@@ -131,14 +131,7 @@ STRICT = ["eager_fp32", "channels_last_fp32", "compile_fp32"]
         ("cuda", "forward", True, False, False, ["eager", "channels_last", "eager_fp32", "channels_last_fp32"]),
         ("cuda", "forward", False, False, False, ["eager", "channels_last", "compile", *STRICT, "compile_fp16"]),
         ("cuda", "weights", False, False, False, ["eager", "compile"]),
-        (
-            "cuda",
-            "weights",
-            False,
-            True,
-            False,
-            ["eager", "compile", "compile_max"],
-        ),
+        ("cuda", "weights", False, True, False, ["eager", "compile", "compile_max"]),
         ("cuda", "forward", False, False, True, ["eager", "channels_last", "compile"]),
     ],
 )

@@ -53,7 +53,7 @@ FILES = {
         """,
         "error",
         r"does not compile: .*does_not_compile\.py:\d+: error: .*undeclared",
-    ),
+    )
 }
 
 

@@ -74,10 +74,7 @@ def test_a_real_run(h200_page):
     assert len(h200_page.encode()) < 800_000 and len(made.tags) < 20_000
     for result in results:
         assert result["model"] in made.text and result["variant"] in made.text
-    for words in (
-        "Why it is faster",
-        "ms, bound by",
-    ):
+    for words in ("Why it is faster", "ms, bound by"):
         assert words in made.text
     plots = [attributes["aria-labelledby"] for tag, attributes in made.tags if tag == "svg"]
     assert sum(name.startswith("roof") for name in plots) == 3  # each model's on the GPU; on the CPU each has one variant
