@@ -113,10 +113,14 @@ def compare(
     What is wrong with the solution is in the Comparison. Raises CatalogError for a path or a setting that stands for nothing,
     CannotCompare where the machine lacks what `device` needs, TypeError and ValueError for other arguments.
     """
-    _require("device", device, ("auto", "cuda", "cpu", "emulator"))
-    _require("standard", standard, (None, "forward", "drop-in"))
-    _require("precision", precision, ("default", "strict", *HALF))
-    _require("sandbox", sandbox, MODES)
+    for name, (value, choices) in {
+        "device": (device, ("auto", "cuda", "cpu", "emulator")),
+        "standard": (standard, (None, "forward", "drop-in")),
+        "precision": (precision, ("default", "strict", *HALF)),
+        "sandbox": (sandbox, MODES),
+    }.items():
+        if value not in choices:
+            raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}")
     if accept is not None and not 0 < accept <= plan.LEAST_ACCURACY:
         raise ValueError(f"accept is {accept!r}, expected a share of the output's spread up to {plan.LEAST_ACCURACY:g}")
     _prepare(device)
@@ -189,11 +193,6 @@ def _told(result):
         not_measured=outcome.get("reason"),
         result=result,
     )
-
-
-def _require(name, value, choices):
-    if value not in choices:
-        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}")
 
 
 def _prepare(device):

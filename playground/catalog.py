@@ -147,9 +147,8 @@ def find_model(name_or_path):
 
 def variants(model):
     """Return the project's variants of a model in reading order: v1, v2, ..., those for training, then the CPU's."""
-    names = {path.stem: path for path in (KERNELS / model.name).glob("[!_]*.py")}
-    order = sorted(names, key=ladder_order)
-    return [_variant(names[name]) for name in order]
+    paths = (KERNELS / model.name).glob("[!_]*.py")
+    return [_variant(path) for path in sorted(paths, key=lambda path: ladder_order(path.stem))]
 
 
 def ladder_order(name):
@@ -270,12 +269,9 @@ def _top_level_names(path):
 
 def _assigned_names(statement):
     """Names that an assignment at the top level binds, through tuples too."""
-    if isinstance(statement, ast.Assign):
-        targets = statement.targets
-    elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    if isinstance(statement, ast.AnnAssign) and statement.value is not None:
         targets = [statement.target]
-    else:
-        return set()
     return {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
 
 

@@ -112,10 +112,7 @@ def save_results(results, path):
 
 
 def erase_results(path):
-    """Return what is in a file of results counts no more; `save_results` uses its memory again, since to get more takes longer.
-
-    What is no regular file of its own stays as it is. Returns whether the file was erased.
-    """
+    """Erase a file of results, whose memory `save_results` uses again. Returns whether it was a regular file of its own."""
     try:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "wb") as file:
             found = os.fstat(file.fileno())

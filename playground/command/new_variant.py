@@ -87,10 +87,7 @@ def _wrapping_text(model, name):
 
 
 def _original_text(path):
-    """(a problem's text without its docstring and its __main__ block, its __future__ imports), which both go into the new file.
-
-    Raises CatalogError for a file that lacks what a problem has.
-    """
+    """(text without docstring and __main__ block, __future__ imports) of a problem. Raises CatalogError where it is none."""
     text = path.read_text(encoding="utf-8")
     try:
         body = ast.parse(text).body

@@ -8,7 +8,7 @@ import contextlib
 import math
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from playground.machine.load import OtherLoad, Others, usable_processors
 from playground.stopwatch import statistics
@@ -61,13 +61,13 @@ class Side:
     `is_trusted` says that no judged file was ever loaded there.
     """
 
-    def __init__(self, name, mode, settling_calls, ask, is_trusted=True):
+    def __init__(self, name, mode, place, ask, is_trusted=True):
         self.name, self.mode, self.is_trusted = name, mode, is_trusted
         self.rounds, self.disturbed = [], []  # the latter do not count
         self.late = []  # for each call, whether the device was busy on other streams after the current one
         self.flushes = []  # milliseconds, of the last round
         self.launches = []  # milliseconds that the host took to launch each call
-        self._settling_calls = settling_calls
+        self._settling_calls = SETTLING_CALLS[place]
         self._ask = ask
 
     def start(self):
@@ -120,10 +120,6 @@ class Patience:
     seconds: float
     whole: "Patience | None" = None
 
-    def portion(self, most):
-        """Return a part, `most` seconds at most, for one timing, which could otherwise use up what a run of hundreds has."""
-        return Patience(min(most, self.seconds), self)
-
     def spend(self, seconds):
         self.seconds = max(0.0, self.seconds - seconds)
         if self.whole:
@@ -131,9 +127,13 @@ class Patience:
 
 
 @dataclass
-class Quiet:
-    """What a GPU's flush takes while nobody else works there: the least that was seen. Shared by all races of a run."""
+class Measured:
+    """What all timings of a run share: how long to wait for the machine, its ceilings by place, and what a GPU's flush takes
+    while nobody else works there: the least that was seen.
+    """
 
+    patience: Patience
+    ceilings: dict = field(default_factory=dict)
     flush_ms: float = math.inf
 
     def is_disturbed(self, flushes):
@@ -154,12 +154,12 @@ class Race:
     PyTorch's Side, or None.
     """
 
-    def __init__(self, place, variant, others, control, pids, quiet, rivals, paused=contextlib.nullcontext):
+    def __init__(self, place, variant, others, control, pids, measured, rivals, paused=contextlib.nullcontext):
         self._place, self.variant, self.others = place, variant, others
         self._everybody = [variant, *others, *filter(None, [control])]
         self.reference = next((side for side in others if side.name == "eager"), None)
         self._control = control if self.reference else None
-        self._pids, self._quiet, self._rivals, self._paused = pids, quiet, rivals, paused
+        self._pids, self._measured, self._rivals, self._paused = pids, measured, rivals, paused
         self._played = self.rechecked = 0
         self._others = Others(*pids)
 
@@ -183,8 +183,10 @@ class Race:
             if left is not None:
                 left -= 1
             elif len(self.variant.rounds) < MIN_ROUNDS:
-                if len(self.variant.rounds) == FIRST_LOOK:
-                    running = self._contenders()
+                if len(self.variant.rounds) == FIRST_LOOK:  # who is near may turn out to matter after a few more rounds
+                    far = FAR * max((side.median for side in self._rivals()), default=math.inf)
+                    matter = self._those_that_matter()
+                    running = [side for side in self._everybody if side in matter or side.median <= far]
                 left = 0 if given_up and self._played >= MIN_ROUNDS else None
             elif (len(self.variant.rounds) - MIN_ROUNDS) % ROUNDS_BETWEEN_LOOKS == 0:
                 matter = self._those_that_matter()
@@ -215,7 +217,7 @@ class Race:
         disturbed = load.cores > most_cores_for_others(self._place)
         if self._place == "cuda":
             try:
-                disturbed |= self._quiet.is_disturbed(flushes) or self.is_shared()
+                disturbed |= self._measured.is_disturbed(flushes) or self.is_shared()
             except WorkerFailure as failure:
                 raise BaselineFailed(self.reference, str(failure)) from failure
         if disturbed:
@@ -226,16 +228,10 @@ class Race:
 
     def is_shared(self):
         """Return whether another process works on the GPU at present."""
-        if self._place != "cuda" or not self.reference or self._quiet.flush_ms == math.inf:
+        if self._place != "cuda" or not self.reference or self._measured.flush_ms == math.inf:
             return False
-        took = self.reference.ask("flush_in_a_row", flush_ms=self._quiet.flush_ms)["milliseconds"]
-        return took > SLOW_FLUSH * self._quiet.flush_ms
-
-    def _contenders(self):
-        """Those that matter, and those near enough that a few more rounds may show that they do."""
-        far = FAR * max((side.median for side in self._rivals()), default=math.inf)
-        that_matter = self._those_that_matter()
-        return [side for side in self._everybody if side in that_matter or side.median <= far]
+        took = self.reference.ask("flush_in_a_row", flush_ms=self._measured.flush_ms)["milliseconds"]
+        return took > SLOW_FLUSH * self._measured.flush_ms
 
     def _those_that_matter(self):
         control = [self.reference, self._control] if self._control else []

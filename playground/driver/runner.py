@@ -22,9 +22,9 @@ from pathlib import Path
 
 import cuda_emulator
 from playground import catalog
-from playground.driver.race import Patience
+from playground.driver.race import Measured, Patience
 from playground.driver.session import Session, SharedSession, load_candidate
-from playground.driver.timing import OUT_OF_MEMORY, Measured
+from playground.driver.timing import OUT_OF_MEMORY
 from playground.driver.verdict import DROP_IN, blank_standards, give, give_failure
 from playground.judge.sample import IN_A_RUN
 from playground.machine import build_locks, ptxas
@@ -64,12 +64,9 @@ class Task:
     @functools.cached_property
     def hashes(self):
         """Return the hashes of the two files, as the result has them, read once; None where one cannot be read."""
-        files = {
-            "source_sha256": (catalog.sha256, self.variant.path),
-            "code_sha256": (catalog.code_sha256, self.variant.path),
-            "kernels_sha256": (catalog.kernels_sha256, self.variant.path),
-            "model_sha256": (catalog.sha256, self.model.path),
-        }
+        of_variant = {"source": catalog.sha256, "code": catalog.code_sha256, "kernels": catalog.kernels_sha256}
+        files = {f"{what}_sha256": (hashed, self.variant.path) for what, hashed in of_variant.items()}
+        files["model_sha256"] = catalog.sha256, self.model.path
         return {key: hashed(path) if os.access(path, os.R_OK) else None for key, (hashed, path) in files.items()}
 
     @property
@@ -176,12 +173,9 @@ class Runner:
         self._folder, self._hold = None, contextlib.ExitStack()  # of all that processes exchange; it is not swept meanwhile
         self._rooms = {}  # {id(task): (task, its Room)}
         self._making_room = threading.RLock()
-        self._turn = threading.Condition()
-        self._turns = {}  # id(task): the place in the order in which tasks are judged
-        self._judged = 0  # of these
         self._shared = {}  # {group: SharedSession}
         self._footprints, self._sizing = {}, {}  # by group: its Footprint, and the lock of who asks for it
-        self._is_over = False
+        self.is_over = False  # nobody needs to wait for anything any more
         self._niceness = 0  # of builds
 
     def run(self, tasks, keep=lambda results: None):
@@ -194,7 +188,7 @@ class Runner:
 
         def finish(task, result):
             with finishing:
-                if self._is_over:  # interrupted: that its worker was ended is no result
+                if self.is_over:  # interrupted: that its worker was ended is no result
                     return
                 finished.add(id(result))
                 self._progress.done(*task.names(), result["verdict"])
@@ -204,17 +198,16 @@ class Runner:
 
         self.measured.patience = Patience(self._options.patience(tasks))
         self._progress.expect(len(tasks))
-        self._is_over = False
+        self.is_over = False
         uses = collections.Counter(task.group for task in tasks)
         for task in tasks:
             if task.group not in self._shared:
                 self._shared[task.group] = SharedSession(functools.partial(self.session_for, task), uses[task.group])
-        models = {}
-        for task, result in zip(tasks, results, strict=True):
-            models.setdefault(task.model.path, []).append((task, result))
+        models = {path: turn for turn, path in enumerate(dict.fromkeys(task.model.path for task in tasks))}
+        pairs = sorted(zip(tasks, results, strict=True), key=lambda pair: (models[pair[0].model.path], pair[0].place == "cpu"))
         ours = owner.set(self)
         try:
-            self._run(list(models.values()), finish)
+            self._run(pairs, finish)
         except BaseException:
             kill_all(self)
             raise
@@ -223,25 +216,27 @@ class Runner:
             owner.reset(ours)
         return results
 
-    def _run(self, models, finish):
-        """Build and judge what is in `models`, [[(task, result), ...] of each]; builds run ahead."""
-        tasks = [task for pairs in models for task, _ in pairs]
-        on_gpu = any(task.place == "cuda" for task in tasks)
+    def _run(self, pairs, finish):
+        """Build and judge `pairs`, [(task, result), ...], in their order; builds run ahead."""
+        on_gpu = any(task.place == "cuda" for task, _ in pairs)
+        # Where a model runs at several settings, its baselines compile the same kernels, and wait for locks.
+        has_points = len({task.group for task, _ in pairs}) > len({(task.model.path, task.place) for task, _ in pairs})
         # The processes of compute-sanitizer do not stand still for a timing.
-        at_once = judged_at_once() if on_gpu and not self._options.sanitize and not has_several_points(tasks) else 1
+        at_once = judged_at_once() if on_gpu and not self._options.sanitize and not has_points else 1
         self._niceness = 10 if on_gpu else 0  # what judges the first ones comes before
         if at_once > 1 and self._is_alone:
             self.judge_slot = threading.BoundedSemaphore(at_once)
-        in_turn = [pair for pairs in models for pair in _cpu_last(pairs) if pair[0].place != "emulator"]
-        self._turns, self._judged = {id(task): turn for turn, (task, _) in enumerate(in_turn)}, 0
+        in_turn = [pair for pair in pairs if pair[0].place != "emulator"]
         self._coming = [task for task, _ in in_turn]
+        # Builds do not run ahead by more variants than there are processors: who judges needs those, too.
+        self._ahead = threading.Semaphore(builds_at_once() + MOST_JUDGED_AT_ONCE)
         judging = _Pool(2 * at_once if at_once > 1 else 1, self)  # as many more may wait to be timed
         building, preparing = _Pool(builds_at_once(), self), _Pool(PREPARED_AT_ONCE, self)
         # Who waits for another pool's calls is left after it: what these have not begun is cancelled then.
         with judging, building, preparing:
             try:
                 built = {}
-                for task, result in (pair for pairs in models for pair in _in_building_order(pairs)):
+                for task, result in pairs:
                     emulated = functools.partial(self._check_and_time, finish=finish, build=True)
                     build = emulated if task.place == "emulator" else self._build_in_turn
                     built[id(result)] = submit(building, build, task, result)
@@ -252,16 +247,14 @@ class Runner:
                 self._progress.hush()
                 raise
             finally:
-                self._is_over = True
+                self.is_over = True
                 for shared in self._shared.values():
                     shared.granted.set()
                     shared.over.set()
 
     def _build_in_turn(self, task, result):
-        """Builds do not run ahead by more variants than there are processors: who judges needs those, too."""
-        with self._turn:
-            while self._turns[id(task)] >= self._judged + builds_at_once() + MOST_JUDGED_AT_ONCE and not self._is_over:
-                self._turn.wait(LOOK_AGAIN)
+        while not (self._ahead.acquire(timeout=LOOK_AGAIN) or self.is_over):
+            pass
         self.build(task, result)
 
     def _prepare_ahead(self, preparing, tasks):
@@ -269,17 +262,15 @@ class Runner:
 
         On the CPU they take longest, for torch.compile. One model follows the other where there is memory for it.
         """
-        earlier = None
-        for task in {task.group: task for task in tasks}.values():
-            submit(preparing, self._prepare, task, earlier)
-            earlier = self._shared[task.group]
+        sessions = [self._shared[group] for group in dict.fromkeys(task.group for task in tasks)]
+        for earlier, shared in zip([None, *sessions], sessions, strict=False):
+            submit(preparing, self._prepare, shared, earlier)
 
-    def _prepare(self, task, earlier):
+    def _prepare(self, shared, earlier):
         """Those before it get their memory first: they would wait for ever for what is held by those that come later."""
         if earlier:
             earlier.granted.wait()
-        shared = self._shared[task.group]
-        if not self._is_over and shared.session():
+        if not self.is_over and shared.session():
             shared.over.wait()
 
     def _judge_all(self, built, judging, in_turn, finish, beside_others):
@@ -304,12 +295,9 @@ class Runner:
 
     def _judge(self, build, task, result, finish):
         build.result()
-        if self._is_over:
-            return
-        with self._turn:
-            self._judged += 1
-            self._turn.notify_all()
-        self._check_and_time(task, result, finish)
+        self._ahead.release()
+        if not self.is_over:
+            self._check_and_time(task, result, finish)
 
     def _check_and_time(self, task, result, finish, build=False):
         with self._shared[task.group] as shared, self.answering_for(result):
@@ -403,7 +391,7 @@ class Runner:
         if footprint is None:
             return contextlib.nullcontext()
         MEMORY.capacity(self.folder(), task.place == "cuda")
-        return MEMORY.taken("call", footprint.of_call(task.place), self.is_over)
+        return MEMORY.taken("call", footprint.of_call(task.place), lambda: self.is_over)
 
     def room_for_judgement(self, task, size_up):
         """Return (a context in which there is memory for a judgement, the share of all results that has room there).
@@ -415,11 +403,7 @@ class Runner:
         share = footprint.share_for(task.place, capacity["host"], IN_A_RUN if task.pair else math.inf)
         if task.place == "emulator":
             return contextlib.nullcontext(), share
-        return MEMORY.taken("judgement", footprint.of_judgement(task.place, share), self.is_over), share
-
-    def is_over(self):
-        """Return whether nobody needs to wait for anything any more."""
-        return self._is_over
+        return MEMORY.taken("judgement", footprint.of_judgement(task.place, share), lambda: self.is_over), share
 
     def build_in(self, worker, task, result):
         """Build the variant that `worker` has loaded. Raises WorkerFailure."""
@@ -428,12 +412,12 @@ class Runner:
             result["build_seconds"], result["built"] = built["seconds"], built["built"]
         finally:
             if self._options.ptxas and task.variant.backend == "cuda":
-                # nvcc would read, for this process, whatever file the text includes.
-                unknown = {"unknown": "the text is not compiled outside of the sandbox"}
-                result["ptxas"] = unknown if worker.room else self._ptxas(worker)
+                result["ptxas"] = self._ptxas(worker)
 
     def _ptxas(self, worker):
         """What ptxas says of the texts that a worker's variant has handed to load_inline."""
+        if worker.room:  # nvcc would read, for this process, whatever file the text includes
+            return {"unknown": "the text is not compiled outside of the sandbox"}
         try:
             code = worker.ask("candidate.device_code", self._options.time_limit)
         except WorkerFailure:
@@ -449,28 +433,26 @@ class Runner:
         except NoRoom as full:
             give(result, "error", str(full))
         except Exception as exception:
-            if is_full(exception):
-                return give(result, "error", no_room_in(tempfile.gettempdir()))
-            give(result, "error", *internal_error(exception))
+            full = no_room_in(tempfile.gettempdir()), ""
+            give(result, "error", *(full if is_full(exception) else internal_error(exception)))
 
     def worker_for(self, task):
         """Return the process in which a variant is judged and timed. While it is, the next one starts."""
-        kind = task.place == "emulator", self.room(task)
         with self._taking:
-            worker = self._ready.pop(kind, None)
+            worker = self._ready.pop(self.start_ahead(task))
             self._leave(task)
             for following in self._coming[:1]:
                 self.start_ahead(following)
-        worker = worker or WorkerProcess(UNTIMED if kind[0] else None, room=kind[1])
         worker.owner = owner.get()
         return worker
 
     def start_ahead(self, task):
-        """Have a process wait for a task: until PyTorch is imported there, seconds pass."""
+        """Have a process wait for a task, until PyTorch is imported there, for seconds. Returns its key in `_ready`."""
         kind = task.place == "emulator", self.room(task)
         with self._taking:
             if kind not in self._ready:
                 self._ready[kind] = WorkerProcess(UNTIMED if kind[0] else None, room=kind[1])
+        return kind
 
     def _leave(self, task):
         """It has its process, or needs none any more."""
@@ -502,24 +484,6 @@ class _Pool(ThreadPoolExecutor):
         if kind:
             kill_all(self._run)
         self.shutdown(cancel_futures=True)
-
-
-def has_several_points(tasks):
-    """Return whether a model runs at several settings: their baselines compile the same kernels, and wait for locks."""
-    return len({task.group for task in tasks}) > len({(task.model.path, task.place) for task in tasks})
-
-
-def _cpu_last(pairs):
-    return sorted(pairs, key=lambda pair: pair[0].place == "cpu")
-
-
-def _in_building_order(pairs):
-    """The longest file first, or the last of all to be built would leave the other processors idle; then the shortest, which
-    is soon to be seen; then the rest. Where more are built than at once, in the order in which they are judged."""
-    if len(pairs) > builds_at_once():
-        return _cpu_last(pairs)
-    ordered = sorted(pairs, key=lambda pair: -pair[0].variant.path.stat().st_size)
-    return ordered[:1] + ordered[:0:-1][:1] + ordered[1:-1] if len(ordered) > 2 else ordered
 
 
 UNKNOWN = """

@@ -35,12 +35,10 @@ class Session:
     """
 
     def __init__(self, task, original, options, progress, run, granted):
-        self.group = task.group
         self._options = options
         self._progress = progress
         self._run = run
-        self._unusable = None
-        self._description = {}
+        self._unusable, self._description = None, {}
         self._open = contextlib.ExitStack()
         memory = self._open.enter_context(contextlib.ExitStack())  # is given back when the processes have ended
         folder = run.folder(task.group)
@@ -78,11 +76,9 @@ class Session:
 
     def check_and_time(self, task, result, build=False):
         """Set the verdict of one of the group's variants, and time it where it can be. `build`: it has not been built yet."""
-        if self._unusable and self._unusable.is_of_machine:
-            return give_failure(result, self._unusable)
         if self._unusable:
-            why = named_failure(task.model, self._unusable)
-            return give(result, "error", f"the original does not run: {why}", self._unusable.details)
+            why = f"the original does not run: {named_failure(task.model, self._unusable)}"
+            return give(result, "error", str(self._unusable) if self._unusable.is_of_machine else why, self._unusable.details)
         try:
             if not build:
                 self._describe(task, result)
@@ -119,9 +115,8 @@ class Session:
         result["unvaried"] = self._description["unvaried"]
 
     def _sanitize(self, task, result):
-        names = task.names()
+        names, limit = task.names(), self._options.time_limit
         self._progress.started("sanitize", *names)
-        limit = self._options.time_limit
         with small_case(task.model, self._run.original(task), self._run.probe_seed, limit) as (original, probes, folder):
             load = candidate_arguments(original, task, self._options, original["weights"])
             examination = examine(load, probes, folder, limit)
@@ -135,38 +130,33 @@ class Session:
         workers.callback(lambda: result.update(printed=first.printed()))
 
         def load(worker):
-            """Load what is built. Whether the emulator's memory is a file's "cuda" shows in its first call."""
-            loaded = load_candidate(worker, self._original, task, self._options, self._referee.weights)
-            if task.place == "emulator":
-                worker.ask("candidate.build", self._options.time_limit, seed=self._run.seed)
-            return loaded
+            return load_candidate(worker, self._original, task, self._options, self._referee.weights)
 
         def renew():
             """A process in the place of one that a crash has left in a state of its own."""
             environment = UNTIMED if task.place == "emulator" else None
             another = workers.enter_context(WorkerProcess(environment, room=self._run.room(task)))
             load(another)
+            if task.place == "emulator":  # whether its memory is a file's "cuda" shows in the first call
+                another.ask("candidate.build", limit, seed=self._run.seed)
             return another
-
-        self._progress.started("build" if build else "check", *names)
-        if build:
-            give_loaded(result, load_candidate(worker, self._original, task, self._options, self._referee.weights))
-            self._run.build_in(worker, task, result)
-            self._progress.finished("build", *names, "built")
-            self._describe(task, result)
-            self._progress.started("check", *names)
-        else:
-            give_loaded(result, load(worker))
 
         def tell(complaint):
             """What the first probe, on which the variant failed before, says of it now."""
             self._progress.said("check", *names, f"as before, {complaint}" if complaint else f"right on '{task.first}' now")
 
         limit, accept = self._options.time_limit, self._options.accept
+        self._progress.started("build" if build else "check", *names)
+        give_loaded(result, load(worker))
+        if build:
+            self._run.build_in(worker, task, result)
+            self._progress.finished("build", *names, "built")
+            self._describe(task, result)
+            self._progress.started("check", *names)
         borrowed = catalog.borrowed_names(task.variant.path, task.model.path)
         worker = judge(worker, self._referee, result, limit, task.variant.path, renew, accept, task.first, tell, borrowed)
         if task.place == "emulator":
-            result["accepted_races"] = worker.ask("candidate.accepted_races", self._options.time_limit)["lines"]
+            result["accepted_races"] = worker.ask("candidate.accepted_races", limit)["lines"]
         self._progress.finished("check", *names, result["verdict"])
         return worker
 
@@ -179,8 +169,7 @@ class Session:
                 result["speedup_proof"] = NOT_PROVED
             outcome = f"{result['time_ms']['median']:.3g} ms"
         except Rejected as rejection:
-            give(result, "fail", str(rejection))
-            outcome = "fail"
+            give(result, outcome := "fail", str(rejection))
         self._progress.finished("time", *names, outcome)
 
     def close(self):
@@ -195,16 +184,16 @@ class SharedSession:
         self.over = threading.Event()
         self._make = make
         self._uses_left = uses
-        self._bench = None
+        self._session = None
         self._lock = threading.Lock()
 
     def session(self):
         """Return the session, which is made when it is first asked for; None when all uses are over."""
         with self._lock:
             try:
-                if self._uses_left and not self._bench:
-                    self._bench = self._make(self.granted.set)
-                return self._bench if self._uses_left else None
+                if self._uses_left and not self._session:
+                    self._session = self._make(self.granted.set)
+                return self._session if self._uses_left else None
             finally:
                 self.granted.set()
 
@@ -221,8 +210,8 @@ class SharedSession:
         """Close the session. Safe to call twice."""
         self.granted.set()
         self.over.set()
-        if self._bench:
-            self._bench.close()
+        if self._session:
+            self._session.close()
 
 
 def named_failure(model, failure):

@@ -13,22 +13,11 @@ import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 
 import psutil
 
 from playground.driver import outer
-from playground.driver.race import (
-    GRAPHED_BELOW_MS,
-    SETTLING_CALLS,
-    BaselineFailed,
-    Patience,
-    Quiet,
-    Race,
-    Rejected,
-    Side,
-    new_seed,
-)
+from playground.driver.race import GRAPHED_BELOW_MS, BaselineFailed, Patience, Race, Rejected, Side, new_seed
 from playground.driver.verdict import judge, permitted_to
 from playground.machine import clocks
 from playground.machine.ceilings import Ceilings
@@ -68,13 +57,48 @@ LATE_NOTE = "after the current stream was done the device was busy on other stre
 SHARED = "the machine is busy (another process works on the GPU)"
 
 
-@dataclass
-class Measured:
-    """What all timings of a run share: how long to wait for the machine, its ceilings by place, and what its flush takes."""
+class _Original:
+    """A process of `make()` in which the original is loaded, by `load(worker)`, when it is first asked for something.
 
-    patience: Patience
-    ceilings: dict = field(default_factory=dict)
-    quiet: Quiet = field(default_factory=Quiet)
+    Where it fails it ends, and the next request begins with a new one.
+    """
+
+    def __init__(self, role, limit, make, load):
+        self.worker, self._is_loaded = None, False
+        self._role, self._limit, self._make, self._load = role, limit, make, load
+        self._started = {}
+
+    def start(self):
+        """Start the process, before there is anything that it could load."""
+        self.worker = self.worker or self._make()
+
+    def ask(self, request, **arguments):
+        try:
+            if not self._is_loaded:
+                self.start()
+                self._load(self.worker)
+                self._is_loaded = True
+            return self.worker.ask(f"{self._role}.{request}", self._limit, **arguments)
+        except WorkerFailure:
+            self.close()
+            raise
+
+    def resumes(self, side):
+        """Return whether the process has run the side before, which is ready then."""
+        if started := self._started.get((side.name, side.mode)):
+            side.resume(started)
+        return bool(started)
+
+    def warm_up(self, side):
+        if not self.resumes(side):
+            started = side.start()
+            if not side.mode.startswith(GRAPHED):  # a worker keeps graphs of one mode only: each time one is captured
+                self._started[side.name, side.mode] = started
+
+    def close(self):
+        if self.worker:
+            self.worker.close()
+        self.worker, self._is_loaded, self._started = None, False, {}
 
 
 class Stopwatch:
@@ -86,29 +110,23 @@ class Stopwatch:
     """
 
     def __init__(self, task, original, referee, options, progress, measured, room=None):
-        self._task = task
-        self._original = original
-        self._referee = referee
-        self._options = options
-        self._progress = progress
-        self._measured = measured
-        self._room = room
-        self._worker = None
-        self._control_worker = None
-        self._is_loaded = self._is_control_loaded = False  # whether they have the original
+        self._task, self._original, self._referee, self._options = task, original, referee, options
+        self._progress, self._measured = progress, measured
+        limit, on_cpu = options.time_limit, task.place == "cpu"
+        # What torch.compile makes for the CPU goes on beside a GPU's timings.
+        self._baselines = _Original("baselines", limit, lambda: WorkerProcess(bears_a_gpu=on_cpu), self._load)
+        self._control = _Original("candidate", limit, lambda: WorkerProcess(room=room), self._load_and_judge)
         self._control_fails = None  # why
         self._is_given_up = False
-        self._started = {}
-        self._unavailable = {}
-        self._secret_seeds = {}
+        self._unavailable, self._secret_seeds, self._work = {}, {}, {}
         self._controls = {}  # by mode, of undisturbed timings
-        self._work = {}
         # Baselines and control have graphs of one mode at a time: a second thread's would end those that are being timed.
         self._in_use = threading.Lock()
 
     def start_processes(self):
         """Start the processes of baselines and control, before there is anything that they could load."""
-        self._worker, self._control_worker = self._new_worker(), WorkerProcess(room=self._room)
+        self._baselines.start()
+        self._control.start()
 
     def warm_up(self):
         """Start what the first timing compares with, which it does otherwise: the baselines, and beside them the control.
@@ -138,21 +156,18 @@ class Stopwatch:
     @property
     def workers(self):
         """Return the processes that are timed beside the variant's."""
-        return [each for each in (self._worker, self._control_worker) if each]
+        return [each.worker for each in (self._baselines, self._control) if each.worker]
 
     def time(self, worker, result):
         """Return the timing keys of the result of a variant that `worker` has loaded. Raises Rejected, WorkerFailure."""
         with self._in_use:
-            return self._time(worker, result)
-
-    def _time(self, worker, result):
-        timed = self._time_mode(worker, result, "forward")
-        if self._options.training:
-            modes = _training_modes(result)
-            timed["training"] = {mode: self._time_mode(worker, result, mode) for mode in modes} or None
-        if self._task.place == "cuda" and not NO_GRAPH & _tags(result):
-            self._add_graphed(worker, result, {"forward": timed, **(timed.get("training") or {})})
-        return timed | {"ceilings": self._measured.ceilings.get(self._task.place)}
+            timed = self._time_mode(worker, result, "forward")
+            if self._options.training:
+                modes = _training_modes(result)
+                timed["training"] = {mode: self._time_mode(worker, result, mode) for mode in modes} or None
+            if self._task.place == "cuda" and not NO_GRAPH & _tags(result):
+                self._add_graphed(worker, result, {"forward": timed, **(timed.get("training") or {})})
+            return timed | {"ceilings": self._measured.ceilings.get(self._task.place)}
 
     def _time_outside(self, worker, result, mode, timings, not_graphed):
         """Add to a mode's timings what the outer clock says of it, which bounds them; without it nothing is claimed.
@@ -162,19 +177,18 @@ class Stopwatch:
         timings["outer"] = None
         if self._task.variant.is_catalogued or not timings["speedup"]:
             return
-        step, folder = step_of(mode), self._referee.folder
+        step, eager = step_of(mode), self._baselines.worker
         as_eager = step if "eager" in not_graphed else mode
-        sides = [
-            (outer.VARIANT, worker, "candidate", VARIANT, mode),
-            (outer.EAGER, self._worker, "baselines", "eager", as_eager),
-        ]
-        if self._control_worker:
-            sides.append((outer.CONTROL, self._control_worker, "candidate", CONTROL, as_eager))
         players = {}
-        for name, process, *rest in sides:
-            page = (self._referee.answers(process) if process is not self._worker else folder) / f"{OUTER_PAGE}-{name}"
-            remove(page)
-            players[name] = outer.Player(name, process, *rest, page)
+        for name, process, *rest in (
+            (outer.VARIANT, worker, "candidate", VARIANT, mode),
+            (outer.EAGER, eager, "baselines", "eager", as_eager),
+            (outer.CONTROL, self._control.worker, "candidate", CONTROL, as_eager),
+        ):
+            if process:
+                page = (self._referee.folder if process is eager else self._referee.answers(process)) / f"{OUTER_PAGE}-{name}"
+                remove(page)
+                players[name] = outer.Player(name, process, *rest, page)
         claims = timings["speedup"].get("eager", {"high": math.inf})["high"] > 1
         seconds = max(outer.SECONDS, self._options.seconds) if claims else 0
         given = self._task.place, step, permitted_to(result), self._options.time_limit
@@ -186,7 +200,7 @@ class Stopwatch:
         except WorkerFailure as failure:
             outer.withhold(timings, f"not timed by the outer clock: {failure}")
         else:
-            outer.bounded(timings, timings["outer"])
+            outer.bounded(timings, timings["outer"], self._task.place)
 
     def _add_graphed(self, worker, result, modes):
         """Give those of `modes` ({step: its timings}) where launches count a key "graphed": the same under a CUDA graph.
@@ -196,20 +210,20 @@ class Stopwatch:
         failed = None
         for step, timings in modes.items():
             timings["graphed"] = None
-            if not launches_count(timings):
-                continue
-            if failed:
-                timings["graphed"] = {"unavailable": f"not tried after that of another mode had failed: {failed}"}
+            medians = [timings["time_ms"]["median"], *(each["median"] for each in timings["baselines_ms"].values())]
+            if min(medians) >= GRAPHED_BELOW_MS and not launches_bind(timings):
                 continue
             try:
-                timings["graphed"] = self._time_graphed(worker, result, step, timings)
+                unavailable = failed and {"unavailable": f"not tried after that of another mode had failed: {failed}"}
+                timings["graphed"] = unavailable or self._time_graphed(worker, result, step, timings)
             except WorkerFailure as failure:
                 failed = str(failure)
                 timings["graphed"] = {"unavailable": failed}
 
     def _time_graphed(self, worker, result, step, eager):
         """The timings of a step under a CUDA graph; `eager` are those without."""
-        slow = [] if launches_bind(eager) else too_slow_to_graph(eager["baselines_ms"])
+        is_slow = not launches_bind(eager)
+        slow = [name for name, each in eager["baselines_ms"].items() if is_slow and each["median"] > LAUNCHES_COUNT_BELOW_MS]
         timings = self._time_mode(worker, result, GRAPHED + step, slow, eager["control"])
         if launches_bind(eager) and not _is_measured(eager) and _is_measured(timings):
             eager["notes"].append(IN_A_GRAPH)
@@ -221,7 +235,8 @@ class Stopwatch:
 
         `control` is what to go by where this mode has no control of its own.
         """
-        patience, tries = self._measured.patience.portion(self._options.patience([])), TRIES
+        whole, tries = self._measured.patience, TRIES
+        patience = Patience(min(self._options.patience([]), whole.seconds), whole)  # or one timing could use up a run's
         while True:
             began = time.monotonic()
             try:
@@ -243,7 +258,11 @@ class Stopwatch:
 
     def _race(self, worker, result, mode, not_graphed, patience):
         """A Race that was run. Raises what Race.run raises."""
-        variant = Side(VARIANT, mode, SETTLING_CALLS[self._task.place], self._asker(worker), is_trusted=False)
+
+        def ask(request, **arguments):
+            return worker.ask(f"candidate.{request}", self._options.time_limit, **arguments)
+
+        variant = Side(VARIANT, mode, self._task.place, ask, is_trusted=False)
         variant.start()
         paused = self._pausing(worker)
         with paused():
@@ -253,12 +272,12 @@ class Stopwatch:
         pids = [os.getpid(), worker.pid, *(each.pid for each in self.workers)]
         rivals = functools.partial(_rivals, variant, others, result)
         recheck = functools.partial(self._recheck, variant, result, mode, self._referee.answers(worker))
-        secrets = self._secrets(mode)
+        secrets, sample = self._secrets(mode), clocks.sample if self._task.place == "cuda" else lambda: None
         with self._alone(worker):
-            race = Race(self._task.place, variant, others, control, pids, self._measured.quiet, rivals, paused)
-            race.clocks, race.short_of_memory, standing = [self._sample_clocks()], short, self._standing()
+            race = Race(self._task.place, variant, others, control, pids, self._measured, rivals, paused)
+            race.clocks, race.short_of_memory, standing = [sample()], short, self._standing()
             race.run(self._options.seconds, patience, secrets, RECHECKS[step_of(mode)], recheck)
-            race.clocks.append(self._sample_clocks())
+            race.clocks.append(sample())
             if standing != self._standing():
                 raise Rejected("while it was timed, the processors or the priority of another process were changed")
         return race
@@ -268,7 +287,7 @@ class Stopwatch:
         eager = next((side for side in others if side.name == "eager"), None)
         if not eager or self._task.place != "cuda":
             return None
-        free, needed = self._ask_baselines("free_memory")["mib"], min(ROOM_MIB, eager.peak_mib)
+        free, needed = self._baselines.ask("free_memory")["mib"], min(ROOM_MIB, eager.peak_mib)
         said = f"only {free:.3g} MiB of GPU memory are free beside it, PyTorch may need {needed:.3g}"
         return said if free < needed else None
 
@@ -315,8 +334,11 @@ class Stopwatch:
             self._controls.setdefault(mode, []).append(control)
         allowed = statistics.spanning(self._controls[mode], race.luck()) if mode in self._controls else None
         floor = self._floor(result, step_of(mode))  # before what is unavailable is told: the floor may be
-        if floor.get("work") and (complaint := floors.impossible(variant.median, **self._certain(floor["work"]))):
-            raise Rejected(complaint)
+        if work := floor.get("work"):
+            rates, on_cpu = self._measured.ceilings[self._task.place], self._task.place == "cpu"
+            fastest = max(rates["read_bytes_per_second"], rates["copy_bytes_per_second"])
+            if complaint := floors.impossible(variant.median, work["certain"]["bytes"], fastest, on_cpu):
+                raise Rejected(complaint)
         ratios = {side.name: statistics.paired_ratio(side.rounds, variant.rounds) for side in others if not disturbance}
         return {
             "time_ms": statistics.summarise(variant.samples),
@@ -344,7 +366,7 @@ class Stopwatch:
         if mode not in self._secret_seeds:
             self._secret_seeds[mode] = [new_seed() for _ in range(RECHECKS[step_of(mode)] + 1)]
             for seed in self._secret_seeds[mode]:
-                self._referee.ask("prepare_timed", probe=_probe_name(mode, seed), mode=step_of(mode), seed=seed)
+                self._referee.ask("prepare_timed", probe=f"timed {mode} {seed}", mode=step_of(mode), seed=seed)
         return self._secret_seeds[mode]
 
     def _recheck(self, variant, result, mode, folder, seed):
@@ -353,7 +375,7 @@ class Stopwatch:
         remove(outputs)
         variant.ask("result", outputs=str(outputs))
         what = "outputs" if step_of(mode) == "forward" else "gradients"
-        compared = self._referee.compare(what, _probe_name(mode, seed), str(outputs), permitted_to(result))
+        compared = self._referee.compare(what, f"timed {mode} {seed}", str(outputs), permitted_to(result))
         for comparison in compared.values() if what == "gradients" else [compared]:
             if comparison["complaint"]:
                 raise Rejected(f"is right when it is checked and wrong when it is timed: {comparison['complaint']}")
@@ -363,12 +385,10 @@ class Stopwatch:
 
         `load` watches what runs besides the variant's process, which stands still under `paused()`.
         """
-        place = self._task.place
-        host = 0.0  # what a call costs this process besides
+        place, claimed, host = self._task.place, variant.median, 0.0  # the last is what a call costs this process besides
         if eager and place == "cuda":
             with paused():
                 host = max(0.0, own_clock(eager, eager.median, math.inf) - eager.median)
-        claimed = variant.median
         limit = (1 + HIDDEN_SHARE) * claimed + HIDDEN_MS[place] + 2 * host
         return own_clock(variant, claimed, limit, load), limit
 
@@ -376,7 +396,10 @@ class Stopwatch:
         """Notes. Raises Rejected where the variant's own times cannot be true; `seen` and the rest are of _own_clock."""
         place, claimed, notes = self._task.place, variant.median, []
         if seen > limit + EXPLAINED_BY_HOST_MS[place]:
-            if seen * (1 - taken_by_others(load, place)) > limit + EXPLAINED_BY_HOST_MS[place]:
+            # Kernels on the CPU have a thread on each processor and wait for the last: another process on any lets them stand
+            # still. Those on a GPU are started by one thread, which finds its processor taken as often as any is.
+            taken = min(1.0, load.cores) if place == "cpu" else load.share
+            if seen * (1 - taken) > limit + EXPLAINED_BY_HOST_MS[place]:
                 raise Rejected(f"its process reports {claimed:.3g} ms a call, but the driver's clock sees {seen:.3g} ms")
             notes.append(
                 f"the machine was busy: other processes used {load.share:.0%} of the cores while the clocks were compared, so "
@@ -394,89 +417,50 @@ class Stopwatch:
         unavailable = self._unavailable.setdefault(mode, dict(self._unavailable.get(step, {})))
         names = under(settings, names_for(place, step, given.quick, given.max_autotune, given.strict or given.precision))
         while not self._is_given_up:  # one that fails takes the process of all with it
-            sides = [
-                Side(name, step if name in not_graphed else mode, SETTLING_CALLS[place], self._ask_baselines)
-                for name in names
-                if name not in unavailable
-            ]
+            modes = {name: step if name in not_graphed else mode for name in names if name not in unavailable}
+            sides = [Side(name, own, place, self._baselines.ask) for name, own in modes.items()]
             if all(self._start_baseline(side, unavailable) for side in sides):
                 return sides
 
     def _start_baseline(self, side, unavailable):
         """Whether it runs, or nobody needs it any more."""
-        if self._is_given_up or self._is_warm(side):
+        names = self._task.names(baseline_name(side.name))
+        if self._is_given_up or self._baselines.resumes(side):
             return True
-        label = baseline_name(side.name)
-        self._progress.started("baseline", *self._task.names(label))
+        self._progress.started("baseline", *names)
         try:
-            self._warm_up(side)
+            self._baselines.warm_up(side)
         except WorkerFailure as failure:
             unavailable[side.name] = str(failure)
         outcome = "not needed" if self._is_given_up else unavailable.get(side.name, "ready")
-        self._progress.finished("baseline", *self._task.names(label), outcome)
+        self._progress.finished("baseline", *names, outcome)
         return side.name not in unavailable or self._is_given_up
-
-    def _is_warm(self, side):
-        """Whether its process has run it before, and still can."""
-        if started := self._started.get((side.name, side.mode)):
-            side.resume(started)
-        return bool(started)
-
-    def _warm_up(self, side):
-        started = side.start()
-        if not side.mode.startswith(GRAPHED):  # a worker keeps graphs of one mode only: each time one is captured
-            self._started[side.name, side.mode] = started
 
     def _start_control(self, mode, not_graphed):
         """The Side of the original in a process that is started, loaded and judged as a variant's is; None where it fails.
 
         It runs as eager does: without a graph where that does.
         """
-        if self._control_fails:
-            return None
+        side = Side(CONTROL, step_of(mode) if "eager" in not_graphed else mode, self._task.place, self._control.ask)
         try:
-            if not self._is_control_loaded:
-                self._control_worker = self._control_worker or WorkerProcess(room=self._room)
-                self._control_worker.ask("candidate.load", self._options.time_limit, variant=None, **self._original)
-                like_a_variant = {"ran_on": self._task.place, "variant_precision": None}
-                judge(self._control_worker, self._referee, like_a_variant, self._options.time_limit, with_mutants=False)
-                self._is_control_loaded = True
-            mode = step_of(mode) if "eager" in not_graphed else mode
-            side = Side(CONTROL, mode, SETTLING_CALLS[self._task.place], self._asker(self._control_worker))
-            if not self._is_warm(side):
-                self._warm_up(side)
-            return side
+            if not self._control_fails:
+                self._control.warm_up(side)
         except WorkerFailure as failure:
             self._give_up_control(str(failure))
+        return None if self._control_fails else side
 
     def _give_up_control(self, reason):
         """No control any more: where one process could not run the original, the next one will not."""
         self._control_fails = reason
-        self._control_worker.close()
-        self._control_worker, self._is_control_loaded = None, False
+        self._control.close()
 
-    def _asker(self, worker):
-        def ask(request, **arguments):
-            return worker.ask(f"candidate.{request}", self._options.time_limit, **arguments)
+    def _load(self, worker):
+        worker.ask("baselines.load", self._options.time_limit, **self._original)
 
-        return ask
-
-    def _ask_baselines(self, request, **arguments):
-        """Ask the process of the baselines; a new one when the last one died."""
-        try:
-            if not (self._worker and self._is_loaded):
-                self._worker = self._worker or self._new_worker()
-                self._worker.ask("baselines.load", self._options.time_limit, **self._original)
-                self._is_loaded = True
-            return self._worker.ask(f"baselines.{request}", self._options.time_limit, **arguments)
-        except WorkerFailure:
-            self._worker.close()
-            self._worker, self._is_loaded, self._started = None, False, {}
-            raise
-
-    def _new_worker(self):
-        """A process for the baselines. What torch.compile makes there for the CPU goes on beside a GPU's timings."""
-        return WorkerProcess(bears_a_gpu=self._task.place == "cpu")
+    def _load_and_judge(self, worker):
+        worker.ask("candidate.load", self._options.time_limit, variant=None, **self._original)
+        like_a_variant = {"ran_on": self._task.place, "variant_precision": None}
+        judge(worker, self._referee, like_a_variant, self._options.time_limit, with_mutants=False)
 
     def _floor(self, result, mode):
         """{"floor_ms", "floor_bound", "work"}; None where it cannot be counted, with the reason in `_unavailable`."""
@@ -503,31 +487,13 @@ class Stopwatch:
     def _ask_for_floor(self, mode, request, **arguments):
         """A reply of the baselines; None where there is none, with the reason in `_unavailable`: their process went with it."""
         try:
-            return self._ask_baselines(request, **arguments)
+            return self._baselines.ask(request, **arguments)
         except WorkerFailure as failure:
             self._unavailable.setdefault(mode, {})["floor"] = str(failure)
 
-    def _certain(self, work):
-        """The arguments of floors.impossible but for the time."""
-        rates = self._measured.ceilings[self._task.place]
-        fastest = max(rates["read_bytes_per_second"], rates["copy_bytes_per_second"])
-        return {"count": work["certain"]["bytes"], "rate": fastest, "on_cpu": self._task.place == "cpu"}
-
-    def _sample_clocks(self):
-        return clocks.sample() if self._task.place == "cuda" else None
-
     def close(self):
-        for worker in self.workers:
-            worker.close()
-
-
-def launches_count(timings):
-    """Return whether a mode, by its timings without a CUDA graph, is timed under one: its fastest side takes below 1 ms.
-
-    Or the host takes as long to launch as eager PyTorch.
-    """
-    medians = [timings["time_ms"]["median"], *(each["median"] for each in timings["baselines_ms"].values())]
-    return min(medians) < GRAPHED_BELOW_MS or launches_bind(timings)
+        self._baselines.close()
+        self._control.close()
 
 
 def launches_bind(timings):
@@ -538,11 +504,6 @@ def launches_bind(timings):
 
 def _is_measured(timings):
     return bool(timings["outcome"]) and timings["outcome"]["verdict"] != outer.NOT_MEASURED
-
-
-def too_slow_to_graph(baselines_ms):
-    """Return the names of the baselines that need no CUDA graph, by their times without one."""
-    return [name for name, each in baselines_ms.items() if each["median"] > LAUNCHES_COUNT_BELOW_MS]
 
 
 def graph_notes(eager, graphed):
@@ -577,15 +538,6 @@ def own_clock(side, claimed, limit, load=None):
         time.sleep(pause)
         seen = min(seen, measured(calls))
     return seen
-
-
-def taken_by_others(load, place):
-    """Return the largest share of a call's time, by the driver's clock, that is due to other processes under an OtherLoad.
-
-    Kernels on the CPU have a thread on each processor and wait for the last of them, so whenever another process runs on any,
-    they may stand still. Those on a GPU are started by one thread, which finds its processor taken as often as any is.
-    """
-    return min(1.0, load.cores) if place == "cpu" else load.share
 
 
 def outcome(variant, others, result, control, disturbance=None):
@@ -647,7 +599,3 @@ def _training_modes(result):
         return []
     of_inputs = [name.startswith("input") for name in gradients]
     return ["weights"] * (not all(of_inputs)) + ["weights_and_input"] * any(of_inputs)
-
-
-def _probe_name(mode, seed):
-    return f"timed {mode} {seed}"

@@ -23,6 +23,7 @@ OF_MUTANTS = ("own", "within")  # the probes on which an accepted error has to b
 DRAWS = "the original draws random numbers: each call began with the same seed, so the same numbers in the same order are right"
 STATE = "cannot be judged: what the original returns depends on the calls before"
 FIRST = "wrong-gradient"  # of the tags of caveats
+OF_GRADIENTS = ("no-gradient", "wrong-gradient")
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ def judge(
         if with_mutants and not any(each.costs == FORWARD for each in case.complaints):
             case.count_mutants()
     except WorkerFailure as failure:
-        if not case.has_failed or failure.is_finding or not _is_its_own(failure):
+        has_failed = any(each.costs == FORWARD and each.tag != "not-judged" for each in case.complaints)
+        if not has_failed or failure.is_finding or not _is_its_own(failure):
             raise
         case.crashed(failure)
     finally:
@@ -113,7 +115,7 @@ class _Case:
         self._text = Text(file) if file else None
         self._renew = renew
         self._accept = accept
-        self._declared = result["variant_precision"]
+        self._declared, self._is_by_seed = result["variant_precision"], result.get("weights") == "by seed"
         self.outputs = referee.answers(worker) / f"outputs-{worker.pid}"
         self._uniform = set()  # probes on which the outputs are the same everywhere
         self._works = False  # whether code of the file's own is seen to be given tensors on the problem's own inputs
@@ -145,33 +147,22 @@ class _Case:
             self.complain("weights-by-seed", f"{self._result['weights_differ']}; so the same seed made both", DROP_IN)
         for probe in filter(self.takes, REQUIRED):
             self.try_probe(probe)
-        if self._referee.tells_nothing and not self._are_outputs_wrong:
+        if any(map(self._is_wrong, REQUIRED)):
+            return
+        if self._referee.tells_nothing:
             self.complain("not-judged", f"cannot be judged: {self._referee.tells_nothing}", FORWARD)
-        elif not self._are_outputs_wrong:
+        else:
             self._probe_further()
             self._look_for_work()
             self._try_out_all()
-
-    @property
-    def has_failed(self):
-        """Whether something is known that costs `forward`."""
-        return any(each.costs == FORWARD and each.tag != "not-judged" for each in self.complaints)
 
     def crashed(self, failure):
         """Say what ended it after a failure, such as a second call of a variant whose kernel did not build."""
         self.complain("crash", str(failure), FORWARD)
         self.worker = self._renew() if self._renew else self.worker
 
-    @property
-    def _is_by_seed(self):
-        return self._result.get("weights") == "by seed"
-
     def _is_wrong(self, probe):
         return bool(self._check["probes"].get(probe, {}).get("complaint"))
-
-    @property
-    def _are_outputs_wrong(self):
-        return any(map(self._is_wrong, REQUIRED))
 
     def complain(self, tag, text, costs):
         caveat = CAVEATS[tag]
@@ -272,7 +263,7 @@ class _Case:
             return self.complain(self._tag_of_outputs(probe, compared), entry["complaint"], DROP_IN)
         if compared["swallowed"]:
             self.complain("nan", _under(probe, f"the output is {compared['swallowed']}"), DROP_IN)
-        if prepared["differentiable"] and not self._is_gradient_wrong:
+        if prepared["differentiable"] and not self._has(*OF_GRADIENTS):
             self._survive("no-gradient", "when a gradient is wanted", lambda: self._differentiate(probe))
         return None
 
@@ -365,10 +356,6 @@ class _Case:
 
     def _has(self, *tags):
         return any(each.tag in tags for each in self.complaints)
-
-    @property
-    def _is_gradient_wrong(self):
-        return self._has("no-gradient", "wrong-gradient")
 
     def _differentiate(self, probe):
         answer = self._ask_on("differentiate", probe)
@@ -481,7 +468,7 @@ class _Case:
         gradients = bool(self._check["gradients"]) and "unsupported" not in self._check["gradients"]
         skipped = (*FRESH, OF_SEEDS, *(name + size for name in ("autocast", EVAL) for size in ("", AT_OWN_SIZE)))
         probes = tuple(name for name in self._passed if name not in skipped)
-        score = self._referee.mutants(probes, gradients and not self._is_gradient_wrong, self._declared)
+        score = self._referee.mutants(probes, gradients and not self._has(*OF_GRADIENTS), self._declared)
         self._check["mutants_rejected"] = f"{score['rejected']}/{score['counted']}"
         self._check["mutants_survived"] = score["survivors"]
 

@@ -34,21 +34,15 @@ def parse(module, about, arguments, *more, sets=True):
         parser.error(str(complaint))
 
 
-def arguments_for(model, variant, settings):
-    """Return the arguments of Python that run this module on a model's variant at these settings."""
-    chosen = [f"{name}={value!r}" for name, value in settings.items()]
-    command = ["-m", "playground.emulator.step", "--model", str(model.path), "--variant", str(variant.path)]
-    return [*command, *(["--set", *chosen] if chosen else [])]
-
-
 def recipe(model, variant, settings):
     """Return the text that tells how to step through the variant."""
     kernel = emulator.first_kernel(variant.path.read_text())
     if kernel is None:
-        return (
-            f"{variant.path} has no text that looks like a kernel (__global__ void name(...)); there is nothing to step through"
-        )
-    return emulator.recipe(variant.path, kernel, catalog.ROOT, arguments_for(model, variant, settings))
+        lacks = "no text that looks like a kernel (__global__ void name(...))"
+        return f"{variant.path} has {lacks}; there is nothing to step through"
+    chosen = [f"{name}={value!r}" for name, value in settings.items()]
+    command = ["-m", "playground.emulator.step", "--model", str(model.path), "--variant", str(variant.path)]
+    return emulator.recipe(variant.path, kernel, catalog.ROOT, [*command, *(["--set", *chosen] if chosen else [])])
 
 
 def main(arguments=None):

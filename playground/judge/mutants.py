@@ -38,7 +38,7 @@ VISIBLE = 16 * FLOAT32_EPSILON  # of the largest value: a smaller difference cou
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    """`make()` gives fresh hooks: {site: function of a Call}, a function of the list of inputs, and one of that of outputs."""
+    """`make()` gives a fresh function of the model and its inputs, which gives the wrong outputs."""
 
     name: str
     make: Callable
@@ -65,19 +65,15 @@ class Exam:
 
 
 class MutatedModel:
-    """What is run in place of the model: it has the model's parameters. `hooks` are what a Mutant's make() gave."""
+    """What is run in place of the model: it has the model's parameters. `run` is what a Mutant's make() gave."""
 
-    def __init__(self, model, hooks):
-        self._model = model
-        self._patches, self._on_inputs, self._on_outputs = hooks
+    def __init__(self, model, run):
+        self._model, self._run = model, run
         self.parameters = model.parameters
         self.named_parameters = model.named_parameters
 
     def __call__(self, *inputs):
-        with Patched(self._patches):
-            outputs = self._model(*self._on_inputs(list(inputs)))
-        leaves, form = _pytree.tree_flatten(outputs)
-        return _pytree.tree_unflatten(self._on_outputs(leaves), form)
+        return self._run(self._model, inputs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,8 +104,12 @@ class Patched(TorchFunctionMode):
         return self._last
 
 
-def _unchanged(values):
-    return values
+def _patched(patches):
+    def run(model, inputs):
+        with Patched(patches):
+            return model(*inputs)
+
+    return run
 
 
 def mutants_of(model, inputs, differentiable):
@@ -120,7 +120,7 @@ def mutants_of(model, inputs, differentiable):
     ranked, seen = [], Counter()
     for number, site in enumerate(sites):
         options = [
-            Mutant(_named(sites, number, title), lambda at=number, mutation=mutation: ({at: mutation}, _unchanged, _unchanged))
+            Mutant(_named(sites, number, title), lambda at=number, mutation=mutation: _patched({at: mutation}))
             for title, mutation in MUTATIONS[site.kind].items()
         ]
         options = [_exchanged(sites, number)] * site.follows + options
@@ -155,7 +155,7 @@ def _exchanged(sites, number):
             first = earlier.pop()
             return first.with_input(call.with_input(first.input))
 
-        return {number - 1: skip, number: both}, _unchanged, _unchanged
+        return _patched({number - 1: skip, number: both})
 
     return Mutant(_named(sites, number, f"done before {sites[number - 1].label}"), make)
 
@@ -167,7 +167,7 @@ def _of_the_gradient(sites):
         if site.kind not in found and site.kind != "other":
             title, mutation = next(iter(MUTATIONS[site.kind].items()))
             name = _named(sites, number, f"gradient of '{title}'")
-            found[site.kind] = Mutant(name, lambda at=number, wrong=mutation: ({at: _backward(wrong)}, _unchanged, _unchanged))
+            found[site.kind] = Mutant(name, lambda at=number, wrong=mutation: _patched({at: _backward(wrong)}))
     return list(found.values())[:MOST_BACKWARD]
 
 
@@ -187,20 +187,21 @@ def _on_outputs(name, change):
     def make():
         kept = {}
 
-        def tamper(outputs):
+        def run(model, inputs):
+            outputs, form = _pytree.tree_flatten(model(*inputs))
             floats = _floats(outputs)
             changed = [change(each, kept.setdefault(i, {})) if i in floats else each for i, each in enumerate(outputs)]
             if all(a is b for a, b in zip(outputs, changed, strict=True)):
                 raise Unfit
-            return changed
+            return _pytree.tree_unflatten(changed, form)
 
-        return {}, _unchanged, tamper
+        return run
 
     return Mutant(name, make)
 
 
 def _on_inputs(name, change):
-    return Mutant(name, lambda: ({}, change, _unchanged))
+    return Mutant(name, lambda: lambda model, inputs: model(*change(list(inputs))))
 
 
 def _has_samples(value):

@@ -361,26 +361,12 @@ def _batch_dims(call):
 # Element by element, and everything else
 
 _LOOK_ALIKES = {
-    "relu": F.leaky_relu,
-    "relu6": F.relu,
-    "leaky_relu": F.relu,
-    "sigmoid": lambda x: 0.5 + x / 4,
-    "tanh": F.hardtanh,
-    "silu": F.gelu,
-    "elu": F.relu,
-    "selu": F.elu,
-    "celu": F.relu,
-    "softplus": F.relu,
-    "softsign": torch.tanh,
-    "hardtanh": torch.tanh,
-    "hardswish": F.silu,
-    "hardsigmoid": torch.sigmoid,
-    "mish": F.silu,
-    "log_sigmoid": lambda x: x.clamp(max=0),
-    "clamp": F.relu,
-    "clip": F.relu,
-    "clamp_min": torch.abs,
-    "clamp_max": torch.abs,
+    **dict.fromkeys(("relu6", "leaky_relu", "elu", "celu", "softplus", "clamp", "clip"), F.relu),
+    **{"relu": F.leaky_relu, "silu": F.gelu, "selu": F.elu, "tanh": F.hardtanh, "hardsigmoid": torch.sigmoid},
+    **dict.fromkeys(("softsign", "hardtanh"), torch.tanh),
+    **dict.fromkeys(("hardswish", "mish"), F.silu),
+    **dict.fromkeys(("clamp_min", "clamp_max"), torch.abs),
+    **{"sigmoid": lambda x: 0.5 + x / 4, "log_sigmoid": lambda x: x.clamp(max=0)},
 }
 
 

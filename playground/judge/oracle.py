@@ -64,10 +64,7 @@ class Oracle:
         self._draws = False  # whether a call was seen to draw random numbers
 
     def eager(self, probe, mutate=lambda model: model):
-        """Return the Results of the original as PyTorch runs it by default, or of what `mutate` makes of it.
-
-        It runs on a copy, since a call may change the model.
-        """
+        """Return the Results of a copy of the original, or of what `mutate` makes of it, as PyTorch runs it by default."""
         return self._run(mutate(tensors.copy_model(self._model)), self._given(probe), probe)
 
     def whole(self, probe):
@@ -270,12 +267,10 @@ class Oracle:
             upstream = probe.upstream and [g if g is None else g[part] for g in probe.upstream]
             parts.append(self._once(model, _rows(inputs, batch, part), upstream, probe.wanted_inputs, in_double))
         outputs = [torch.cat(pieces) for pieces in zip(*(p.outputs for p in parts), strict=True)]
-        gradients = {}
-        for name in parts[0].gradients:
-            pieces = [p.gradients[name] for p in parts]
-            if pieces[0] is None:
-                gradients[name] = None
-            else:
+        gradients = dict.fromkeys(parts[0].gradients)
+        for name, first in parts[0].gradients.items():
+            if first is not None:
+                pieces = [p.gradients[name] for p in parts]
                 gradients[name] = torch.cat(pieces) if name.startswith("input") else torch.stack(pieces).sum(0)
         return Results(outputs, gradients, form=parts[0].form)
 

@@ -118,19 +118,6 @@ class _Decomposed(TorchFunctionMode):
         super().__init__()
         self.in_recurrence = False
         self._numbers = []  # of autograd nodes, from and to, of each recurrent layer
-        self._settings = None
-
-    def __enter__(self):
-        with contextlib.ExitStack() as settings:
-            settings.enter_context(sdpa_kernel(SDPBackend.MATH))
-            settings.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
-            torch.backends.mha.set_fastpath_enabled(False)
-            self._settings = settings.pop_all()
-        return super().__enter__()
-
-    def __exit__(self, *exception):
-        super().__exit__(*exception)
-        self._settings.close()
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function in _CUMULATIVE_PRODUCTS and torch.is_grad_enabled() and not (kwargs or {}).keys() - {"input", "dim"}:
@@ -201,12 +188,17 @@ class Decomposing(Uncompiled):
         self._decomposed = _Decomposed()
 
     def __enter__(self):
-        self._decomposed.__enter__()
+        with contextlib.ExitStack() as active:
+            active.enter_context(sdpa_kernel(SDPBackend.MATH))
+            active.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+            torch.backends.mha.set_fastpath_enabled(False)
+            active.enter_context(self._decomposed)
+            self._active = active.pop_all()
         return super().__enter__()
 
     def __exit__(self, *exception):
         super().__exit__(*exception)
-        self._decomposed.__exit__(*exception)
+        self._active.close()
 
     def _operands(self, function):
         """(family, positions) of the operator's operands; (None, ()) for one that does not multiply."""

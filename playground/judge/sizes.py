@@ -19,10 +19,7 @@ ODD_STEP = 3
 
 
 class Sizes:
-    """`runs(problem)` says whether the original runs on the problem's inputs. `settings` are those of the own size.
-
-    `precision` is that of all problems; see tensors.in_precision.
-    """
+    """`runs(problem)` says whether the original runs. `settings` are those of the own size, `precision` is all problems'."""
 
     def __init__(self, path, settings, place, runs, precision=None):
         self._device = tensors.PLACES[place]
@@ -81,11 +78,9 @@ class Sizes:
         step = ODD_STEP
         for name, value in self._constants(reduced).items():
             other = value - step
-            if name != self._batch_name and other > 0:
-                smaller = self._changed(problem, name, other)
-                if smaller:
-                    problem = smaller
-                    step += 2  # so that constants that are equal differ
+            if name != self._batch_name and other > 0 and (smaller := self._changed(problem, name, other)):
+                problem = smaller
+                step += 2  # so that constants that are equal differ
         return None if problem is reduced else problem
 
     @functools.cached_property
@@ -93,10 +88,9 @@ class Sizes:
         """The free constant of a usual name that is the first dimension of an input, and no other of it; "" without one."""
         own = self._problems["own"]
         firsts = [shape[0] for shape in self._shapes(own) if isinstance(shape, tuple) and shape]
-        named = {name: value for name, value in self._constants(own).items() if name.lower() in BATCH_NAMES}
-        likely = [name for name, value in named.items() if value > 1 and value in firsts]
-        likely.sort(key=lambda name: BATCH_NAMES.index(name.lower()))
-        return next((name for name in likely if any(self._is_batch(name, size) for size in (1, 2))), "")
+        likely = [name for name, value in self._constants(own).items() if value > 1 and value in firsts]
+        named = [name for usual in BATCH_NAMES for name in likely if name.lower() == usual]
+        return next((name for name in named if any(self._is_batch(name, size) for size in (1, 2))), "")
 
     def _is_batch(self, name, size):
         own = self._problems["own"]

@@ -242,9 +242,8 @@ def names_cuda(path, content=None):
     """Return whether a file, or its bytes `content`, speaks of CUDA: .cuda(), device="cuda", torch.cuda, its headers."""
     text = (Path(path).read_bytes() if content is None else content).decode(errors="replace")
     of_device = r"""\.cuda\(|is_cuda|["']cuda|torch\.cuda( import|\.(?!is_available\b))"""
-    return bool(
-        re.search(rf"{of_device}|\bcuda_sources\b|\bwith_cuda\s*=\s*True|#\s*include\s*<(cuda|cublas|(c10|ATen)/cuda/)", text)
-    )
+    of_build = r"\bcuda_sources\b|\bwith_cuda\s*=\s*True|#\s*include\s*<(cuda|cublas|(c10|ATen)/cuda/)"
+    return bool(re.search(f"{of_device}|{of_build}", text))
 
 
 class Text:

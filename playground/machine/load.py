@@ -70,8 +70,10 @@ class Others:
         for process in self._strangers():
             with contextlib.suppress(psutil.Error):
                 cores = (_seconds(process, children=False) - self._seconds.get(process.pid, 0.0)) / wall
-                if cores >= LEAST_SHARE:
-                    used.append((cores, f"{_called(process)}, pid {process.pid}, used {cores:.2f} cores"))
+                if cores >= LEAST_SHARE:  # 'python3 train.py': the program and its first argument, without folders
+                    words = process.cmdline()[:2] or [process.name()]
+                    called = " ".join(Path(word).name or word for word in words)[:60]
+                    used.append((cores, f"{called}, pid {process.pid}, used {cores:.2f} cores"))
         steal = (_stolen() - self._steal) / wall
         if steal >= least_steal:
             used.append((steal, f"other virtual machines on the same host took {steal:.2f} cores"))
@@ -147,9 +149,3 @@ def _seconds(process, children=True):
 
 def _stolen():
     return getattr(psutil.cpu_times(), "steal", 0.0)
-
-
-def _called(process):
-    """'python3 train.py': the program and its first argument, without folders."""
-    words = process.cmdline()[:2] or [process.name()]
-    return " ".join(Path(word).name or word for word in words)[:60]

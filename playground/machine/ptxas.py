@@ -72,7 +72,9 @@ def describe(codes, capability=None):
                     kernels, _ = compile_cubin(nvcc, code, architecture, Path(folder))
                     found.setdefault(architecture, []).extend(map(asdict, kernels))
     except (Refused, OSError, subprocess.SubprocessError) as complaint:
-        return {"unknown": f"nvcc does not compile the text by itself: {_first_error(str(complaint))}"}
+        lines = [line.strip() for line in str(complaint).strip().splitlines()] or [""]
+        error = next((line for line in lines if re.search(r"\b(error|fatal)\b", line)), lines[-1])[:300]
+        return {"unknown": f"nvcc does not compile the text by itself: {error}"}
     return found
 
 
@@ -114,8 +116,3 @@ def _demangled(name, nvcc):
         return name
     text = subprocess.run([tool, name], capture_output=True, text=True, check=True).stdout.strip()
     return re.sub(r"^void ", "", re.sub(r"\((?:[^()]|\([^()]*\))*\)$", "", text))
-
-
-def _first_error(output):
-    lines = [line.strip() for line in output.strip().splitlines()] or [""]
-    return next((line for line in lines if re.search(r"\b(error|fatal)\b", line)), lines[-1])[:300]

@@ -65,7 +65,15 @@ def prepare_environment() -> None:
     A CUDA_HOME that is set is never changed.
     """
     if not _runs("ninja"):
-        _put_ninja_on_path()
+        directories = [Path(sys.executable).parent]
+        with contextlib.suppress(ImportError):
+            import ninja
+
+            directories.append(Path(ninja.BIN_DIR).absolute())
+        directory = next((str(directory) for directory in directories if _runs(str(directory / "ninja"))), None)
+        if directory:  # behind all that is on PATH, or, if a ninja there does not run, before it
+            path = os.environ.get("PATH", os.defpath).split(os.pathsep)
+            os.environ["PATH"] = os.pathsep.join([directory, *path] if shutil.which("ninja") else [*path, directory])
     if torch.version.cuda:
         set_cuda_home(torch.version.cuda)
 
@@ -203,19 +211,6 @@ def _homes() -> Iterator[Path]:
     yield INSTALL_PREFIX / "cuda"
     releases = {path: [int(digits) for digits in re.findall(r"\d+", path.name)] for path in INSTALL_PREFIX.glob("cuda-*")}
     yield from sorted(releases, key=releases.get, reverse=True)  # the newest first
-
-
-def _put_ninja_on_path() -> None:
-    """The ninja beside this Python goes behind all that is on PATH, or, if a ninja there does not run, before it."""
-    directories = [Path(sys.executable).parent]
-    with contextlib.suppress(ImportError):
-        import ninja
-
-        directories.append(Path(ninja.BIN_DIR).absolute())
-    directory = next((str(directory) for directory in directories if _runs(str(directory / "ninja"))), None)
-    if directory:
-        path = os.environ.get("PATH", os.defpath).split(os.pathsep)
-        os.environ["PATH"] = os.pathsep.join([directory, *path] if shutil.which("ninja") else [*path, directory])
 
 
 def _runs(*command: str | None) -> bool:

@@ -1,5 +1,7 @@
 """A mistake for each tool to find. A tool that does not see it sees nothing: its silence about a variant is then no result."""
 
+import ctypes
+
 import torch
 
 NAME = "playground_control"
@@ -26,23 +28,12 @@ __global__ void playground_control_synccheck(float* one) {
     *one = 1.0f;
 }
 
-void launch_control(int tool, float* one) {
+extern "C" void launch_control(int tool, float* one) {
     if (tool == 0) playground_control_memcheck<<<1, 1>>>(one);
     if (tool == 1) playground_control_racecheck<<<1, 64>>>(one);
     if (tool == 2) playground_control_initcheck<<<1, 1>>>(one);
     if (tool == 3) playground_control_synccheck<<<1, 64>>>(one);
 }
-"""
-
-BINDING = r"""
-#include <ATen/core/Tensor.h>
-#include <torch/library.h>
-
-void launch_control(int tool, float* one);
-
-void control(int64_t tool, const at::Tensor& one) { launch_control(tool, one.mutable_data_ptr<float>()); }
-
-TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) { m.def("control(int tool, Tensor(a!) one) -> ()", &control); }
 """
 
 _TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -55,10 +46,12 @@ def kernel_of(tool):
 
 def build(load_inline, device="cuda"):
     """Return the function control(tool) that makes the tool's mistake on the device. `load_inline` is torch's."""
-    load_inline(NAME, BINDING, CUDA, extra_cuda_cflags=["-lineinfo"], is_python_module=False, no_implicit_headers=True)
+    options = {"extra_cuda_cflags": ["-lineinfo"], "is_python_module": False, "no_implicit_headers": True}
+    library = ctypes.CDLL(load_inline(NAME, "", CUDA, **options))
 
     def control(tool):
-        torch.ops.playground_control.control(_TOOLS.index(tool), torch.empty(1, device=device))
+        one = torch.empty(1, device=device)
+        library.launch_control(_TOOLS.index(tool), ctypes.c_void_p(one.data_ptr()))
         if device == "cuda":
             torch.cuda.synchronize()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from playground.catalog import code_sha256, sha256
 from playground.report import contract
-from playground.report.contract import ENVIRONMENT, RESULT, SCHEMA, DocumentError
+from playground.report.contract import SCHEMA, DocumentError
 
 
 def write(document, path):
@@ -75,10 +75,7 @@ def is_stale(result, variant_file, model_file):
 
 
 def has_changed(result, now):
-    """Return whether a result is stale beside `now`, another result or the hashes of the present files.
-
-    It compares code_sha256 where both have one, otherwise source_sha256; and model_sha256 where both have one.
-    """
+    """Return whether a result is stale beside `now`, by code_sha256 where both have it, or source_sha256; and model_sha256."""
     models = {each.get("model_sha256") for each in (result, now)} - {None}
     key = "code_sha256" if "code_sha256" in result and "code_sha256" in now else "source_sha256"
     return result[key] != now[key] or len(models) > 1
@@ -86,10 +83,10 @@ def has_changed(result, now):
 
 def validate(document):
     """Raise DocumentError, naming the place, unless `document` is as the contract says. Additional keys are allowed."""
-    contract.check({"schema": contract.anything}, document, "document")
+    contract.check_object({"schema": "any"}, document, "document")
     if isinstance(document["schema"], bool) or document["schema"] != SCHEMA:
         raise DocumentError(f"schema {document['schema']!r:.60}: this program reads schema {SCHEMA}")
-    contract.check({"environment": ENVIRONMENT, "results": [contract.anything]}, document, "")
+    contract.check_object({"environment": "environment", "results": "[any]"}, document, "")
     try:
         date_of(document["environment"])
     except (AttributeError, TypeError, ValueError):
@@ -100,8 +97,8 @@ def validate(document):
 
 def validate_result(result, where):
     """Raise DocumentError, which names the place, unless a result is as the contract says."""
-    contract.check({"model": contract.text, "variant": contract.text}, result, where)
-    contract.check(RESULT, _finite(result), f"{where} ({result['model']}/{result['variant']})")
+    contract.check_object({"model": "text", "variant": "text"}, result, where)
+    contract.check("result", _finite(result), f"{where} ({result['model']}/{result['variant']})")
 
 
 def _finite(value):

@@ -11,19 +11,12 @@ from playground.stopwatch.statistics import TIE, verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Every baseline, in the order in which reports list them, with its name for people.
-BASELINES = {  # those of playground.stopwatch.baselines, as they are shown
-    "eager": "eager",
-    "channels_last": "channels_last",
-    "compile": "torch.compile",
-    "compile_max": "torch.compile max-autotune",
-    "eager_fp32": "eager fp32",
-    "channels_last_fp32": "channels_last fp32",
-    "compile_fp32": "torch.compile fp32",
-    "compile_max_fp32": "torch.compile max-autotune fp32",
-    "compile_fp16": "torch.compile fp16 (lower precision)",
-}
 LOWER_PRECISION = "compile_fp16"  # shown, but no variant in float32 is measured by it
+# Every baseline of playground.stopwatch.baselines, in the order in which reports list them, with its name for people.
+BASELINES = {"eager": "eager", "channels_last": "channels_last", "compile": "torch.compile"}
+BASELINES |= {"compile_max": "torch.compile max-autotune"}
+BASELINES |= {f"{name}_fp32": f"{shown} fp32" for name, shown in BASELINES.items()}
+BASELINES |= {LOWER_PRECISION: "torch.compile fp16 (lower precision)"}
 
 SETTINGS = {"benchmark": "cudnn.benchmark", "tf32": "TF32"}  # those of playground.stopwatch.baselines
 
@@ -270,10 +263,7 @@ def listed(value):
 
 
 def changed_sizes(result, root=ROOT):
-    """Return the constants that differ from the original's: {name: (value, original)}; an unknown original is None.
-
-    The originals are result["shape"]["defaults"] where the driver recorded them, otherwise the model's file tells.
-    """
+    """Return {name: (value, original)} of the constants that are not the original's, which is None where it is not known."""
     shape, catalogued = result.get("shape") or {}, Path(root) / "models" / f"{result['model']}.py"
     defaults = shape.get("defaults") or model_constants(catalogued if catalogued.is_file() else result["model"])
     pairs = {name: (value, defaults.get(name)) for name, value in (shape.get("settings") or {}).items()}

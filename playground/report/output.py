@@ -28,18 +28,17 @@ class Output:
         where = f"{self.option} {self.path}"
         if str(self.path) == "-":
             raise CannotWrite(f"{where}: only --json goes to standard output; name a file")
-        if self.path.is_dir():
-            raise CannotWrite(f"{where}: cannot be written: it is a folder; name a file")
-        if self.is_special:
-            if not os.access(self.path, os.W_OK):
-                raise CannotWrite(f"{where}: cannot be written: no permission")
-            return
         try:
-            path = self.path.resolve()
-            self._try_out(path)
-            lock = filelock.FileLock(path.with_name(f".{path.name}.lock"), timeout=0)
-            lock.acquire()
-            self._lock = lock
+            if self.path.is_dir():
+                raise OSError("it is a folder; name a file")
+            if self.is_special and not os.access(self.path, os.W_OK):
+                raise OSError("no permission")
+            if not self.is_special:
+                path = self.path.resolve()
+                self._try_out(path)
+                lock = filelock.FileLock(path.with_name(f".{path.name}.lock"), timeout=0)
+                lock.acquire()
+                self._lock = lock
         except filelock.Timeout:
             raise CannotWrite(f"{where}: another run or option writes it; name another file") from None
         except NotImplementedError:  # some network file systems have no locks

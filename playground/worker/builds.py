@@ -68,7 +68,9 @@ class BuildWatch:
             start, wall_clock = time.perf_counter(), time.time()
             operators = work.all_operators()
             self.kernels.update(*map(cuda_emulator.kernel_names, _texts((args, kwargs))))
-            given = _bound(function, (name, *args), kwargs)
+            given = {}
+            with contextlib.suppress(TypeError):  # of a call that is wrong, which the call itself will say
+                given = dict(inspect.signature(function).bind(name, *args, **kwargs).arguments)
             if text := _joined(given.get("cuda_sources")):
                 implicit = "" if given.get("no_implicit_headers") else "#include <torch/types.h>\n"
                 flags = [str(flag) for flag in given.get("extra_cuda_cflags") or []]
@@ -128,14 +130,6 @@ class BuildWatch:
                 if file.stat().st_mtime >= wall_clock - file_system_resolution:
                     return True
         return False
-
-
-def _bound(function, args, kwargs):
-    """{name: argument} of a call; nothing for one that is wrong, which the call itself will say."""
-    try:
-        return dict(inspect.signature(function).bind(*args, **kwargs).arguments)
-    except TypeError:
-        return {}
 
 
 def _joined(sources):

@@ -342,13 +342,15 @@ class Candidate(Clocked):
         given = self.probe_in(inputs)
         values, upstream = (tensors.to(given[each], self.device) for each in ("inputs", "upstream"))
         is_normal, wanted = given["name"].startswith("normal"), given["wanted_inputs"]
-        if is_normal:
-            upstream = [gradient if gradient is None else _not_contiguous(gradient) for gradient in upstream]
+        if is_normal:  # in every second place of memory: the backward of a sum or a slice does not pass on an array either
+            upstream = [g if g is None else g.new_full((*g.shape, 2), math.nan)[..., 0].copy_(g) for g in upstream]
         effects, is_cut, answer = None, False, {"unsupported": None, "failed": None, "complaints": [], "in_part": []}
 
         def between(outputs):
             nonlocal effects, is_cut
-            is_cut = is_normal and self._is_cut(values, outputs)
+            if is_normal:  # another forward pass between these, as in a network that calls a layer twice
+                others = tensors.flatten(self.model(*map(behaviour.other_content, values)))
+                is_cut = any(each.requires_grad for each in outputs) and not any(each.requires_grad for each in others)
             effects = behaviour.SideEffects(self.model, values, upstream)
 
         tensors.seed_draws()
@@ -421,14 +423,6 @@ class Candidate(Clocked):
                     break
         return complaints
 
-    def _is_cut(self, inputs, outputs):
-        """Whether a forward pass on inputs that need no gradient gives outputs that have none, where those of others have one.
-
-        It is made between another's forward and backward pass, as in a network that calls a layer twice.
-        """
-        others = tensors.flatten(self.model(*map(behaviour.other_content, inputs)))
-        return any(output.requires_grad for output in outputs) and not any(other.requires_grad for other in others)
-
     def probe_in(self, file):
         """Return the probe in a file, or as the file says how to draw it; for a GPU it is mapped, being copied there anyway."""
         content = tensors.load(file, mapped=self.device.type == "cuda")
@@ -464,11 +458,6 @@ class Candidate(Clocked):
             torch.cuda.synchronize()
         elif self.emulator:
             self.emulator.raise_kept()
-
-
-def _not_contiguous(gradient):
-    """A copy in every second place of memory: the backward of a sum or a slice does not pass on an array either."""
-    return gradient.new_full((*gradient.shape, 2), math.nan)[..., 0].copy_(gradient)
 
 
 def _kept(problem):

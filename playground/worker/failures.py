@@ -22,7 +22,7 @@ OURS = f"{Path(__file__).parents[1]}{os.sep}"  # the folder of the playground
 EMULATOR = f"{Path(cuda_emulator.__file__).parent}{os.sep}"
 OTHERS = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 FRAME = re.compile(r' *File "(?P<file>[^"\n]+)", line (?P<line>\d+) in (?P<function>.+)')  # as faulthandler writes it
-CALLS_OF_COMPILED = (f"{OURS}judge{os.sep}work.py", f"{OURS}emulator{os.sep}outputs.py")
+CALLS_OF_COMPILED = f"{OURS}judge{os.sep}work.py"
 CRASH = "Fatal Python error: "
 SANDBOX_ALLOWS = "the sandbox allows "  # stands before a limit
 JUDGE = (f"{OURS}judge{os.sep}", f"{OURS}worker{os.sep}")
@@ -96,7 +96,7 @@ def _strip(told):
     """
     last = told.stack[-1:]
     kept = [frame for frame in told.stack if not frame.filename.startswith(OURS)]
-    if last and last[0].filename in CALLS_OF_COMPILED:
+    if last and last[0].filename == CALLS_OF_COMPILED:
         kept.append(traceback.FrameSummary(COMPILED, 0, "a call from Python", lookup_line=False, line="what it has built"))
     told.stack = traceback.StackSummary.from_list(kept)
     for earlier in (told.__cause__, told.__context__):

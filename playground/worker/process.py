@@ -99,11 +99,10 @@ class WorkerProcess:
         parent, limits = (sandbox.PARENT, self.room.limits.of_process()) if self.room else (os.getpid(), {})
         numbers = map(str, (request_read, reply_write, parent))
         command = [sys.executable, "-m", "playground.worker", *numbers, json.dumps(limits)]
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        variables = {**os.environ, "PYTHONPATH": path, **(environment or {})}
         if self.room:
             command, variables = self.room.command(command), self.room.environment(environment)
-        else:
-            path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-            variables = {**os.environ, "PYTHONPATH": path, **(environment or {})}
         self._printed, self._output = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._process = subprocess.Popen(
             command,
@@ -183,38 +182,34 @@ class WorkerProcess:
         and every further request fails.
         """
         with self._asking:
-            return self._ask(what, limit, arguments)
-
-    def _ask(self, what, limit, arguments):
-        began = time.perf_counter()
-        if what == "candidate.load":
-            self._emulates = arguments.get("place") == "emulator"
-        try:
-            self._channel.send({"request": what, "arguments": arguments})
-            reply = self._receive(limit)
-        except TimeoutError:
-            found = (self._whereabouts() if self._emulates else "") or self._phase(what)
+            began = time.perf_counter()
+            self._emulates |= what == "candidate.load" and arguments.get("place") == "emulator"
+            try:
+                self._channel.send({"request": what, "arguments": arguments})
+                reply = self._receive(limit)
+            except TimeoutError:
+                found = (self._whereabouts() if self._emulates else "") or self._phase(what)
+                self.kill()
+                raise WorkerFailure(f"no answer within the time limit of {limit:g} s{found}", self.output()) from None
+            except (ChannelClosed, OSError):
+                raise WorkerFailure(self._cause_of_death(), without_our_frames(self.output())) from None
+            except (ValueError, RecursionError):  # no JSON, or nested too deeply
+                reply = None
+            finally:
+                with _living_lock:
+                    spent[what] += time.perf_counter() - began
+            match reply:
+                case {"result": dict(result)}:
+                    if complaint := malformed(what, result):
+                        self.kill()
+                        raise WorkerFailure(complaint, self.output())
+                    return result
+                case {"error": str(reason), "details": str(details), "is_finding": bool(is_finding)} if reason.strip():
+                    reason = reason[:MOST_REASON]
+                    reason = sandbox.named(reason, self.room.limits) if self.room else reason
+                    raise WorkerFailure(reason, details[:MOST_DETAILS] + self.output(), is_finding)
             self.kill()
-            raise WorkerFailure(f"no answer within the time limit of {limit:g} s{found}", self.output()) from None
-        except (ChannelClosed, OSError):
-            raise WorkerFailure(self._cause_of_death(), without_our_frames(self.output())) from None
-        except (ValueError, RecursionError):  # no JSON, or nested too deeply
-            reply = None
-        finally:
-            with _living_lock:
-                spent[what] += time.perf_counter() - began
-        match reply:
-            case {"result": dict(result)}:
-                if complaint := malformed(what, result):
-                    self.kill()
-                    raise WorkerFailure(complaint, self.output())
-                return result
-            case {"error": str(reason), "details": str(details), "is_finding": bool(is_finding)} if reason.strip():
-                reason = reason[:MOST_REASON]
-                reason = sandbox.named(reason, self.room.limits) if self.room else reason
-                raise WorkerFailure(reason, details[:MOST_DETAILS] + self.output(), is_finding)
-        self.kill()
-        raise WorkerFailure("wrote something else than a reply into its connection to the driver", self.output())
+            raise WorkerFailure("wrote something else than a reply into its connection to the driver", self.output())
 
     def _receive(self, limit):
         """The reply. Raises TimeoutError after `limit` seconds in which the process was not paused."""

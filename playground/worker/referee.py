@@ -212,10 +212,14 @@ class Referee:
         has_gradients = any(tensors.differentiable(output) for output in eager.outputs)
         if has_gradients and probe.removesuffix(probes.AT_OWN_SIZE) in probes.WITH_GRADIENTS:
             with_upstream = tensors.made_on(self.device, lambda: probes.with_upstream(made, eager.outputs, seed))
-            differentiated = _differentiated(oracle, with_upstream)
-            if differentiated and any(gradient is not None for gradient in differentiated.gradients.values()):
-                made, eager, forms = with_upstream, differentiated, [[each.shape, each.dtype] for each in eager.outputs]
-                drawing = replace(drawing, outputs=forms)
+            try:
+                differentiated = oracle.eager(with_upstream)
+                if any(gradient is not None for gradient in differentiated.gradients.values()):
+                    drawing = replace(drawing, outputs=[[each.shape, each.dtype] for each in eager.outputs])
+                    made, eager = with_upstream, differentiated
+            except RuntimeError as error:  # where it writes to inputs that want a gradient, the original has none
+                if "a leaf Variable that requires grad is being used in an in-place operation" not in str(error):
+                    raise
         eager = eager if made.upstream else oracle.sampled(made, eager)
         reference = oracle.reference(made)
         permitted = oracle.permitted(made, self.precision)
@@ -583,16 +587,6 @@ class Referee:
         inputs = tensors.to(fresh[0][0].inputs, self.device)
         made = mutants.mutants_of(tensors.copy_model(self.model), inputs, bool(fresh[0][1].gradients))
         return vars(mutants.score(made, exams, self.oracle, fresh))
-
-
-def _differentiated(oracle, probe):
-    """The Results in eager PyTorch; None where the original writes to inputs that want a gradient, so that they have none."""
-    try:
-        return oracle.eager(probe)
-    except RuntimeError as error:
-        if "a leaf Variable that requires grad is being used in an in-place operation" not in str(error):
-            raise
-        return None
 
 
 def _is_uniform(values):

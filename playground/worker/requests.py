@@ -23,12 +23,8 @@ def answerer():
             return functools.reduce(getattr, path, roles[role])(**arguments)
         finally:
             with contextlib.suppress(RuntimeError):  # after a fault nothing can be given back
-                if torch.cuda.is_initialized() and (path[-1] not in BETWEEN_CALLS or _memory_is_short()):
+                free, total = torch.cuda.mem_get_info() if torch.cuda.is_initialized() else (0, 0)
+                if total and (path[-1] not in BETWEEN_CALLS or free < total / 2):
                     torch.cuda.empty_cache()  # what torch's allocator keeps, another worker needs now
 
     return answer
-
-
-def _memory_is_short():
-    free, total = torch.cuda.mem_get_info()
-    return free < total / 2

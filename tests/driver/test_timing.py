@@ -15,9 +15,9 @@ import pytest
 
 from playground import catalog
 from playground.driver import race, timing
-from playground.driver.race import Patience, Quiet, Race, Rejected, Side
+from playground.driver.race import Measured, Patience, Race, Rejected, Side
 from playground.driver.runner import Options, Runner, Task
-from playground.driver.timing import Measured, outcome, own_clock
+from playground.driver.timing import outcome, own_clock
 from playground.machine.clocks import Clocks
 from playground.report.progress import Progress
 from playground.stopwatch.baselines import BASELINES
@@ -224,7 +224,9 @@ class Device:
 
     def side(self, name, mode="forward", settling=0, **more):
         """A Side of that name, which is ready."""
-        made = Side(name, mode, settling, lambda request, **arguments: self.ask(request, None, **arguments), **more)
+        made = Side(
+            name, mode, "cuda" if settling else "cpu", lambda request, **arguments: self.ask(request, None, **arguments), **more
+        )
         made.start()
         return made
 
@@ -473,7 +475,7 @@ def raced(loads=(), patience=10.0, control=4.0, place="cpu", busy=0.0, slower=()
         device.put_in_place(patch)
         variant, eager = device.side("variant", is_trusted=False), device.side("eager")
         others = [eager, *(device.side(f"of {ms} ms") for ms in slower)]
-        made = Race(place, variant, others, device.side("control"), [], Quiet(), lambda: [eager])
+        made = Race(place, variant, others, device.side("control"), [], Measured(Patience(0.0)), lambda: [eager])
         made.run(0.0, Patience(patience), [1, 2, 3], 0, lambda seed: None)
         made.played = device.rounds["variant", "forward"]
         made.said = made.disturbance()
@@ -531,7 +533,7 @@ def test_launches_differ_between_two_processes_by_more_than_the_control_of_two_o
         for side in (variant, eager, control):
             side.rounds = [[variant_ms * sample for sample in samples] for samples in side.rounds]
         variant.mode = mode
-        made = Race(place, variant, [eager], control, [], Quiet(), lambda: [eager])
+        made = Race(place, variant, [eager], control, [], Measured(Patience(0.0)), lambda: [eager])
         return made.luck(), race.statistics.spanning([made.control()], made.luck())
 
     assert allowed("cuda", 0.05) == (0.07, pytest.approx({"low": 0.93, "high": 1.07}))

@@ -182,7 +182,11 @@ def test_what_is_not_right_is_never_timed(gpu_document):
 
 @pytest.mark.parametrize(
     "key",
-    [key.rstrip("?") for key in documents.RESULT if key and key not in ("not_graphed?", "shared_limit_kb?", "launch_ms?")],
+    [
+        key.rstrip("?")
+        for key in documents.contract.OBJECTS["result"]
+        if key not in ("not_graphed?", "shared_limit_kb?", "launch_ms?")
+    ],
 )
 def test_keys_of_the_contract_are_required_and_later_ones_are_not(key, gpu_document):
     later = {"precision", "variant_precision", "shape", "details", "findings", "baselines_ms", "baselines_unavailable"}

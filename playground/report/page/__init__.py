@@ -33,7 +33,7 @@ def render(document, known):
     from markupsafe import Markup
 
     from playground.report.page import variant, view
-    from playground.report.text import plain
+    from playground.report.text import plain, scientific, with_unit
 
     def shown(value):
         return "" if value is None else plain(value) if type(value) is str else value
@@ -42,4 +42,5 @@ def render(document, known):
     whitespace = {"trim_blocks": True, "lstrip_blocks": True}
     templates = jinja2.Environment(loader=loader, autoescape=True, finalize=shown, undefined=undefined, **whitespace)
     style = Markup((HERE / "style.css").read_text(encoding="utf-8"))
-    return templates.get_template("page.html").render(style=style, mark_of=variant.mark, **view.page(document, known))
+    templates.globals |= {"mark_of": variant.mark, "scientific": scientific, "with_unit": with_unit}
+    return templates.get_template("page.html").render(style=style, **view.page(document, known))

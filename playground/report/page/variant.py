@@ -7,11 +7,12 @@ from playground import catalog
 from playground.report import facts, figures, terminal
 from playground.report.explanation import docstring, sections
 from playground.report.page import sources
-from playground.report.text import NOTHING, scientific, with_unit
+from playground.report.text import NOTHING, with_unit
 
 GOOD, BAD, UNKNOWN = "good", "bad", "unknown"
 SIGNS = {GOOD: "✓", BAD: "✗", UNKNOWN: "–"}
-STATES = {"pass": GOOD, "ok": GOOD, "faster": GOOD, "fail": BAD, "error": BAD, "slower": BAD}
+STATES = dict.fromkeys(("pass", "ok", "faster", "within"), GOOD)
+STATES |= dict.fromkeys(("fail", "error", "slower", "wrong", "wrong:", "beyond"), BAD)
 MOSTLY = 0.5  # of the GPU's time, for a variant's own kernels to be called its work
 OTHER_PARTY = re.compile(r"; the other party is (.+?) \(line (\d+)(?:, called from line \d+)*\)\s*$")
 
@@ -58,7 +59,7 @@ def shown(identity, result, path, stale, first=None, with_source=True):
         "facts": list(_facts(result)),
         "time_heads": ["timed, or over", *(head.replace("\n", " ") for head in terminal.TIMES[1:])],
         "times": [[cell.plain for cell in row.values()] for row in terminal.time_rows(result) if row[""].plain],
-        "errors": list(_errors(result["check"] or {})),
+        "errors": _errors(result["check"] or {}),
         "checked": list(facts.tables(result["check"])),
         "source": source,
         "is_open": result["verdict"] in ("fail", "error") or bool(lines),
@@ -103,21 +104,12 @@ def _facts(result):
 
 
 def _errors(check):
-    """Yield (of what, errors beside PyTorch's and what is allowed, is it within, complaint) of outputs and each gradient."""
+    """Return [(of what, its errors, is it within)] of the outputs and each gradient."""
     gradients = check.get("gradients") or {}
     compared = {"outputs": check} if check.get("allowed") is not None else {}
     if figures.gradients_unsupported(gradients) is None:
         compared |= {f"gradient of {name}": each for name, each in gradients.items()}
-    for name, each in compared.items():
-        own, eager, allowed = (each.get(key) for key in ("max_error", "eager_error", "allowed"))
-        of_eager = with_unit(own / eager if own is not None and eager else None, "x")
-        if each.get("complaint"):
-            within = mark("wrong", BAD)
-        elif allowed is None:
-            within = mark("not compared")
-        else:
-            within = mark("within", GOOD) if figures.is_within(each) else mark("beyond", BAD)
-        yield name, (scientific(own), scientific(eager), of_eager, scientific(allowed)), within, each.get("complaint") or ""
+    return [(name, each, mark("within" if figures.is_within(each) else "beyond")) for name, each in compared.items()]
 
 
 def _checks(check):
@@ -128,7 +120,7 @@ def _checks(check):
         of_gradients = mark("not checked" if word == NOTHING else "forward only")
     else:
         wrong = ", ".join(name for name, found in gradients.items() if not figures.is_within(found))
-        of_gradients = mark(f"wrong: {wrong}", BAD) if wrong else mark(f"{len(gradients)} right", GOOD)
+        of_gradients = mark(f"wrong: {wrong}") if wrong else mark(f"{len(gradients)} right", GOOD)
     return {
         "outputs": _entries(check.get("probes") or {}),
         "gradients": of_gradients,
@@ -141,7 +133,7 @@ def _checks(check):
 def _entries(entries):
     found = facts.sorted_out(entries)
     if found["wrong"]:
-        return mark(f"wrong: {', '.join(found['wrong'])}", BAD)
+        return mark(f"wrong: {', '.join(found['wrong'])}")
     if noted := [name for name in entries if name in (*found["noted"], *found[facts.REFUSED])]:
         return mark(f"{len(found['right'])} right, noted: {', '.join(noted)}")
     return mark(f"{len(found['right'])} right", GOOD) if found["right"] else mark("not run")

@@ -5,7 +5,7 @@ import json
 from playground.report import figures, roofline, speed_bars
 from playground.report.document import date_of, is_stale
 from playground.report.page import table, variant
-from playground.report.text import grouped, one_line, with_unit
+from playground.report.text import grouped, one_line
 
 PLACES = {"cuda": "GPU", "cpu": "CPU", "emulator": "emulator", None: "nowhere"}
 INCOMPLETE = "the run did not come to its end: this is what was finished"
@@ -29,11 +29,7 @@ def page(document, known):
         "date": date_of(environment).strftime("%-d %B %Y, %H:%M %Z"),
         "environment": json.dumps(environment, indent=1, ensure_ascii=False),
         "tally": [variant.mark(word) | {"text": text} for word, text in figures.tally(results).items()],
-        "means": [
-            f"{with_unit(mean, 'x')} on the {PLACES[place]}: the geometric mean, over {count} "
-            f"model{'s' * (count > 1)}, of the best variant's speed-up over the best that PyTorch does"
-            for place, (mean, count) in figures.geometric_means(results).items()
-        ],
+        "means": [(PLACES[place], *found) for place, found in figures.geometric_means(results).items()],
         "emulated": any(result["ran_on"] == "emulator" for result in results),
         "rooflines": [] if summary else list(_rooflines(results)),
         "models": models,
@@ -83,12 +79,11 @@ def _group(identity, name, members):
     results = [result for result, _ in members]
     missing = {item for result in results for item in (result.get("baselines_unavailable") or {}).items()}
     pictures = {f"{identity}-{number}": each for number, each in enumerate(speed_bars.pictures(members))}
-    floors = [f"{with_unit(each['floor_ms'], ' ms')}, bound by {each['floor_bound']}" for each in results if each["floor_ms"]]
     return {
         **{key: members[0][1][key] for key in ("place", "sizes")},
         **{"id": identity, "members": members, "inputs": next(filter(None, map(figures.inputs_text, results)), "")},
         "ladders": [(each.title, speed_bars.page_svg(each, key, f"{name}, {each.title}")) for key, each in pictures.items()],
-        "floor": floors[0] if floors else None,
+        "floor": next(((each["floor_ms"], each["floor_bound"]) for each in results if each["floor_ms"]), None),
         "missing": sorted(f"{figures.baseline_name(each)} was not measured: {why}" for each, why in missing),
     }
 
