@@ -1,8 +1,6 @@
 """A file that names the device "cuda" finds the emulated GPU there: the CPU's memory, one stream, properties."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from cuda_emulator import devices
 from playground import tensors
 from playground.judge import probes
 from playground.worker import WorkerFailure, WorkerProcess
+from tests.kernels import apart
 
 
 class NamesCuda(nn.Module):
@@ -159,30 +158,34 @@ class ModelNew(nn.Module):
 """
 
 
+@pytest.fixture(scope="module")
+def worker():
+    with WorkerProcess() as process:
+        yield process
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="cuda is a real device here")
-def test_streams_in_a_backward_pass(tiny_problem, write_variant, tmp_path):
+def test_streams_in_a_backward_pass(worker, tiny_problem, write_variant, tmp_path):
     original = {"problem": str(tiny_problem), "settings": {}, "place": "emulator", "weights": None, "seed": 0}
     x, upstream = torch.rand(2, 3), torch.rand(2, 3)
     probe = probes.Probe("scaled", [x], [upstream], (0,))
     tensors.save(vars(probe), tmp_path / "inputs")
-    with WorkerProcess() as worker:
-        worker.ask("candidate.load", 120, **original, variant=str(write_variant("in_both_passes", IN_BOTH_PASSES).path))
-        worker.ask("candidate.build", 120, seed=0)
-        files = {"inputs": str(tmp_path / "inputs"), "outputs": str(tmp_path / "outputs")}
-        assert not any(worker.ask("candidate.differentiate", 120, **files).values())
+    worker.ask("candidate.load", 120, **original, variant=str(write_variant("in_both_passes", IN_BOTH_PASSES).path))
+    worker.ask("candidate.build", 120, seed=0)
+    files = {"inputs": str(tmp_path / "inputs"), "outputs": str(tmp_path / "outputs")}
+    assert not any(worker.ask("candidate.differentiate", 120, **files).values())
     results = tensors.load_results(tmp_path / "outputs", 1 << 20)
     assert torch.equal(results.outputs[0], 2 * x) and torch.equal(results.gradients["input0"], 2 * upstream)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="cuda is a real device here")
-def test_a_file_under_the_emulator_may_put_tensors_there_as_it_is_loaded(tiny_problem, write_variant):
+def test_a_file_under_the_emulator_may_put_tensors_there_as_it_is_loaded(worker, tiny_problem, write_variant):
     original = {"problem": str(tiny_problem), "settings": {}, "place": "emulator", "weights": None, "seed": 0}
     variant = write_variant("at_loading", AT_LOADING)
-    with WorkerProcess() as worker:
-        worker.ask("candidate.load", 120, **original, variant=str(variant.path))
-        worker.ask("candidate.build", 120, seed=0)
-    with WorkerProcess() as worker, pytest.raises(WorkerFailure, match="CUDA"):
-        worker.ask("candidate.load", 120, **original | {"place": "cpu"}, variant=str(variant.path))
+    worker.ask("candidate.load", 120, **original, variant=str(variant.path))
+    worker.ask("candidate.build", 120, seed=0)
+    with WorkerProcess() as another, pytest.raises(WorkerFailure, match="CUDA"):
+        another.ask("candidate.load", 120, **original | {"place": "cpu"}, variant=str(variant.path))
 
 
 WITH_A_FALLBACK = """
@@ -247,5 +250,4 @@ assert cpp_extension.load_inline is other.load_inline is original and cpp_extens
 
 
 def test_uninstalling_puts_load_inline_back_wherever_it_was_imported():
-    done = subprocess.run([sys.executable, "-c", INSTALLED], capture_output=True, text=True, cwd=Path(__file__).parents[2])
-    assert done.returncode == 0, done.stderr
+    apart.run(INSTALLED)
