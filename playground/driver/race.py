@@ -40,6 +40,7 @@ GRAPHED_BELOW_MS = 1.0  # where the host's part of a step can be longer than the
 # 10.9 us, outside of it 8.8 to 9.3.
 LAUNCHES_DIFFER, LAUNCHES_DIFFER_MS, GRAPHS_DIFFER_MS = 0.07, 0.002, 0.0003
 PAUSE = 0.2  # seconds after a round that was disturbed
+WRONG_WHEN_TIMED = "is right when it is checked and wrong when it is timed: "
 
 
 class Rejected(Exception):

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 
 from playground.driver import outer
-from playground.driver.race import GRAPHED_BELOW_MS, BaselineFailed, Patience, Race, Rejected, Side, new_seed
+from playground.driver.race import GRAPHED_BELOW_MS, WRONG_WHEN_TIMED, BaselineFailed, Patience, Race, Rejected, Side, new_seed
 from playground.driver.verdict import judge, permitted_to
 from playground.machine import clocks
 from playground.machine.ceilings import Ceilings
@@ -195,8 +195,7 @@ class Stopwatch:
         try:
             with self._alone(worker):
                 timings["outer"] = outer.measure(self._referee, players, *given, seconds)
-        except outer.TimedWrong as wrong:
-            raise Rejected(f"is right when it is checked and wrong when it is timed: {wrong}") from None
+
         except WorkerFailure as failure:
             outer.withhold(timings, f"not timed by the outer clock: {failure}")
         else:
@@ -378,7 +377,7 @@ class Stopwatch:
         compared = self._referee.compare(what, f"timed {mode} {seed}", str(outputs), permitted_to(result))
         for comparison in compared.values() if what == "gradients" else [compared]:
             if comparison["complaint"]:
-                raise Rejected(f"is right when it is checked and wrong when it is timed: {comparison['complaint']}")
+                raise Rejected(f"{WRONG_WHEN_TIMED}{comparison['complaint']}")
 
     def _own_clock(self, variant, eager, load, paused):
         """(milliseconds a call back to back, how many there may be by the variant's own times).
