@@ -241,10 +241,11 @@ class Stopwatch:
             try:
                 race = self._race(worker, result, mode, not_graphed, patience)
             except BaselineFailed as failed:  # without it
-                if failed.side.name == CONTROL:
-                    self._give_up_control(failed.reason)
+                name, reason = failed.args
+                if name == CONTROL:
+                    self._give_up_control(reason)
                 else:
-                    self._unavailable[mode][failed.side.name] = failed.reason
+                    self._unavailable[mode][name] = reason
                 continue
             tries -= 1
             disturbance = race.disturbance()
