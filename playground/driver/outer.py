@@ -31,6 +31,8 @@ USUAL = {"cuda": np.median, "cpu": np.min}
 # What a call without work lacks besides. On one NVIDIA H200 calls of 0.010, 0.36 and 11.2 ms came out 0.006, 0.005 and 0.007 ms
 # longer than by the inner clock. On a CPU it is the time in which a process that is told to stop may go on.
 RESOLUTION_MS = {"cuda": 0.010, "cpu": 0.1}
+TOO_SHORT = 2  # times the resolution: what eager PyTorch takes less than
+TOO_SHORT_TOLD = "eager PyTorch's call takes {:.2g} ms, too short for the outer clock, which counts {:g} ms as the least"
 VARIANT, EAGER, CONTROL, NULL = "variant", "eager", "control", "null"
 FLUSH_BYTES = 128 << 20  # as stopwatch.timer's, of the driver's own memory
 NOT_MEASURED = "not measured"  # the verdict
@@ -208,18 +210,18 @@ def conclude(rounds, resolution, usual_of=np.median):
     }
 
 
-def bounded(timings, outer):
+def bounded(timings, outer, place):
     """Have timings claim over eager PyTorch, and over each other baseline in proportion, as far as both clocks agree.
 
     Where the inner ratio lies beyond the outer interval, the outer one counts, and a note says so. Otherwise the interval
-    begins where that of the outer clock does, if that is lower.
+    begins where that of the outer clock does, if that is lower. An eager call near the resolution proves no loss.
     """
     inner = dict((timings["speedup"] or {}).get("eager") or {})
     if not inner:
         return
     is_beyond = inner["ratio"] > outer["high"]
-    if is_beyond and not outer["ratio"]:  # eager PyTorch's call was lost in the noise: nothing to go by
-        return withhold(timings, statistics.too_noisy(outer))
+    if is_beyond and outer["eager_ms"] < TOO_SHORT * RESOLUTION_MS[place] and statistics.verdict(outer) != "win":
+        return withhold(timings, TOO_SHORT_TOLD.format(outer["eager_ms"], RESOLUTION_MS[place]))
     for ratio in (*timings["speedup"].values(), timings["outcome"]):
         if ratio and ratio["ratio"] is not None:
             over = ratio["ratio"] / inner["ratio"]  # eager PyTorch's time over that baseline's

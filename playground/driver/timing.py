@@ -199,7 +199,7 @@ class Stopwatch:
         except WorkerFailure as failure:
             outer.withhold(timings, f"not timed by the outer clock: {failure}")
         else:
-            outer.bounded(timings, timings["outer"])
+            outer.bounded(timings, timings["outer"], self._task.place)
 
     def _add_graphed(self, worker, result, modes):
         """Give those of `modes` ({step: its timings}) where launches count a key "graphed": the same under a CUDA graph.

@@ -1,8 +1,8 @@
 """All checks of a variant: what each looks at, the caveat that it leads to, and the standard that it costs.
 
 Judge, terminal, page and docs/what_a_pass_proves.md read this table. A new check is an entry here and a function: of a probe in
-probes.py, of a circumstance in behaviour.StressTests (with an underscore before its name). `python -m playground.judge.checks`
-prints the page's tables.
+probes.py, of a circumstance in behaviour.StressTests (with an underscore before its name), of a side effect a line in
+behaviour.SideEffects.complaints. `python -m playground.judge.checks` prints the page's tables.
 """
 
 from dataclasses import dataclass

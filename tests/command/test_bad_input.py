@@ -91,7 +91,7 @@ COMMAND_LINES = {
     ),
     "solutions alone": ("compare --model a --solutions {tmp}", r".*--solutions goes with --suite"),
     "no variant's name": ("compare --new alexnet_conv1 Fast", r"a variant is called v<N>_<idea> or cpu_<idea>"),
-    "a taken number": ("compare --new alexnet_conv1 v1_again", r"v1 is taken by v1_direct; the next number is v6"),
+    "a taken number": ("compare --new alexnet_conv1 v1_again", r"v1 is taken by v1_direct; the next number is v\d"),
     "explain nobody": ("compare --explain v3_box", r".*\(did you mean conv_pool_sigmoid_sum/v3_box_sums\?\)"),
     "one of several": ("compare --explain v4_tensor_core", r"there are several variants called 'v4_tensor_core'; name one"),
     "explain and time": (

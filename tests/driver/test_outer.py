@@ -50,9 +50,18 @@ def test_a_call_that_is_lost_in_the_noise_claims_nothing():
     found = conclude({name: [[CHANGING_OVER + each] for each in took] for name, took in sides.items()})
     assert found["ratio"] == found["low"] == found["eager_ms"] == found["ms"] == 0
     claimed = timings(280.0)
-    outer.bounded(claimed, found)
+    outer.bounded(claimed, found, "cuda")
     assert claimed["speedup"] == {} and claimed["outcome"]["verdict"] == "not measured"
-    assert claimed["time_ms"]["median"] == 1.0
+
+
+def test_an_eager_call_near_the_resolution_is_no_loss_of_whoever_is_faster():
+    found = conclude(rounds(variant=0.3 * RESOLUTION, eager=0.9 * RESOLUTION))
+    claimed, slow = timings(3.0), timings(0.5)
+    outer.bounded(claimed, found, "cuda")
+    told = "eager PyTorch's call takes 0.0091 ms, too short for the outer clock, which counts 0.01 ms as the least"
+    assert claimed["outcome"]["reason"] == told
+    outer.bounded(slow, found, "cuda")
+    assert slow["outcome"]["verdict"] == "loss" and slow["speedup"]["eager"]["ratio"] == 0.5
 
 
 def test_rounds_without_a_usable_call_do_not_count():
@@ -80,13 +89,13 @@ def timings(ratio, verdict="win"):
     }
 
 
-SEEN = {"ratio": 1.0, "low": 0.95, "high": 1.1}
+SEEN = {"ratio": 1.0, "low": 0.95, "high": 1.1, "eager_ms": 1.0}
 
 
 def test_a_claim_beyond_the_outer_interval_gives_way_to_it_for_every_baseline():
     forged = timings(280.0)
-    outer.bounded(forged, SEEN)
-    assert forged["speedup"]["eager"] == pytest.approx(SEEN)
+    outer.bounded(forged, SEEN, "cuda")
+    assert forged["speedup"]["eager"] == pytest.approx({key: SEEN[key] for key in ("ratio", "low", "high")})
     assert forged["speedup"]["compile"]["ratio"] == forged["outcome"]["ratio"] == pytest.approx(0.5)
     assert forged["time_ms"]["median"] == pytest.approx(280)
     assert forged["outcome"]["verdict"] == "loss" and "1x as fast as eager PyTorch, 1.1x at most" in forged["notes"][0]
@@ -94,18 +103,18 @@ def test_a_claim_beyond_the_outer_interval_gives_way_to_it_for_every_baseline():
 
 def test_a_claim_within_it_is_no_surer_than_both_clocks():
     claimed = timings(3.0)
-    outer.bounded(claimed, {"ratio": 2.9, "low": 2.5, "high": 3.01})
+    outer.bounded(claimed, {"ratio": 2.9, "low": 2.5, "high": 3.01, "eager_ms": 1.0}, "cuda")
     assert claimed["speedup"]["eager"] == pytest.approx({"ratio": 3.0, "low": 2.5, "high": 3.15})
     assert claimed["speedup"]["compile"]["low"] == pytest.approx(1.25) and not claimed["notes"]
     sure = timings(3.0)
-    outer.bounded(sure, {"ratio": 2.99, "low": 2.98, "high": 3.01})
+    outer.bounded(sure, {"ratio": 2.99, "low": 2.98, "high": 3.01, "eager_ms": 1.0}, "cuda")
     assert sure == timings(3.0)
 
 
 def test_what_was_not_measured_stays_so():
     unknown = timings(280.0)
     unknown["outcome"] |= {"verdict": "not measured", "ratio": None, "low": None, "high": None}
-    outer.bounded(unknown, SEEN)
+    outer.bounded(unknown, SEEN, "cuda")
     assert unknown["outcome"]["verdict"] == "not measured" and unknown["outcome"]["ratio"] is None
 
 
@@ -118,7 +127,7 @@ def test_without_an_outer_clock_nothing_is_claimed():
 
 def test_an_interval_with_room_for_anything_is_withheld():
     claimed = timings(1.9)
-    outer.bounded(claimed, {"ratio": 1.8, "low": 1.0, "high": 2.5})
+    outer.bounded(claimed, {"ratio": 1.8, "low": 1.0, "high": 2.5, "eager_ms": 1.0}, "cuda")
     assert claimed["outcome"]["verdict"] == "not measured" and claimed["speedup"] == {}
     assert claimed["outcome"]["reason"].startswith("too noisy: anything from 0.5")
 

@@ -35,8 +35,9 @@ SPILLED = {
 
 def claimed(variant):
     """The targets of ptxas that the page claims: sm_75, ..."""
-    (claim,) = [each for each in CLAIMED if variant.name.startswith(each)]
-    return ["sm_" + each.replace(".", "").replace("90", "90a") for each in CLAIMED[claim].split(", ")]
+    claims = [claim for prefix, claim in CLAIMED.items() if variant.name.startswith(prefix)]
+    assert claims, f"say in CLAIMED, and in docs/commands.md, where {variant.name} runs"
+    return ["sm_" + each.replace(".", "").replace("90", "90a") for each in claims[0].split(", ")]
 
 
 def compile_all(code, targets, folder):
