@@ -270,7 +270,7 @@ class Stopwatch:
             control = self._start_control(mode, not_graphed)
             short = self._short_of_memory(others)
         pids = [os.getpid(), worker.pid, *(each.pid for each in self.workers)]
-        rivals = functools.partial(_rivals, variant, others, result)
+        rivals = functools.partial(_rivals, others, result)
         recheck = functools.partial(self._recheck, variant, result, mode, self._referee.answers(worker))
         secrets, sample = self._secrets(mode), clocks.sample if self._task.place == "cuda" else lambda: None
         with self._alone(worker):
@@ -548,7 +548,7 @@ def outcome(variant, others, result, control, disturbance=None):
     disturbance, or the interval has room for a win and for a loss, the verdict is "not measured", with the reason, and there is
     no ratio.
     """
-    rivals = _rivals(variant, others, result)
+    rivals = _rivals(others, result)
     if not rivals:
         return None
     measured = statistics.paired_ratio(rivals[0].rounds, variant.rounds)
@@ -568,7 +568,7 @@ def outcome(variant, others, result, control, disturbance=None):
     }
 
 
-def _rivals(variant, others, result):
+def _rivals(others, result):
     """The fastest baseline at least as precise as the variant and, where that is another one, the fastest of all.
 
     Of all in PyTorch's own precision, that is: TF32 may be among them, fp16 only where the variant declares so little.
