@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import io
+import json
 import os
 import socket
 import sys
@@ -222,15 +223,12 @@ def _device(place):
     return {"name": name, "host": socket.gethostname(), "worker": str(distributed.get_worker().name)}
 
 
-def _renamed(value, moved):
+def _renamed(result, moved):
     """A result in which paths of the folder are those of the user's files."""
-    if isinstance(value, str):
-        for here, there in moved.items():
-            value = value.replace(here, there)
-        return value
-    if isinstance(value, dict):
-        return {key: _renamed(each, moved) for key, each in value.items()}
-    return [_renamed(each, moved) for each in value] if isinstance(value, list | tuple) else value
+    text = json.dumps(result)
+    for here, there in moved.items():
+        text = text.replace(json.dumps(here)[1:-1], json.dumps(there)[1:-1])
+    return json.loads(text)
 
 
 def _end(run):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from playground.driver.race import WRONG_WHEN_TIMED, Rejected
 from playground.stopwatch import statistics
 from playground.stopwatch.outer import Unshareable, extent_of
 from playground.worker import WorkerFailure, pause_others
@@ -38,10 +39,6 @@ NOT_MEASURED = "not measured"  # the verdict
 MOST_RESULTS = 4  # times the bytes of the original's results: what a side says of its own is not read beyond
 
 
-class TimedWrong(Exception):
-    """A result that the outer clock took is wrong; the text is the complaint."""
-
-
 class Player:
     """A side under the outer clock: `worker` answers `request`s ("candidate" or "baselines") as `side`, in a `mode`."""
 
@@ -58,7 +55,7 @@ def measure(referee, players, place, step, declared, limit, seconds):
     """Return {"ratio", "low", "high", "ms", "eager_ms", "null_ms", "control", "rounds"}: variant over eager PyTorch.
 
     `players` are {name: Player} of VARIANT, EAGER and, where it runs, CONTROL; `step` one of workload.MODES. After `seconds`,
-    or once the interval is narrow ENOUGH, there are no more rounds than have to be. Raises TimedWrong, and WorkerFailure where
+    or once the interval is narrow ENOUGH, there are no more rounds than have to be. Raises Rejected, and WorkerFailure where
     nothing can be measured.
     """
     resolution, usual = RESOLUTION_MS[place], USUAL[place]
@@ -83,7 +80,7 @@ def measure(referee, players, place, step, declared, limit, seconds):
                 player = players[EAGER if name == NULL else name]
                 calls = clock.turn(player, SETTLING + counts[name], is_null=name == NULL)
                 if complaint := next((call["complaint"] for call in calls if call["complaint"]), None):
-                    raise TimedWrong(complaint)
+                    raise Rejected(f"{WRONG_WHEN_TIMED}{complaint}")
                 rounds[name].append([call["milliseconds"] for call in calls[SETTLING:] if call["milliseconds"] is not None])
             if not is_known and _whole(rounds):  # the first that can be used says how many calls fit
                 fit = {name: TURN_MS[place] / np.median(played[-1]) for name, played in rounds.items() if played[-1]}

@@ -40,6 +40,7 @@ GRAPHED_BELOW_MS = 1.0  # where the host's part of a step can be longer than the
 # 10.9 us, outside of it 8.8 to 9.3.
 LAUNCHES_DIFFER, LAUNCHES_DIFFER_MS, GRAPHS_DIFFER_MS = 0.07, 0.002, 0.0003
 PAUSE = 0.2  # seconds after a round that was disturbed
+WRONG_WHEN_TIMED = "is right when it is checked and wrong when it is timed: "
 
 
 class Rejected(Exception):
@@ -47,12 +48,7 @@ class Rejected(Exception):
 
 
 class BaselineFailed(Exception):
-    """The side of a baseline, or of the control, ran at first and then did not; its process is gone."""
-
-    def __init__(self, side, reason):
-        super().__init__(side.name, reason)
-        self.side = side
-        self.reason = reason
+    """A baseline, or the control, ran at first and then did not; its process is gone. The arguments are its name, and why."""
 
 
 class Side:
@@ -208,7 +204,7 @@ class Race:
             except WorkerFailure as failure:
                 if side is self.variant:
                     raise
-                raise BaselineFailed(side, str(failure)) from failure
+                raise BaselineFailed(side.name, str(failure)) from failure
             if is_rechecked:
                 recheck(secret)
                 self.rechecked += 1
@@ -219,7 +215,7 @@ class Race:
             try:
                 disturbed |= self._measured.is_disturbed(flushes) or self.is_shared()
             except WorkerFailure as failure:
-                raise BaselineFailed(self.reference, str(failure)) from failure
+                raise BaselineFailed(self.reference.name, str(failure)) from failure
         if disturbed:
             for side in running:
                 side.disturbed.append(side.rounds.pop())

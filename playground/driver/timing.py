@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 
 from playground.driver import outer
-from playground.driver.race import GRAPHED_BELOW_MS, BaselineFailed, Patience, Race, Rejected, Side, new_seed
+from playground.driver.race import GRAPHED_BELOW_MS, WRONG_WHEN_TIMED, BaselineFailed, Patience, Race, Rejected, Side, new_seed
 from playground.driver.verdict import judge, permitted_to
 from playground.machine import clocks
 from playground.machine.ceilings import Ceilings
@@ -195,8 +195,7 @@ class Stopwatch:
         try:
             with self._alone(worker):
                 timings["outer"] = outer.measure(self._referee, players, *given, seconds)
-        except outer.TimedWrong as wrong:
-            raise Rejected(f"is right when it is checked and wrong when it is timed: {wrong}") from None
+
         except WorkerFailure as failure:
             outer.withhold(timings, f"not timed by the outer clock: {failure}")
         else:
@@ -242,10 +241,11 @@ class Stopwatch:
             try:
                 race = self._race(worker, result, mode, not_graphed, patience)
             except BaselineFailed as failed:  # without it
-                if failed.side.name == CONTROL:
-                    self._give_up_control(failed.reason)
+                name, reason = failed.args
+                if name == CONTROL:
+                    self._give_up_control(reason)
                 else:
-                    self._unavailable[mode][failed.side.name] = failed.reason
+                    self._unavailable[mode][name] = reason
                 continue
             tries -= 1
             disturbance = race.disturbance()
@@ -270,7 +270,7 @@ class Stopwatch:
             control = self._start_control(mode, not_graphed)
             short = self._short_of_memory(others)
         pids = [os.getpid(), worker.pid, *(each.pid for each in self.workers)]
-        rivals = functools.partial(_rivals, variant, others, result)
+        rivals = functools.partial(_rivals, others, result)
         recheck = functools.partial(self._recheck, variant, result, mode, self._referee.answers(worker))
         secrets, sample = self._secrets(mode), clocks.sample if self._task.place == "cuda" else lambda: None
         with self._alone(worker):
@@ -378,7 +378,7 @@ class Stopwatch:
         compared = self._referee.compare(what, f"timed {mode} {seed}", str(outputs), permitted_to(result))
         for comparison in compared.values() if what == "gradients" else [compared]:
             if comparison["complaint"]:
-                raise Rejected(f"is right when it is checked and wrong when it is timed: {comparison['complaint']}")
+                raise Rejected(f"{WRONG_WHEN_TIMED}{comparison['complaint']}")
 
     def _own_clock(self, variant, eager, load, paused):
         """(milliseconds a call back to back, how many there may be by the variant's own times).
@@ -548,7 +548,7 @@ def outcome(variant, others, result, control, disturbance=None):
     disturbance, or the interval has room for a win and for a loss, the verdict is "not measured", with the reason, and there is
     no ratio.
     """
-    rivals = _rivals(variant, others, result)
+    rivals = _rivals(others, result)
     if not rivals:
         return None
     measured = statistics.paired_ratio(rivals[0].rounds, variant.rounds)
@@ -568,7 +568,7 @@ def outcome(variant, others, result, control, disturbance=None):
     }
 
 
-def _rivals(variant, others, result):
+def _rivals(others, result):
     """The fastest baseline at least as precise as the variant and, where that is another one, the fastest of all.
 
     Of all in PyTorch's own precision, that is: TF32 may be among them, fp16 only where the variant declares so little.

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-from playground.worker.channel import Channel, ChannelClosed
+from playground.worker.channel import Channel
 from playground.worker.failures import describe
 
 
@@ -50,7 +50,7 @@ def main(request_fd, reply_fd, parent, limits):
     while True:
         try:
             message = channel.receive()
-        except ChannelClosed:
+        except EOFError:
             return
         try:
             reply = {"result": answer(message["request"], message["arguments"])}

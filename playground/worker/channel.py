@@ -12,10 +12,6 @@ import time
 LONGEST = 16 << 20  # bytes of a message: whoever writes without end must not fill the reader's memory
 
 
-class ChannelClosed(Exception):
-    """The other side is gone."""
-
-
 class Channel:
     """One end: reads lines from one file descriptor and writes lines to the other."""
 
@@ -25,16 +21,13 @@ class Channel:
         self._buffer = b""
 
     def send(self, message):
-        """Write one message. Raises ChannelClosed when nobody can read it."""
+        """Write one message. Raises BrokenPipeError when nobody can read it."""
         data = json.dumps(message).encode() + b"\n"
-        try:
-            while data:
-                data = data[os.write(self._write_fd, data) :]
-        except BrokenPipeError:
-            raise ChannelClosed from None
+        while data:
+            data = data[os.write(self._write_fd, data) :]
 
     def receive(self, seconds=None):
-        """Return the next message. Raises TimeoutError after `seconds`, ChannelClosed at the end of the stream.
+        """Return the next message. Raises TimeoutError after `seconds`, EOFError at the end of the stream.
 
         Raises ValueError or RecursionError where it is no JSON, nested too deeply, or longer than LONGEST.
         """
@@ -47,7 +40,7 @@ class Channel:
                 raise TimeoutError
             data = os.read(self._read_fd, 1 << 16)
             if not data:
-                raise ChannelClosed
+                raise EOFError
             self._buffer += data
         line, self._buffer = self._buffer.split(b"\n", 1)
         # Lone surrogates, which JSON can hold and UTF-8 cannot, become question marks.

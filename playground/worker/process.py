@@ -22,7 +22,7 @@ from playground.catalog import ROOT
 from playground.machine.load import family, standing
 from playground.tensors import NoRoom
 from playground.worker import sandbox
-from playground.worker.channel import Channel, ChannelClosed
+from playground.worker.channel import Channel
 from playground.worker.failures import JUDGE_BROKE, SANDBOX_ALLOWS, crash_place, is_of_machine, without_our_frames
 from playground.worker.replies import malformed
 
@@ -191,7 +191,7 @@ class WorkerProcess:
                 found = (self._whereabouts() if self._emulates else "") or self._phase(what)
                 self.kill()
                 raise WorkerFailure(f"no answer within the time limit of {limit:g} s{found}", self.output()) from None
-            except (ChannelClosed, OSError):
+            except (EOFError, OSError):
                 raise WorkerFailure(self._cause_of_death(), without_our_frames(self.output())) from None
             except (ValueError, RecursionError):  # no JSON, or nested too deeply
                 reply = None
@@ -227,7 +227,7 @@ class WorkerProcess:
         _signal(_families([self._process]), CALL_OFF)  # a sandbox's own processes ignore it, as compilers do
         try:
             reply = self._channel.receive(SECONDS_TO_ANSWER)
-        except (TimeoutError, ChannelClosed, OSError, ValueError, RecursionError):
+        except (EOFError, OSError, ValueError, RecursionError):
             return ""
         match reply:
             case {"error": str(reason), "is_finding": True}:

@@ -212,19 +212,12 @@ class Room:
         passed = {name: os.environ[name] for name in passed}
         passed |= {name: os.pathsep.join(map(str, folders)) for name in FOLDERS if (folders := _folders_in(name))}
         passed |= {name: str(self.builds / name.lower()) for name in CACHES}
-        return passed | {
-            "HOME": "/tmp/home",
-            "USER": "sandbox",
-            "LOGNAME": "sandbox",
-            "TMPDIR": "/tmp",
-            "PYTHONPATH": os.pathsep.join(map(str, [ROOT, *_site_folders()])),
-            "PYTHONSAFEPATH": "1",
-            "PYTHONNOUSERSITE": "1",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            cuda_emulator.CACHE_VARIABLE: str(self.builds / "emulator"),
-            cuda_emulator.MADE_VARIABLE: str(cuda_emulator.cache_folder()),
-            **(more or {}),
-        }
+        passed |= {"HOME": "/tmp/home", "TMPDIR": "/tmp", "USER": "sandbox", "LOGNAME": "sandbox"}
+        passed |= dict.fromkeys(("PYTHONSAFEPATH", "PYTHONNOUSERSITE", "PYTHONDONTWRITEBYTECODE"), "1")
+        passed["PYTHONPATH"] = os.pathsep.join(map(str, [ROOT, *_site_folders()]))
+        passed[cuda_emulator.CACHE_VARIABLE] = str(self.builds / "emulator")
+        passed[cuda_emulator.MADE_VARIABLE] = str(cuda_emulator.cache_folder())
+        return passed | (more or {})
 
     def admit(self, pid):
         """Put the processes below `pid` into the room's control groups, before a file is loaded into them."""
