@@ -195,7 +195,6 @@ class Stopwatch:
         try:
             with self._alone(worker):
                 timings["outer"] = outer.measure(self._referee, players, *given, seconds)
-
         except WorkerFailure as failure:
             outer.withhold(timings, f"not timed by the outer clock: {failure}")
         else:
