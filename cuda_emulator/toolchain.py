@@ -252,17 +252,21 @@ def names_in_torch_headers():
 
 def runtime_library():
     """The emulator's own runtime, compiled once."""
+    flags = ["-std=c++17", "-O2", *LINES_ONLY, "-fPIC", *machine_flags(), f"-I{INCLUDE}"]
+    shown = {"scheduler.cpp": ["-g2"]}  # a block's and a thread's state, for a debugger
 
     def make(path):
-        flags = ["-std=c++17", "-O2", *LINES_ONLY, "-fPIC", *machine_flags(), f"-I{INCLUDE}"]
+        def compile_one(source, made):
+            run_compiler(compile_command([*flags, *shown.get(source.name, [])], source, made))
+
         sources = sorted(RUNTIME.glob("*.cpp"))
         objects = [str(path.with_name(source.stem + ".o")) for source in sources]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(lambda pair: run_compiler(compile_command(flags, *pair)), zip(sources, objects, strict=True)))
+            list(pool.map(compile_one, sources, objects))
         own = ["-Wl,-Bsymbolic-functions", OWN_SYMBOLS]
         run_compiler([*compiler()[0], "-shared", *own, *objects, "-o", str(path), "-lpthread", "-ldl"])
 
-    return kept("runtime", "-libemulator.so", "runtime", make)
+    return kept("runtime", "-libemulator.so", ("runtime", flags, shown), make)
 
 
 def torch_glue_library():
