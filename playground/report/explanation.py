@@ -57,7 +57,8 @@ def show(variant, console, siblings=()):
     console.print()
     count = len(variant.path.read_text(encoding="utf-8", errors="replace").splitlines())
     print_folded(console, f"{variant.path}, {count} lines", style="dim")
-    parent = re.search(r"^Like (v\d+)\b", text, re.MULTILINE)
-    for ancestor in [each for each in siblings if parent and each.name.startswith(f"{parent[1]}_")]:
+    said, number = re.search(r"^Like (v\d+)\b", text, re.MULTILINE), re.match(r"v(\d+)_", variant.name)
+    parent = said[1] if said else number and f"v{int(number[1]) - 1}"
+    for ancestor in [each for each in siblings if parent and each.name.startswith(f"{parent}_")]:
         names = " ".join(f"{variant.path.parent.name}/{each.name}" for each in (ancestor, variant))
         print_folded(console, f"What it changed: python compare.py --diff {names}", style="dim")

@@ -61,10 +61,11 @@ def test_every_variant_in_a_narrow_terminal(model, variant):
     assert "Mathematics" in headings and "Floor" in headings and "Takes" in headings
 
 
-def test_it_ends_with_the_command_that_shows_the_change():
+@pytest.mark.parametrize(("name", "before"), [("v2_single_kernel", "v1_fused_tail"), ("v5_hopper", "v4_tensor_core")])
+def test_it_ends_with_the_command_that_shows_the_change(name, before):
     model = catalog.find_model("conv_pool_sigmoid_sum")
-    text = shown(catalog.find_variant(model, "v2_single_kernel"), 200, model)
-    assert "compare.py --diff conv_pool_sigmoid_sum/v1_fused_tail conv_pool_sigmoid_sum/v2_single_kernel" in text
+    text = shown(catalog.find_variant(model, name), 200, model)
+    assert f"compare.py --diff conv_pool_sigmoid_sum/{before} conv_pool_sigmoid_sum/{name}" in text
 
 
 def test_an_untrusted_text_is_not_obeyed(write_variant):
