@@ -15,7 +15,8 @@
 #endif
 constexpr int warpSize = 32;
 
-EMULATOR_INLINE void __syncthreads(int line = __builtin_LINE(), int site = 0) {
+// A call where nothing is optimised, so that a debugger stops at its line.
+inline void __syncthreads(int line = __builtin_LINE(), int site = 0) {
     ::emulator::block_barrier(::emulator::Vote::none, 0, line, site);
 }
 EMULATOR_INLINE int __syncthreads_count(int predicate, int line = __builtin_LINE()) {

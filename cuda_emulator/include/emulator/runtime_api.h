@@ -9,11 +9,7 @@
 // Bodies of the emulator's own inline functions: their loads and stores are not the kernel's, so they are not checked.
 #define EMULATOR_UNCHECKED __attribute__((no_sanitize("thread")))
 // Wrappers whose caller's line must show in debug information, also where nothing else is inlined.
-#ifdef __OPTIMIZE__
 #define EMULATOR_INLINE inline __attribute__((always_inline))
-#else
-#define EMULATOR_INLINE inline  // a debugger stops at a call, and at no line that is inlined away
-#endif
 
 namespace emulator {
 
