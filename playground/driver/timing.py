@@ -24,7 +24,7 @@ from playground.machine.ceilings import Ceilings
 from playground.machine.load import OtherLoad
 from playground.report.figures import baseline_name
 from playground.stopwatch import floors, statistics
-from playground.stopwatch.baselines import names_for, peers, under
+from playground.stopwatch.baselines import distinct, names_for, peers, under
 from playground.stopwatch.workload import GRAPHED, step_of
 from playground.worker import WorkerFailure, WorkerProcess, pause_others, submit
 from playground.worker.referee_client import remove
@@ -414,7 +414,8 @@ class Stopwatch:
         """A Side for each baseline that runs, under the variant's settings, too; why the others do not is kept."""
         given, place, step = self._options, self._task.place, step_of(mode)
         unavailable = self._unavailable.setdefault(mode, dict(self._unavailable.get(step, {})))
-        names = under(settings, names_for(place, step, given.quick, given.max_autotune, given.strict or given.precision))
+        names = names_for(place, step, given.quick, given.max_autotune, given.strict or given.precision)
+        names = under(settings, distinct(names, self._referee.has_layouts, self._referee.uses_tf32))
         while not self._is_given_up:  # one that fails takes the process of all with it
             modes = {name: step if name in not_graphed else mode for name in names if name not in unavailable}
             sides = [Side(name, own, place, self._baselines.ask) for name, own in modes.items()]

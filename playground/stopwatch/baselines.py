@@ -81,10 +81,25 @@ def names_for(place, mode, quick, max_autotune, strict):
     return names
 
 
+def distinct(names, has_layouts, uses_tf32):
+    """Return the names but for those that run the very code of another one.
+
+    Those are channels_last where no input or parameter has 4 or 5 dimensions (`has_layouts`), and strict ones where no operator
+    of the model may use TF32.
+    """
+    kept = []
+    for name in names:
+        baseline = named(name)
+        is_layout = baseline.channels_last and not baseline.dtype
+        if (has_layouts or not is_layout) and (uses_tf32 or not baseline.strict):
+            kept.append(name)
+    return kept
+
+
 def peers(names, precision, settings=()):
     """Return the baselines, under a variant's settings, at least as precise as it: where it is strict ("fp32"), strict ones.
 
-    Where no baseline is marked as strict (on the CPU, which has no TF32) all in float32 are. One in fp16 is a peer only of a
+    Where no baseline is marked as strict (nothing uses TF32, as on the CPU) all in float32 are. One in fp16 is a peer only of a
     variant that declares a lower precision, too.
     """
     alike = [name for name in names if named(name).settings == tuple(settings)]

@@ -45,7 +45,8 @@ class Referee:
 
         Returns {"inputs": [shape, ...], "precision": "tf32" or "fp32", "domain": what all inputs have in common, in words,
         "varied": whether the contents are others than the problem's own, which are the same in each draw, "unvaried": why they
-        cannot be where they would have to, "checks_itself": whether the file has a check of its own}. The precision is
+        cannot be where they would have to, "checks_itself": whether the file has a check of its own, "has_layouts": whether an
+        input or a parameter has 4 or 5 dimensions}. The precision is
         `precision` where given, else "tf32" where PyTorch's settings permit it to an operator that the model has.
         """
         self.device = torch.device(tensors.PLACES[place])
@@ -74,8 +75,10 @@ class Referee:
         tf32 = self.oracle.tf32_families
         own = tensors.made_on(self.device, lambda: probes.own(self.problem, seed))
         self.precision = precision or ("tf32" if tf32 and tf32 & self.oracle.uses(own) else "fp32")
+        given = [value for value in (*own.inputs, *self.model.parameters()) if isinstance(value, torch.Tensor)]
         return {
             "inputs": [list(value.shape) if isinstance(value, torch.Tensor) else value for value in own.inputs],
+            "has_layouts": any(value.dim() in (4, 5) for value in given),
             "precision": self.precision,
             "domain": self.domain.texts,
             "varied": varies and not unvaried,

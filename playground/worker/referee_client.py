@@ -54,6 +54,7 @@ class RefereeClient:
         self.weights = str(self.given / "weights")
         self.side_effects, self.domain, self.ways = (), [], []
         self.checks_itself = False  # whether the problem's file has a check of its own
+        self.has_layouts = self.uses_tf32 = True  # see stopwatch.baselines.distinct
         self.tells_nothing = None  # why the original's outputs cannot tell a right variant from one that does nothing
         self._original = original
         self._probe_seed = probe_seed
@@ -77,6 +78,7 @@ class RefereeClient:
         secret = secrets.randbits(63)
         description = self.ask("load", **self._original, weights=self.weights, share=share, secret=secret)
         self.domain, self.checks_itself = description["domain"], description["checks_itself"]
+        self.has_layouts, self.uses_tf32 = description["has_layouts"], description["precision"] == "tf32"
         self.side_effects = self.ask("side_effects")["side_effects"]
         for probe, (_, size) in PROBES.items():
             if size == "own" and probe != OF_SEEDS:

@@ -197,7 +197,7 @@ def test_what_a_timing_compares_with_is_ready_when_its_check_ends(tiny_problem, 
     names = [what for what, *_ in asked]
     assert names.count("referee.size_up") == names.count("baselines.load") == names.count("baselines.work") == 1
     timed = [entry for entry in asked if entry[0].endswith((".time", ".repeat"))]
-    assert {side for _, side, *_ in timed} == {"variant", "control", "eager", "channels_last"}
+    assert {side for _, side, *_ in timed} == {"variant", "control", "eager"}
     for one in timed:
         assert not [other for other in asked if other is not one and other[2] < one[3] and one[2] < other[3]]
 

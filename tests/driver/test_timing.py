@@ -275,6 +275,8 @@ class Timed:
         variant = SimpleNamespace(is_catalogued=True)
         task = SimpleNamespace(place=place, model=model, variant=variant, names=lambda what: ("model", what))
         referee = SimpleNamespace(
+            has_layouts=True,
+            uses_tf32=True,
             answers=lambda worker: self._folder,
             compare=device.compare,
             ask=lambda what, probe, mode, seed: device.truths.append(mode),

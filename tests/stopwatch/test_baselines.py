@@ -7,7 +7,7 @@ import torch.nn as nn
 from playground.report.figures import BASELINES as SHOWN
 from playground.report.figures import LOWER_PRECISION, baseline_name
 from playground.report.figures import SETTINGS as SHOWN_SETTINGS
-from playground.stopwatch.baselines import BASELINES, SETTINGS, named, names_for, peers, precision_of, prepare, under
+from playground.stopwatch.baselines import BASELINES, SETTINGS, distinct, named, names_for, peers, precision_of, prepare, under
 
 FLAGS = torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul
 
@@ -138,6 +138,21 @@ STRICT = ["eager_fp32", "channels_last_fp32", "compile_fp32"]
 def test_names(place, mode, quick, max_autotune, strict, names):
     assert names_for(place, mode, quick, max_autotune, strict) == names
     assert set(names) <= set(BASELINES)
+
+
+def test_no_code_is_timed_twice():
+    names = names_for("cuda", "forward", False, False, False)
+    assert distinct(names, has_layouts=True, uses_tf32=True) == names
+    assert distinct(names, has_layouts=False, uses_tf32=True) == [
+        "eager",
+        "compile",
+        "eager_fp32",
+        "compile_fp32",
+        "compile_fp16",
+    ]
+    assert distinct(names, has_layouts=False, uses_tf32=False) == ["eager", "compile", "compile_fp16"]
+    left = distinct(names, has_layouts=True, uses_tf32=False)
+    assert left == ["eager", "channels_last", "compile", "compile_fp16"] and peers(left, "fp32") == left[:3]
 
 
 def test_peers_are_at_least_as_precise():
