@@ -12,8 +12,6 @@ import math
 import os
 import secrets
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -340,7 +338,7 @@ class Runner:
         with self._making_room:
             if id(task) not in self._rooms:
                 if task.place == "emulator":
-                    _make_emulator(task.variant.path)
+                    _make_emulator(str(task.variant.path), self._options.time_limit)
                 self._rooms[id(task)] = task, self.new_room(task, [task.variant.path])
             _, room = self._rooms[id(task)]
             return room
@@ -506,10 +504,10 @@ def blank_result(task):
 
 
 @functools.cache
-def _make_emulator(file):
+def _make_emulator(file, limit):
     """Make what emulated files share, as far as `file` takes it: in a sandbox it can be read and not written."""
-    program = "import sys, cuda_emulator; cuda_emulator.install(mode='check', source_file=sys.argv[1])"
-    subprocess.run([sys.executable, "-c", program, file], cwd=catalog.ROOT, capture_output=True)
+    with WorkerProcess(UNTIMED) as worker:
+        worker.ask("candidate.make_emulator", limit, file=file)
 
 
 def roomy_folder():
