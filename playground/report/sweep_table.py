@@ -29,7 +29,7 @@ class Sweep(View):
             reasons = {}  # why what is no pass is none, or has no speed-up: {reason: points}
             for result in ordered:
                 if reason := result["reason"] if result["verdict"] != "pass" else figures.why_not_measured(result):
-                    point = ", ".join(f"{axis}={sweep.value(result['shape']['settings'], axis)}" for axis in axes)
+                    point = ", ".join(f"{axis}={sweep.value(result, axis)}" for axis in axes)
                     reasons.setdefault(one_line(reason), []).append(point)
             lines = [f"{'; '.join(points)}: {reason}" for reason, points in reasons.items()]
             for line in (*lines, *crossover_lines(results, axes)):
@@ -39,7 +39,7 @@ class Sweep(View):
 def _row(result, axes):
     texts = figures.texts(result)
     return {
-        **{axis: sweep.value(result["shape"]["settings"], axis) for axis in axes},
+        **{axis: sweep.value(result, axis) for axis in axes},
         "verdict": verdict("refused" if sweep.is_refusal(result) else result["verdict"]),
         "median ms": texts["median ms"],
         "eager ms": significant(figures.baseline_medians([result]).get("eager")),

@@ -204,9 +204,8 @@ def _print_details(console, result, verbose):
         lines = [f"printed: {line}" for line in _printed_lines(result)]
     for line in lines:
         print_folded(console, Text(line), 2 * INDENT)
-    gradients = (result["check"] or {}).get("gradients")
-    if gradients and figures.OF_OUTPUTS not in gradients and figures.gradients_unsupported(gradients) is None:
-        print_rows(console, list(_gradient_rows(gradients)), GRADIENTS[:2])
+    if figures.gradient_verdict(result["check"]) in ("ok", "fail"):
+        print_rows(console, list(_gradient_rows(result["check"]["gradients"])), GRADIENTS[:2])
     print_rows(console, time_rows(result), TIMES[:1])
 
 
