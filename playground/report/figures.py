@@ -76,9 +76,9 @@ def texts(result):
 
 def why_not_pass(result):
     """Return the sentences on why a result is no pass: of one that is forward only, each caveat that stands in the way."""
-    if result["verdict"] == "forward only":
-        return [caveat_line(caveat, result) for caveat in result["caveats"] if caveat["costs"]]
-    return [] if result["verdict"] == "pass" else [result["reason"]]
+    costly = [caveat_line(each, result) for each in result.get("caveats") or [] if each.get("costs")]
+    is_forward = result["verdict"] == "forward only"
+    return [] if result["verdict"] == "pass" else costly if is_forward and costly else [result["reason"]]
 
 
 def raised_at(result):

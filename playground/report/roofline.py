@@ -50,9 +50,10 @@ def points_of(results):
     """Return {(model, inputs): points} of the results of one place; a result that did not record its work has another's."""
     found, timed = {}, [result for result in results if result["time_ms"]]
     for key, own in grouped(timed, lambda result: (one_line(result["model"]), inputs_text(result))).items():
-        work, medians = next((each["work"] for each in own if each.get("work")), None), baseline_medians(own)
-        if not work or min(*work["least"].values()) <= 0:
+        medians, works = baseline_medians(own), [each["work"] for each in own if (each.get("work") or {}).get("least")]
+        if not works or min(*works[0]["least"].values()) <= 0:
             continue
+        work = works[0]
         shown = {name: medians[name] for name in ("eager", fastest_baseline(medians)) if name in medians}
         points = [Point(one_line(each["variant"]), OF_VARIANT, work["least"], each["time_ms"]["median"]) for each in own]
         points += [Point(baseline_name(name), OF_BASELINE, work["least"], ms) for name, ms in shown.items()]
