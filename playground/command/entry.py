@@ -28,7 +28,7 @@ def enter(command, arguments=None):
 
     try:
         options.refuse_typos(command, arguments)
-    except CatalogError as complaint:
+    except (CatalogError, OSError) as complaint:
         print(complaint, file=sys.stderr)
         return 2
     from playground.command import main

@@ -38,10 +38,11 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message):
         _, found, names = message.partition("unrecognized arguments: ")
-        if found and self.prog == "run_all.py" and names.split()[0] in compare_parser()._option_string_actions:
+        first = names.partition(" ")[0]
+        if found and self.prog == "run_all.py" and first in compare_parser()._option_string_actions:
             message += " (compare.py has it)"
         elif found:
-            near = difflib.get_close_matches(names.split()[0], self._option_string_actions, n=1)
+            near = difflib.get_close_matches(first, self._option_string_actions, n=1)
             message += f" (did you mean {near[0]}?)" if near else ""
         self.exit(2, f"{self.prog}: error: {message}; --help lists the options\n")
 
@@ -147,7 +148,8 @@ def _add_common(parser):
 def refuse_typos(command, arguments):
     """Parse the arguments of "run_all" or "compare" and look its names up, for which PyTorch is not needed.
 
-    Raises CatalogError for a name that stands for nothing; exits with status 2 where the options are wrong.
+    Raises CatalogError for a name that stands for nothing, OSError for one that no file can have; exits with status 2 where the
+    options are wrong.
     """
     if command == "run_all":
         for name in (run_all_parser().parse_args(arguments).models or "").split(","):
