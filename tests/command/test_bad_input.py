@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import torch
 
 from playground import packages
 from playground.catalog import ROOT
-from playground.command import main
+from playground.command import entry, main
 
 ALEXNET = "--model alexnet_conv1"
 TINY = "--model {problem} --variant {right} --device cpu --quick"
@@ -24,6 +25,8 @@ TINY = "--model {problem} --variant {right} --device cpu --quick"
 COMMAND_LINES = {
     "no model": ("compare", r"compare.py: error: the following arguments are required: --model; --help lists the options"),
     "unknown option": ("compare --varaint v1", r".*unrecognized arguments: --varaint v1 \(did you mean --variant\?\)"),
+    "empty argument": ("run_all ''", r"run_all\.py: error: unrecognized arguments: ; --help lists the options"),
+    "no file's name": (f"compare --model {'a' * 300}", r"\[Errno 36\] File name too long: 'aaa"),
     "no such device": ("run_all --device tpu", r"run_all.py: error: argument --device: invalid choice: 'tpu'"),
     "no time": (f"compare {ALEXNET} --time-limit 0", r".*--time-limit: takes a number of seconds above 0, got '0'"),
     "time in words": (f"compare {ALEXNET} --time-limit soon", r".*takes a number of seconds above 0, got 'soon'"),
@@ -240,9 +243,9 @@ def require(pattern, err):
 @pytest.mark.parametrize("name", COMMAND_LINES)
 def test_a_command_line(name, filled, as_before, capsys):
     command, pattern = COMMAND_LINES[name]
-    which, *arguments = filled(command).split()
+    which, *arguments = shlex.split(filled(command))
     try:
-        ended = getattr(main, which)(arguments)
+        ended = entry.enter(which, arguments)
     except SystemExit as end:
         ended = end.code
     out, err = capsys.readouterr()
