@@ -177,5 +177,5 @@ def _unreadable(file):
     try:
         with file.open("rb"):
             return None
-    except OSError as error:
-        return f"{file}: {error.strerror}"
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        return f"{file}: {getattr(error, 'strerror', error)}"

@@ -201,9 +201,10 @@ def geometric_means(results):
 
 def share_of_floor(result):
     """Return the floor's share of the measured time, 1.0 at the hardware's limit; None where nothing was measured."""
-    if not result.get("floor_ms") or not result.get("time_ms") or why_not_measured(result):
+    median = (result.get("time_ms") or {}).get("median")
+    if not result.get("floor_ms") or not median or why_not_measured(result):
         return None
-    return result["floor_ms"] / result["time_ms"]["median"]
+    return result["floor_ms"] / median
 
 
 def gradients_unsupported(gradients):
