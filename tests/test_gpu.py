@@ -117,7 +117,7 @@ def serves(variant, problem):
     with warnings.catch_warnings(record=True) as told, torch.no_grad():
         warnings.simplefilter("always")
         model(*(value.cuda() for value in problem.get_inputs()))
-    return not any("PyTorch computes what this does not take" in str(each.message) for each in told)
+    return not any("PyTorch computes what" in str(each.message) for each in told)
 
 
 @pytest.mark.parametrize("model", catalog.models(), ids=lambda model: model.name)
