@@ -364,10 +364,10 @@ class Runner:
         self._progress.started("build", *task.names())
         with self.answering_for(result):
             try:
-                with WorkerProcess(UNTIMED, room=self.room(task)) as worker:
+                with WorkerProcess("candidate", self._options.time_limit, UNTIMED, room=self.room(task)) as worker:
                     worker.make_nice(self._niceness)
                     with contextlib.suppress(WorkerFailure):  # which is said of the original when its reference is computed
-                        self.footprint(task, lambda: sized_up(worker, self.original(task), self._options.time_limit))
+                        self.footprint(task, lambda: sized_up(worker, self.original(task)))
                     load_candidate(worker, self.original(task), task, self._options, None)
                     with self._room_for_call(task):
                         self.build_in(worker, task, result)
@@ -406,7 +406,7 @@ class Runner:
     def build_in(self, worker, task, result):
         """Build the variant that `worker` has loaded. Raises WorkerFailure."""
         try:
-            built = worker.ask("candidate.build", self._options.time_limit, seed=self.seed)
+            built = worker.ask("build", seed=self.seed)
             result["build_seconds"], result["built"] = built["seconds"], built["built"]
         finally:
             if self._options.ptxas and task.variant.backend == "cuda":
@@ -417,7 +417,7 @@ class Runner:
         if worker.room:  # nvcc would read, for this process, whatever file the text includes
             return {"unknown": "the text is not compiled outside of the sandbox"}
         try:
-            code = worker.ask("candidate.device_code", self._options.time_limit)
+            code = worker.ask("device_code")
         except WorkerFailure:
             return {"unknown": "its process ended before it could be asked for its text"}
         texts = [ptxas.DeviceCode(each["text"], tuple(each["flags"])) for each in code["texts"]]
@@ -449,7 +449,8 @@ class Runner:
         kind = task.place == "emulator", self.room(task)
         with self._taking:
             if kind not in self._ready:
-                self._ready[kind] = WorkerProcess(UNTIMED if kind[0] else None, room=kind[1])
+                environment, limit = UNTIMED if kind[0] else None, self._options.time_limit
+                self._ready[kind] = WorkerProcess("candidate", limit, environment, room=kind[1])
         return kind
 
     def _leave(self, task):
@@ -506,8 +507,8 @@ def blank_result(task):
 @functools.cache
 def _make_emulator(file, limit):
     """Make what emulated files share, as far as `file` takes it: in a sandbox it can be read and not written."""
-    with WorkerProcess(UNTIMED) as worker:
-        worker.ask("candidate.make_emulator", limit, file=file)
+    with WorkerProcess("candidate", limit, UNTIMED) as worker:
+        worker.ask("make_emulator", file=file)
 
 
 def roomy_folder():

@@ -135,10 +135,10 @@ class Session:
         def renew():
             """A process in the place of one that a crash has left in a state of its own."""
             environment = UNTIMED if task.place == "emulator" else None
-            another = workers.enter_context(WorkerProcess(environment, room=self._run.room(task)))
+            another = workers.enter_context(WorkerProcess("candidate", limit, environment, room=self._run.room(task)))
             load(another)
             if task.place == "emulator":  # whether its memory is a file's "cuda" shows in the first call
-                another.ask("candidate.build", limit, seed=self._run.seed)
+                another.ask("build", seed=self._run.seed)
             return another
 
         def tell(complaint):
@@ -154,9 +154,9 @@ class Session:
             self._describe(task, result)
             self._progress.started("check", *names)
         borrowed = catalog.borrowed_names(task.variant.path, task.model.path)
-        worker = judge(worker, self._referee, result, limit, task.variant.path, renew, accept, task.first, tell, borrowed)
+        worker = judge(worker, self._referee, result, task.variant.path, renew, accept, task.first, tell, borrowed)
         if task.place == "emulator":
-            result["accepted_races"] = worker.ask("candidate.accepted_races", limit)["lines"]
+            result["accepted_races"] = worker.ask("accepted_races")["lines"]
         self._progress.finished("check", *names, result["verdict"])
         return worker
 
@@ -225,7 +225,7 @@ def named_failure(model, failure):
 def load_candidate(worker, original, task, options, weights):
     """Have a worker load the task's variant. Raises WorkerFailure."""
     arguments = candidate_arguments(original, task, options, weights, worker.room)
-    return worker.ask("candidate.load", options.time_limit, **arguments)
+    return worker.ask("load", **arguments)
 
 
 def candidate_arguments(original, task, options, weights, room=None):

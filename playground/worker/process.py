@@ -75,11 +75,13 @@ class WorkerFailure(Exception):
 class WorkerProcess:
     """A process that answers requests one at a time, each to the thread that asked. As a context manager, it ends the process.
 
-    `environment` is added to this process's environment. `bears_a_gpu` says that it disturbs nothing on a GPU. It runs in
-    the `room`, a sandbox.Room, where there is one.
+    Its `role` is "candidate", "referee" or "baselines": the module of playground.worker whose class answers. A request may take
+    `limit` seconds. `environment` is added to this process's environment. `bears_a_gpu` says that it disturbs nothing on a GPU.
+    It runs in the `room`, a sandbox.Room, where there is one.
     """
 
-    def __init__(self, environment=None, bears_a_gpu=False, room=None):
+    def __init__(self, role, limit, environment=None, bears_a_gpu=False, room=None):
+        self.role, self.limit = role, limit
         self.owner = owner.get()
         self.bears_a_gpu = bears_a_gpu
         self.room = room
@@ -98,7 +100,7 @@ class WorkerProcess:
         reply_read, reply_write = os.pipe()
         parent, limits = (sandbox.PARENT, self.room.limits.of_process()) if self.room else (os.getpid(), {})
         numbers = map(str, (request_read, reply_write, parent))
-        command = [sys.executable, "-m", "playground.worker", *numbers, json.dumps(limits)]
+        command = [sys.executable, "-m", "playground.worker", *numbers, json.dumps(limits), self.role]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         variables = {**os.environ, "PYTHONPATH": path, **(environment or {})}
         if self.room:
@@ -174,33 +176,34 @@ class WorkerProcess:
             stopped.go_on()
             stopped.close()
 
-    def ask(self, what, limit, **arguments):
-        """Return the reply (a dict) to the request `what`, a name in playground.worker.requests.
+    def ask(self, what, **arguments):
+        """Return the reply (a dict) to the request `what`, a method of its role.
 
-        Raises WorkerFailure when the request raised, the process died or ended, `limit` seconds passed in which it was not
-        paused, or what came is no reply (a judged file can write to the pipe); in all but the first case the process is gone
-        and every further request fails.
+        Raises WorkerFailure when the request raised, the process died or ended, the limit passed while it was not paused, or
+        what came is no reply (a judged file can write to the pipe); in all but the first case the process is gone and every
+        further request fails.
         """
+        request = f"{self.role}.{what}"
         with self._asking:
             began = time.perf_counter()
-            self._emulates |= what == "candidate.load" and arguments.get("place") == "emulator"
+            self._emulates |= request == "candidate.load" and arguments.get("place") == "emulator"
             try:
                 self._channel.send({"request": what, "arguments": arguments})
-                reply = self._receive(limit)
+                reply = self._receive()
             except TimeoutError:
                 found = (self._whereabouts() if self._emulates else "") or self._phase(what)
                 self.kill()
-                raise WorkerFailure(f"no answer within the time limit of {limit:g} s{found}", self.output()) from None
+                raise WorkerFailure(f"no answer within the time limit of {self.limit:g} s{found}", self.output()) from None
             except (EOFError, OSError):
                 raise WorkerFailure(self._cause_of_death(), without_our_frames(self.output())) from None
             except (ValueError, RecursionError):  # no JSON, or nested too deeply
                 reply = None
             finally:
                 with _living_lock:
-                    spent[what] += time.perf_counter() - began
+                    spent[request] += time.perf_counter() - began
             match reply:
                 case {"result": dict(result)}:
-                    if complaint := malformed(what, result):
+                    if complaint := malformed(request, result):
                         self.kill()
                         raise WorkerFailure(complaint, self.output())
                     return result
@@ -211,9 +214,9 @@ class WorkerProcess:
             self.kill()
             raise WorkerFailure("wrote something else than a reply into its connection to the driver", self.output())
 
-    def _receive(self, limit):
-        """The reply. Raises TimeoutError after `limit` seconds in which the process was not paused."""
-        latest = time.monotonic() + limit - self._seconds_paused()
+    def _receive(self):
+        """The reply. Raises TimeoutError after the limit's seconds in which the process was not paused."""
+        latest = time.monotonic() + self.limit - self._seconds_paused()
         while True:
             left = latest + self._seconds_paused() - time.monotonic()
             try:
@@ -240,10 +243,9 @@ class WorkerProcess:
             with contextlib.suppress(psutil.Error):
                 if COMPILERS.fullmatch(name := psutil.Process(pid).name()):
                     return f": still compiling ({name}); raise --time-limit"
-        role, _, method = what.partition(".")
-        if role == "referee":
+        if self.role == "referee":
             return ": while the original was run"
-        return f": {PHASES[method]}" if role == "candidate" and method in PHASES else ""
+        return f": {PHASES[what]}" if self.role == "candidate" and what in PHASES else ""
 
     def _seconds_paused(self):
         since = self._paused_since

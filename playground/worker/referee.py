@@ -33,10 +33,7 @@ BYTES_OF_ELEMENT, SLACK = 32, 64 << 20  # of a file of results: more than these,
 class Referee:
     """The original, its float64 reference on each probe, and the comparison with it."""
 
-    def size_up(self, problem, settings, place, precision=None):
-        """Return the problem's footprint.Footprint, as a dict, before anything of it is computed."""
-        module = tensors.in_precision(catalog.load_problem(problem, settings), precision)
-        return vars(footprint.measure(module, by_running=place == "cuda"))  # elsewhere one is judged at a time
+    size_up = staticmethod(footprint.size_up)
 
     def load(self, problem, settings, place, weights, seed, strict=False, precision=None, share=1.0, secret=0):
         """Make the original and save its weights to the file `weights`. `strict` forbids TF32; `precision` is one of HALF.
