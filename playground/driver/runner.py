@@ -335,10 +335,10 @@ class Runner:
         """Return the sandbox of a task; None for one that has the rights of this user."""
         if not self._options.isolates(task):
             return None
+        if task.place == "emulator" and id(task) not in self._rooms:
+            _make_emulator(str(task.variant.path), self._options.time_limit)
         with self._making_room:
             if id(task) not in self._rooms:
-                if task.place == "emulator":
-                    _make_emulator(str(task.variant.path), self._options.time_limit)
                 self._rooms[id(task)] = task, self.new_room(task, [task.variant.path])
             _, room = self._rooms[id(task)]
             return room

@@ -7,8 +7,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import psutil
 import torch
+
+from .memory import free_on_host
 
 MIB = 2**20
 CPU_MATRIX = 2048
@@ -43,7 +44,7 @@ def measure(device: str | torch.device) -> Ceilings:
 
 def _measure_cpu(device: torch.device) -> Ceilings:
     beyond_cache = max(256 * MIB, 32 * MIB * torch.get_num_threads())  # last-level caches have up to 12 MiB a core
-    tensor_bytes = min(beyond_cache, psutil.virtual_memory().available // 8)
+    tensor_bytes = min(beyond_cache, free_on_host() // 8)
     read, copy = _memory_rates(device, tensor_bytes)
     matmul, conv = torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv
     with _setting(matmul, "fp32_precision", "ieee"), _setting(conv, "fp32_precision", "ieee"):
