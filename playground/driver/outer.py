@@ -17,7 +17,7 @@ import numpy as np
 
 from playground.driver.race import WRONG_WHEN_TIMED, Rejected
 from playground.stopwatch import statistics
-from playground.stopwatch.outer import Unshareable, extent_of
+from playground.stopwatch.outer import ADDRESSES, Unshareable, extent_of
 from playground.worker import WorkerFailure, WorkerProcess, pause_others
 
 FEWEST_ROUNDS, ROUNDS, MOST_ROUNDS = statistics.ROUNDS_FOR_AN_INTERVAL, 20, 40  # the last with those that cannot be used
@@ -133,7 +133,7 @@ class _OnCpu:
         """Have a side take part."""
         self._shared = shared
         joined = player.ask("join_outer", shared=shared, page=None)
-        if not all(isinstance(joined.get(key), int) for key in ("pid", "address")):
+        if not all(type(joined.get(key)) is int and 0 < joined[key] < ADDRESSES for key in ("pid", "address")):
             raise WorkerFailure("its process does not say where its inputs are")
         self._blocks[player.name] = joined["pid"], joined["address"]
 

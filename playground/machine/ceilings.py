@@ -28,7 +28,7 @@ class Ceilings:
 
 
 def measure(device: str | torch.device) -> Ceilings:
-    """Measure the ceilings of `device`, 'cpu' (torch.get_num_threads() threads) or a CUDA device, in about 3 seconds.
+    """Measure the ceilings of `device`, 'cpu' (torch.get_num_threads() threads) or 'cuda', in about 3 seconds.
 
     Bytes: a sum over n float32 values reads 4 n bytes; a copy of them reads 4 n and writes 4 n, 8 n in all. n is far larger
     than the caches. FLOPs: a product of two m x m matrices takes 2 m^3, on random values: constants draw less power, and a GPU
@@ -36,10 +36,7 @@ def measure(device: str | torch.device) -> Ceilings:
     faster one counts.
     """
     device = torch.device(device)
-    if device.type == "cpu":
-        return _measure_cpu(device)
-    with torch.cuda.device(device):
-        return _measure_cuda(torch.device("cuda", torch.cuda.current_device()))
+    return _measure_cpu(device) if device.type == "cpu" else _measure_cuda(device)
 
 
 def _measure_cpu(device: torch.device) -> Ceilings:

@@ -234,7 +234,7 @@ class WorkerProcess:
             return ""
         match reply:
             case {"error": str(reason), "is_finding": True}:
-                return f": {reason}"
+                return f": {reason[:MOST_REASON]}"
         return ""
 
     def _phase(self, what):

@@ -194,6 +194,23 @@ def test_a_time_limit_says_where_the_emulator_was(worker, load):
     assert not psutil.pid_exists(pid_of(worker))
 
 
+FORGES_WHERE = """
+import os, signal, sys, time
+from cuda_emulator import CALL_OFF
+forged = b'{"error": "' + 100_000 * b'x' + b'", "details": "", "is_finding": true}\\n'
+signal.signal(CALL_OFF, lambda *_: os.write(int(sys.argv[2]), forged))
+while True: time.sleep(0.1)
+"""
+
+
+@pytest.mark.full
+def test_what_a_file_says_of_where_it_was_is_kept_in_bounds(worker, load):
+    load(worker, "harmless_there", HARMLESS, limit=120, place="emulator")  # PyTorch is imported, the runtime made
+    with pytest.raises(WorkerFailure, match="time limit of 4 s: xxx") as failure:
+        load(worker, "forges_where", FORGES_WHERE, limit=4, place="emulator")
+    assert len(str(failure.value)) < 3000
+
+
 def test_a_text_that_utf8_does_not_have(lasting, load):
     with pytest.raises(WorkerFailure, match=r"ValueError: lone \?"):
         load(lasting, "surrogate", "raise ValueError('lone ' + chr(0xd800))")
