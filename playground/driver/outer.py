@@ -18,6 +18,7 @@ import numpy as np
 from playground.driver.race import WRONG_WHEN_TIMED, Rejected
 from playground.stopwatch import statistics
 from playground.stopwatch.outer import ADDRESSES, Unshareable, extent_of
+from playground.stopwatch.timer import CPU_FLUSH_BYTES
 from playground.worker import WorkerFailure, WorkerProcess, pause_others
 
 FEWEST_ROUNDS, ROUNDS, MOST_ROUNDS = statistics.ROUNDS_FOR_AN_INTERVAL, 20, 40  # the last with those that cannot be used
@@ -35,7 +36,6 @@ RESOLUTION_MS = {"cuda": 0.010, "cpu": 0.1}
 TOO_SHORT = 2  # times the resolution: what eager PyTorch takes less than
 TOO_SHORT_TOLD = "eager PyTorch's call takes {:.2g} ms, too short for the outer clock, which counts {:g} ms as the least"
 VARIANT, EAGER, CONTROL, NULL = "variant", "eager", "control", "null"
-FLUSH_BYTES = 128 << 20  # as stopwatch.timer's, of the driver's own memory
 NOT_MEASURED = "not measured"  # the verdict
 MOST_RESULTS = 4  # times the bytes of the original's results: what a side says of its own is not read beyond
 
@@ -127,7 +127,7 @@ class _OnCpu:
     def __init__(self, referee):
         self._referee = referee
         self._blocks = {}  # side -> the address of its inputs
-        self._dirty = np.empty(FLUSH_BYTES, np.uint8)
+        self._dirty = np.empty(CPU_FLUSH_BYTES, np.uint8)
 
     def join(self, player, shared):
         """Have a side take part."""

@@ -29,7 +29,6 @@ from playground.stopwatch.workload import GRAPHED, step_of
 from playground.worker import WorkerFailure, WorkerProcess, pause_others, submit
 from playground.worker.referee_client import remove
 
-VARIANT, CONTROL = "variant", "control"
 SETS = {"benchmark": "sets-cudnn-benchmark", "tf32": "sets-tf32"}  # setting of a baseline -> caveat of a variant
 RECHECKS = {"forward": 2, "weights": 1, "weights_and_input": 1}  # in the first rounds
 # A baseline that takes longer is not captured, unless launches bind: the host is ahead of the GPU.
@@ -238,7 +237,7 @@ class Stopwatch:
                 race = self._race(worker, result, mode, not_graphed, patience)
             except BaselineFailed as failed:  # without it
                 name, reason = failed.args
-                if name == CONTROL:
+                if name == outer.CONTROL:
                     self._give_up_control(reason)
                 else:
                     self._unavailable[mode][name] = reason
@@ -254,7 +253,7 @@ class Stopwatch:
 
     def _race(self, worker, result, mode, not_graphed, patience):
         """A Race that was run. Raises what Race.run raises."""
-        variant = Side(VARIANT, mode, self._task.place, worker.ask, is_trusted=False)
+        variant = Side(outer.VARIANT, mode, self._task.place, worker.ask, is_trusted=False)
         variant.start()
         paused = self._pausing(worker)
         with paused():
@@ -434,7 +433,7 @@ class Stopwatch:
 
         It runs as eager does: without a graph where that does.
         """
-        side = Side(CONTROL, step_of(mode) if "eager" in not_graphed else mode, self._task.place, self._control.ask)
+        side = Side(outer.CONTROL, step_of(mode) if "eager" in not_graphed else mode, self._task.place, self._control.ask)
         try:
             if not self._control_fails:
                 self._control.warm_up(side)
@@ -468,8 +467,9 @@ class Stopwatch:
                 work = self._work[mode] = None
         if not work:
             return {"floor_ms": None, "floor_bound": None, "work": None}
-        found = floors.floor(floors.Work(**work["least"]), Ceilings(**self._measured.ceilings[place]), result["precision"])
-        return {"floor_ms": found.milliseconds, "floor_bound": found.bound, "work": work}
+        least, ceilings = floors.Work(**work["least"]), Ceilings(**self._measured.ceilings[place])
+        milliseconds, bound = floors.floor(least, ceilings, result["precision"])
+        return {"floor_ms": milliseconds, "floor_bound": bound, "work": work}
 
     def _count_work(self, mode):
         """What `baselines.work` says of a mode; None where it cannot be counted."""
