@@ -14,7 +14,7 @@ from playground.judge.mutations import LOOK_ALIKE
 from playground.judge.probes import AT_OWN_SIZE, EVAL, FORWARD_PROBES, FRESH, OF_PARAMETERS, OF_SEEDS, PROBES, size_of
 from playground.judge.work import Text
 from playground.worker import WorkerFailure
-from playground.worker.referee_client import RefereeFailure, erase, remove
+from playground.worker.referee_client import erase, remove
 
 FIGURES = ("max_error", "allowed", "eager_error", "permitted_error")  # of a comparison
 REFUSES = "refuses: "  # begins the note of a probe on which the variant raises an exception
@@ -495,7 +495,7 @@ class _Case:
 
 def _is_its_own(failure):
     """Whether a WorkerFailure is the variant's, not the machine's or the judge's."""
-    return not (failure.is_of_machine or failure.is_of_judge or isinstance(failure, RefereeFailure))
+    return not (failure.is_of_machine or failure.is_of_judge or failure.role == "referee")
 
 
 def _check_of(probe):

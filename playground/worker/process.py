@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import contextvars
+import functools
 import json
 import os
 import re
@@ -61,13 +62,14 @@ class WorkerFailure(Exception):
     """A request that got no result. The text is one line; `details` may hold a traceback or a compiler's output.
 
     `is_finding` says that the emulator found a mistake in a kernel, `is_of_machine` that the machine has no room, `is_of_judge`
-    that the judge itself made a mistake.
+    that the judge itself made a mistake, `role` whose process it was.
     """
 
-    def __init__(self, reason, details="", is_finding=False):
+    def __init__(self, reason, details="", is_finding=False, role=None):
         super().__init__(reason)
         self.details = details
         self.is_finding = is_finding
+        self.role = role
         self.is_of_machine = is_of_machine(reason)
         self.is_of_judge = reason.startswith(JUDGE_BROKE)
 
@@ -183,7 +185,7 @@ class WorkerProcess:
         what came is no reply (a judged file can write to the pipe); in all but the first case the process is gone and every
         further request fails.
         """
-        request = f"{self.role}.{what}"
+        request, failed = f"{self.role}.{what}", functools.partial(WorkerFailure, role=self.role)
         with self._asking:
             began = time.perf_counter()
             self._emulates |= request == "candidate.load" and arguments.get("place") == "emulator"
@@ -193,9 +195,9 @@ class WorkerProcess:
             except TimeoutError:
                 found = (self._whereabouts() if self._emulates else "") or self._phase(what)
                 self.kill()
-                raise WorkerFailure(f"no answer within the time limit of {self.limit:g} s{found}", self.output()) from None
+                raise failed(f"no answer within the time limit of {self.limit:g} s{found}", self.output()) from None
             except (EOFError, OSError):
-                raise WorkerFailure(self._cause_of_death(), without_our_frames(self.output())) from None
+                raise failed(self._cause_of_death(), without_our_frames(self.output())) from None
             except (ValueError, RecursionError):  # no JSON, or nested too deeply
                 reply = None
             finally:
@@ -205,14 +207,14 @@ class WorkerProcess:
                 case {"result": dict(result)}:
                     if complaint := malformed(request, result):
                         self.kill()
-                        raise WorkerFailure(complaint, self.output())
+                        raise failed(complaint, self.output())
                     return result
                 case {"error": str(reason), "details": str(details), "is_finding": bool(is_finding)} if reason.strip():
                     reason = reason[:MOST_REASON]
                     reason = sandbox.named(reason, self.room.limits) if self.room else reason
-                    raise WorkerFailure(reason, details[:MOST_DETAILS] + self.output(), is_finding)
+                    raise failed(reason, details[:MOST_DETAILS] + self.output(), is_finding)
             self.kill()
-            raise WorkerFailure("wrote something else than a reply into its connection to the driver", self.output())
+            raise failed("wrote something else than a reply into its connection to the driver", self.output())
 
     def _receive(self):
         """The reply. Raises TimeoutError after the limit's seconds in which the process was not paused."""

@@ -37,10 +37,6 @@ def sized_up(worker, original):
     return Footprint(**worker.ask("size_up", **{key: original[key] for key in SIZED_BY}))
 
 
-class RefereeFailure(WorkerFailure):
-    """The referee's own: no fault of a variant's."""
-
-
 class RefereeClient:
     """The referee of one model at one size: a process that knows the right results on every probe. Threads may share it.
 
@@ -123,12 +119,9 @@ class RefereeClient:
         return self._lock
 
     def ask(self, what, **arguments):
-        """Return the reply to a request of the referee's. Raises RefereeFailure."""
+        """Return the reply to a request of the referee's. Raises WorkerFailure."""
         with self._lock:
-            try:
-                return self.worker.ask(what, **arguments)
-            except WorkerFailure as failure:
-                raise RefereeFailure(str(failure), failure.details) from None
+            return self.worker.ask(what, **arguments)
 
     def close(self):
         self.worker.close()
