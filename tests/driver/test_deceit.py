@@ -201,10 +201,10 @@ class Measured:
         if step != "forward":
             self._truth.ask("prepare_timed", probe="timed", mode=step, seed=7)
         self._original = original | {"weights": self._truth.weights}
-        self._eager = self._open.enter_context(WorkerProcess())
-        self._worker = self._open.enter_context(WorkerProcess())
-        self._eager.ask("baselines.load", LIMIT, **self._original)
-        self._eager.ask("baselines.start", LIMIT, side="eager", mode=step, seeds=[1, 2, 3])
+        self._eager = self._open.enter_context(WorkerProcess("baselines", LIMIT))
+        self._worker = self._open.enter_context(WorkerProcess("candidate", LIMIT))
+        self._eager.ask("load", **self._original)
+        self._eager.ask("start", side="eager", mode=step, seeds=[1, 2, 3])
 
     def of(self, forward, trained="self.work(x)"):
         """What outer.measure gives of a file whose forward does this, and returns `trained` where gradients are wanted.
@@ -213,19 +213,19 @@ class Measured:
         """
         file = self._folder / "solution.py"
         file.write_text(SOLUTION.replace("{forward}", forward.strip()).replace("{trained}", trained))
-        self._worker.ask("candidate.load", LIMIT, variant=str(file), **self._original)
-        self._worker.ask("candidate.start", LIMIT, side="variant", mode=self._step, seeds=[1, 2, 3])
+        self._worker.ask("load", variant=str(file), **self._original)
+        self._worker.ask("start", side="variant", mode=self._step, seeds=[1, 2, 3])
         players = {}
-        for name, process, role in ((outer.VARIANT, self._worker, "candidate"), (outer.EAGER, self._eager, "baselines")):
+        for name, process in ((outer.VARIANT, self._worker), (outer.EAGER, self._eager)):
             page = self._folder / f"page-{name}"
             page.unlink(missing_ok=True)
-            players[name] = outer.Player(name, process, role, name, self._step, page)
-        return outer.measure(self._truth, players, self._place, self._step, None, LIMIT, 1)
+            players[name] = outer.Player(name, self._step, process, page)
+        return outer.measure(self._truth, players, self._place, self._step, None, 1)
 
     def renew(self):
         """Begin a process, in the place of one in which a file's threads go on."""
         self._worker.close()
-        self._worker = self._open.enter_context(WorkerProcess())
+        self._worker = self._open.enter_context(WorkerProcess("candidate", LIMIT))
 
     def close(self):
         self._open.close()

@@ -34,8 +34,7 @@ class Session:
 def test_a_bench_is_made_once_and_closed_after_the_last_use():
     made, together = [], threading.Barrier(3)
 
-    def make(granted):
-        granted()
+    def make():
         made.append(Session())
         return made[-1]
 
@@ -62,7 +61,7 @@ def test_a_whole_run_waits_longer_for_a_machine_that_is_busy(monkeypatch):
 
 def test_what_was_never_used_is_closed_all_the_same():
     made = []
-    shared = SharedSession(lambda granted: made.append(Session()) or made[-1], 2)
+    shared = SharedSession(lambda: made.append(Session()) or made[-1], 2)
     shared.close()
     assert not made
     with shared:
@@ -167,11 +166,11 @@ def test_what_a_timing_compares_with_is_ready_when_its_check_ends(tiny_problem, 
     """Processes start, and baselines run, beside the check; what is timed has the machine to itself."""
     asked, ask = [], WorkerProcess.ask
 
-    def asking(worker, what, limit, **arguments):
-        entry = [what, arguments.get("side"), time.monotonic(), math.inf]
+    def asking(worker, what, **arguments):
+        entry = [f"{worker.role}.{what}", arguments.get("side"), time.monotonic(), math.inf]
         asked.append(entry)
         try:
-            return ask(worker, what, limit, **arguments)
+            return ask(worker, what, **arguments)
         finally:
             entry[-1] = time.monotonic()
 
@@ -195,7 +194,7 @@ def test_what_a_timing_compares_with_is_ready_when_its_check_ends(tiny_problem, 
         (result,) = Runner(Options(quick=True), progress).run([task])
     assert result["verdict"] == "pass" and result["rounds"], (result["reason"], result["details"])
     names = [what for what, *_ in asked]
-    assert names.count("referee.size_up") == names.count("baselines.load") == names.count("baselines.work") == 1
+    assert names.count("candidate.size_up") == names.count("baselines.load") == names.count("baselines.work") == 1
     timed = [entry for entry in asked if entry[0].endswith((".time", ".repeat"))]
     assert {side for _, side, *_ in timed} == {"variant", "control", "eager"}
     for one in timed:
@@ -206,7 +205,7 @@ def test_what_a_timing_compares_with_is_ready_when_its_check_ends(tiny_problem, 
 def on_gpu(tmp_path, monkeypatch):
     """on_gpu(judge, count): results of so many models on a GPU, two at a time, judged by `judge(task, result)`."""
 
-    def run(judge, count, build=lambda *_: None):
+    def run(judge, count, build=lambda *_: None, made=lambda: None):
         files = [tmp_path / f"model_{number}.py" for number in range(count)]
         for file in files:
             file.write_text("class ModelNew: ...")
@@ -215,7 +214,7 @@ def on_gpu(tmp_path, monkeypatch):
             group=None, check_and_time=lambda task, result, build: judge(task, result), close=lambda: None
         )
         monkeypatch.setattr(Runner, "build", build)
-        monkeypatch.setattr(Runner, "session_for", lambda *_: session)
+        monkeypatch.setattr(Runner, "session_for", lambda *_: made() or session)
         monkeypatch.setattr(runner, "judged_at_once", lambda: 2)
         kept = []
         with Progress() as progress:
@@ -260,6 +259,13 @@ def test_builds_run_ahead_of_the_judge_but_not_far(on_gpu):
     assert 1 < max(ahead) <= builds_at_once() + MOST_JUDGED_AT_ONCE + 2
 
 
+def test_references_are_made_while_variants_are_built(on_gpu):
+    made = threading.Event()
+    waited = []
+    results = on_gpu(lambda task, result: give(result, "pass", None), 3, lambda *_: waited.append(made.wait(30)), made.set)
+    assert waited == [True] * 3 and [result["verdict"] for result in results] == ["pass"] * 3
+
+
 def test_what_goes_wrong_in_the_driver_costs_one_result(on_gpu):
     mistakes = {"model_0": OSError("no such luck"), "model_1": OSError(errno.ENOSPC, "No space left on device")}
 
@@ -287,7 +293,8 @@ def test_an_interrupt_ends_all_lanes(on_gpu):
 
 
 def test_a_worker_that_waits_is_for_its_own_sandbox(monkeypatch):
-    monkeypatch.setattr(runner, "WorkerProcess", lambda environment, room: SimpleNamespace(untimed=environment, room=room))
+    made = lambda role, limit, environment, room: SimpleNamespace(untimed=environment, room=room)  # noqa: E731
+    monkeypatch.setattr(runner, "WorkerProcess", made)
     monkeypatch.setattr(Runner, "room", lambda self, task: task.room)
     tasks = [SimpleNamespace(place=place, room=room) for place in ("cpu", "emulator") for room in (None, "its own")]
     one = Runner(Options(), progress=None)

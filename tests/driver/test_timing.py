@@ -198,8 +198,7 @@ class Device:
             if key in self.ms:
                 return self.ms[key]
 
-    def ask(self, what, limit=None, side=None, mode=None, seeds=(), count=0, **arguments):
-        request = what.rpartition(".")[2]
+    def ask(self, request, side=None, mode=None, seeds=(), count=0, **arguments):
         self.asked.append((request, side))
         self.threads.append(threading.get_ident())
         for key in ((side, mode), (side, request)):
@@ -228,9 +227,7 @@ class Device:
 
     def side(self, name, mode="forward", settling=0, **more):
         """A Side of that name, which is ready."""
-        made = Side(
-            name, mode, "cuda" if settling else "cpu", lambda request, **arguments: self.ask(request, None, **arguments), **more
-        )
+        made = Side(name, mode, "cuda" if settling else "cpu", self.ask, **more)
         made.start()
         return made
 
@@ -245,7 +242,7 @@ class Device:
         patch.setattr(race, "Others", self.others)
         patch.setattr(race, "OtherLoad", lambda *_: Load(self.loads.pop(0) if self.loads else 0.0))
         patch.setattr(timing, "OtherLoad", lambda *_: Load(self.load))
-        patch.setattr(timing, "WorkerProcess", lambda **_: self)
+        patch.setattr(timing, "WorkerProcess", lambda *_, **__: self)
         patch.setattr(timing, "judge", lambda *_, **__: None)
         patch.setattr(timing.clocks, "sample", lambda: self.clocks.pop(0) if self.clocks else None)
 
@@ -325,7 +322,7 @@ def test_times_that_are_none(nonsense):
 def test_too_few_times():
     device = Device({"variant": 1.0})
     side = device.side("variant")
-    side._ask = lambda request, **more: {key: value[1:] for key, value in device.ask(request, None, **more).items()}
+    side._ask = lambda request, **more: {key: value[1:] for key, value in device.ask(request, **more).items()}
     with pytest.raises(Rejected):
         side.play(1)
 

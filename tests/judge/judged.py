@@ -27,8 +27,8 @@ def one_worker():
     """A process for variants and one for referees, which have one thread, enough for what is tiny."""
     with (
         unittest.mock.patch.dict(os.environ, OMP_NUM_THREADS="1"),
-        WorkerProcess() as worker,
-        WorkerProcess() as referee,
+        WorkerProcess("candidate", LIMIT) as worker,
+        WorkerProcess("referee", LIMIT) as referee,
         unittest.mock.patch.object(referee_client, "WorkerProcess", lambda *_: Lasting(referee)),
     ):
         yield worker
@@ -46,9 +46,9 @@ def judged(worker, problem, variants, settings=None, place="cpu", accept=None, p
                 result = {"ran_on": place, "verdict": None, "reason": None, "check": None, "findings": [], "peak_mib": None}
                 results.append(result)
                 try:
-                    loaded = worker.ask("candidate.load", LIMIT, **original, variant=str(variant), weights=truth.weights)
+                    loaded = worker.ask("load", **original, variant=str(variant), weights=truth.weights)
                     give_loaded(result, loaded)
-                    judge(worker, truth, result, LIMIT, variant, accept=accept)
+                    judge(worker, truth, result, variant, accept=accept)
                 except WorkerFailure as failure:
                     give_failure(result, failure)
         finally:

@@ -67,8 +67,8 @@ class ModelNew(torch.nn.Module):
 def test_an_unknown_precision_is_refused_and_under_precision_strict_variants_see_strict_settings(tiny_problem, write_variant):
     unknown = write_variant("int4", textwrap.dedent(VARIANT).format(declared='precision = "int4"', dtype="float"))
     original = {"problem": str(tiny_problem), "settings": {}, "place": "cpu", "seed": 1, "weights": None}
-    with WorkerProcess() as worker:
+    with WorkerProcess("candidate", 60) as worker:
         with pytest.raises(WorkerFailure, match="is 'int4'; expected 'fp32' or one of tf32, fp16, bf16"):
-            worker.ask("candidate.load", 60, **original, variant=str(unknown.path))
+            worker.ask("load", **original, variant=str(unknown.path))
         with pytest.raises(WorkerFailure, match=r"sees \['ieee', 'ieee'\]"):
-            worker.ask("candidate.load", 60, **original, variant=str(write_variant("sees", SEES).path), strict=True)
+            worker.ask("load", **original, variant=str(write_variant("sees", SEES).path), strict=True)

@@ -103,7 +103,7 @@ def court(tmp_path_factory):
     with Progress() as progress, contextlib.ExitStack() as stack:
         stack.enter_context(pytest.MonkeyPatch.context()).setenv("OMP_NUM_THREADS", "1")
         runner = Runner(options, progress)
-        shared = stack.enter_context(WorkerProcess())
+        shared = stack.enter_context(WorkerProcess("candidate", OPTIONS.time_limit))
 
         def truth_at(place):
             if place not in truths:
@@ -118,14 +118,14 @@ def court(tmp_path_factory):
             result = blank_result(case)
 
             def renew():
-                another = stack.enter_context(WorkerProcess())
+                another = stack.enter_context(WorkerProcess("candidate", OPTIONS.time_limit))
                 load_candidate(another, runner.original(case), case, options, truth.weights)
                 return another
 
             try:
                 give_loaded(result, load_candidate(worker, runner.original(case), case, options, truth.weights))
                 borrowed = catalog.borrowed_names(exhibit.path, PROBLEM)
-                judge(worker, truth, result, options.time_limit, exhibit.path, renew, borrowed=borrowed)
+                judge(worker, truth, result, exhibit.path, renew, borrowed=borrowed)
             except WorkerFailure as failure:
                 give_failure(result, failure)
             return result
@@ -133,7 +133,7 @@ def court(tmp_path_factory):
         def judged(exhibit, place):
             if not exhibit.needs:
                 return check(exhibit, place, shared)
-            with WorkerProcess() as worker:
+            with WorkerProcess("candidate", OPTIONS.time_limit) as worker:
                 return check(exhibit, place, worker)
 
         yield judged
