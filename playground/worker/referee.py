@@ -209,7 +209,7 @@ class Referee:
             self._keep(made, drawing, inputs)
             return False
         has_gradients = any(tensors.differentiable(output) for output in eager.outputs)
-        if has_gradients and probe.removesuffix(probes.AT_OWN_SIZE) in probes.WITH_GRADIENTS:
+        if has_gradients and probes.check_of(probe).gradients:
             with_upstream = tensors.made_on(self.device, lambda: probes.with_upstream(made, eager.outputs, seed))
             try:
                 differentiated = oracle.eager(with_upstream)

@@ -303,6 +303,11 @@ def test_a_file_that_means_to_build(tmp_path):
     assert not text(tmp_path, '"""Once had a __global__ void f(float* p)."""\n# load_inline\nx = 1').means_to_build
 
 
+def test_lines_are_counted_as_python_counts_them(tmp_path):
+    found = text(tmp_path, "x = 1\n\f\ny = '\u2028'\nclass ModelNew: pass\n")
+    assert found.line_of("class ModelNew") == 4 and found.line_of("no such") is None
+
+
 def test_names_of_kernels(tmp_path):
     found = text(
         tmp_path,
