@@ -1,15 +1,15 @@
 """Exhibits, wrong and dishonest files: each is rejected for its own reason. Honest files that look like them pass.
 
-The first lines of a case in exhibits/cases.py, or the docstring of a file of exhibits/, say what is expected: "Verdict: fail:
-<regular expression of the reason>", and what it needs. One that is "forward only" names its caveats, too, in their order:
-"Caveat: <tag>, <tag>"; so may one that passes. Those that need a GPU, or two, are run by hand, and recorded:
+The first lines of a case in exhibits/cases.py say what is expected: "Verdict: fail: <regular expression of the reason>", and
+what it needs. One that is "forward only" names its caveats, too, in their order: "Caveat: <tag>, <tag>"; so may one that
+passes. Those that need a GPU, or two, are run by hand, and recorded:
 
     python -m pytest tests/judge/test_exhibits.py -k on_a_gpu --record results/exhibits/<GPU>.json
 """
 
-import ast
 import contextlib
 import functools
+import hashlib
 import json
 import re
 from dataclasses import dataclass, replace
@@ -29,8 +29,7 @@ from playground.report.progress import Progress
 from playground.worker import WorkerFailure, WorkerProcess
 from playground.worker.referee_client import RefereeClient
 
-FOLDER = Path(__file__).parent / "exhibits"
-PROBLEM = FOLDER / "problem.py"
+PROBLEM = Path(__file__).parent / "exhibits" / "problem.py"
 RECORDS = catalog.ROOT / "results" / "exhibits"
 OPTIONS = Options(quick=True, time_limit=60)
 NO_COMPILER = requirements.missing_for("cpu")
@@ -50,8 +49,7 @@ OF_THE_FULL_TIER = {
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A case. `needs` is "", "a process of its own", "a compiler", "the emulator", "a GPU" or
-    "two GPUs".
+    """A case. `needs` is "", "a process of its own", "a compiler", "the emulator", "a GPU" or "two GPUs".
 
     `caveats` are the tags, each once, of what is said besides.
     """
@@ -75,14 +73,12 @@ class Exhibit:
 @functools.cache
 def exhibits():
     """All of them, those in wrong/ first."""
-    described = {cases.folder() / f"{name}.py": cases.description(name) for name in cases.CASES}
-    described |= {path: ast.get_docstring(ast.parse(path.read_text())) for path in FOLDER.glob("*/*.py")}
     found = []
-    for path in sorted(described, key=lambda path: (path.parent.name != "wrong", path.stem)):
-        stated = dict(re.findall(r"^(Verdict|Needs|Caveat): (.*)$", described[path], re.M))
+    for name in sorted(cases.CASES, key=lambda name: (not name.startswith("wrong/"), name)):
+        stated = dict(re.findall(r"^(Verdict|Needs|Caveat): (.*)$", cases.description(name), re.M))
         verdict, _, reason = stated["Verdict"].partition(": ")
         tags = tuple(stated["Caveat"].split(", ")) if "Caveat" in stated else ()
-        found.append(Exhibit(path, verdict, reason, stated.get("Needs", ""), tags))
+        found.append(Exhibit(cases.folder() / f"{name}.py", verdict, reason, stated.get("Needs", ""), tags))
     return found
 
 
@@ -156,8 +152,9 @@ def expect(result, exhibit):
 
 
 def hashes(exhibit):
-    """Of all that its verdict is about: the file but for its docstring, and the model."""
-    return {"code_sha256": catalog.code_sha256(exhibit.path), "problem_sha256": catalog.sha256(PROBLEM)}
+    """Of all that its verdict is about: the file but for its empty lines, and the model."""
+    code = "\n".join(filter(str.strip, exhibit.path.read_text().splitlines()))
+    return {"code_sha256": hashlib.sha256(code.encode()).hexdigest(), "problem_sha256": catalog.sha256(PROBLEM)}
 
 
 @pytest.fixture(scope="module")

@@ -35,26 +35,21 @@ def test_a_file_that_ends_determinism_for_good_is_told():
         torch.set_deterministic_debug_mode(0)
 
 
-def test_memory_that_is_not_written_is_nan():
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_memory_that_is_not_written_is_nan_until_the_end_whatever_that_is(mode):
     from torch._inductor import config
 
-    before = torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory
-    with tensors.uninitialised_is_nan():
-        assert torch.empty(3).isnan().all()
-        assert torch.empty_like(torch.ones(2, 3)).isnan().all()
-        assert torch.ones(2).new_empty(5).isnan().all()
-        assert (torch.empty(3, dtype=torch.int32) == torch.iinfo(torch.int32).max).all()
-    assert before == (torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory)
-    assert not config.deterministic, "what the variant compiles is timed"
-
-
-@pytest.mark.parametrize("mode", [0, 1, 2])
-def test_the_mode_comes_back_after_an_exception(mode):
     torch.set_deterministic_debug_mode(mode)
+    filled = torch.utils.deterministic.fill_uninitialized_memory
     try:
         with pytest.raises(ZeroDivisionError), tensors.uninitialised_is_nan():
+            assert torch.empty(3).isnan().all()
+            assert torch.empty_like(torch.ones(2, 3)).isnan().all()
+            assert torch.ones(2).new_empty(5).isnan().all()
+            assert (torch.empty(3, dtype=torch.int32) == torch.iinfo(torch.int32).max).all()
             raise ZeroDivisionError
-        assert torch.get_deterministic_debug_mode() == mode
+        assert (torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory) == (mode, filled)
+        assert not config.deterministic, "what the variant compiles is timed"
     finally:
         torch.set_deterministic_debug_mode(0)
 

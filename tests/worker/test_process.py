@@ -259,12 +259,6 @@ def test_the_time_limit_is_that_of_the_time_in_which_it_may_run(lasting, load):
             asked.result()
 
 
-@pytest.mark.full
-def test_a_limit_without_a_pause_is_kept(worker, load):
-    with pytest.raises(WorkerFailure, match="time limit of 1 s"):
-        load(worker, "sleeps", "import time; time.sleep(60)", limit=1)
-
-
 def test_no_worker_starts_in_a_standstill_and_one_follows_the_other():
     order = []
 
