@@ -104,8 +104,9 @@ return torch.tanh(self.linear(x))
 """
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("place, policies", [("cpu", ["PASSIVE", "None"]), ("emulator", ["PASSIVE"])])
+@pytest.mark.parametrize(
+    "place, policies", [("cpu", ["PASSIVE", "None"]), pytest.param("emulator", ["PASSIVE"], marks=pytest.mark.full)]
+)
 def test_only_a_process_that_is_timed_waits_actively(tmp_path, monkeypatch, tiny_problem, write_forward, place, policies):
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     seen = tmp_path / "seen"

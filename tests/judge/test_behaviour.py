@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn as nn
+from problems import pairs
 
 from playground.judge import behaviour
 from playground.judge.behaviour import SideEffects, StressTests
@@ -189,8 +190,7 @@ def test_a_script_in_inference_mode():
 
 
 UNSTEADY = """
-import torch
-class Model(torch.nn.Module):
+class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.calls = 0
@@ -199,8 +199,6 @@ class Model(torch.nn.Module):
         return x + {change} * self.calls
 def get_inputs():
     return [torch.rand(3, 4)]
-def get_init_inputs():
-    return []
 """
 
 
@@ -220,7 +218,7 @@ def test_what_an_original_does_besides(edits, side_effects, tmp_path):
     path, text = tmp_path / "problem.py", UNSTEADY
     for old, new in edits.items():
         text = text.replace(old, new)
-    path.write_text(text)
+    path.write_text(pairs.whole(text))
     referee = Referee()
     referee.load(str(path), {}, "cpu", tmp_path / "weights", 1)
     assert referee.side_effects()["side_effects"] == side_effects

@@ -2,8 +2,7 @@
 
 A text holds the problem, then what is right and what is wrong: the body of ModelNew, whose __init__ is the problem's where
 there is none. A wrong one may be the right one's lines with others in the place of some: after `-` the old, after `+` the new.
-"Verdict: fail: <regular expression of the reason>" is what is expected of it. A problem without get_init_inputs gives the
-constants of the names that its __init__ takes. The pages name the folder beside this.
+"Verdict: fail: <regular expression of the reason>" is what is expected of it. The pages name the folder beside this.
 """
 
 import ast
@@ -655,13 +654,17 @@ def texts(name):
     if name in FOLDERS:
         return [(FOLDERS[name] / file).read_text() for file in FILES]
     _, problem, right, wrong = re.split(r"^\[(?:problem|right|wrong)\].*\n", PROBLEMS[name], flags=re.M)
-    if "def get_init_inputs" not in problem:
-        taken = re.search(r"def __init__\(self, (.*)\):", problem)
-        problem += f"\ndef get_init_inputs():\n    return [{taken[1] if taken else ''}]\n"
     wrong = wrong.partition("\n")[2]  # without the verdict
     if wrong.startswith("-"):
         wrong = patched(right, wrong)
-    return [IMPORTS + text for text in (problem, solution(problem, right), solution(problem, wrong))]
+    return [whole(problem), *(IMPORTS + solution(problem, body) for body in (right, wrong))]
+
+
+def whole(problem):
+    """Return a problem's text with what it may leave out: the imports, and a get_init_inputs that gives what __init__ names."""
+    taken = re.search(r"def __init__\(self, (.*)\):", problem)
+    init = f"\ndef get_init_inputs():\n    return [{taken[1] if taken else ''}]\n"
+    return IMPORTS + problem + ("" if "def get_init_inputs" in problem else init)
 
 
 def patched(text, patch):
