@@ -339,18 +339,14 @@ def slow(monkeypatch):
     return device
 
 
-def test_own_clock_counts_every_call_once(slow):
-    assert own_clock(slow.side("variant"), 1.0, 1.5) == pytest.approx(2.0)
+def test_own_clock_counts_every_call_once_and_watches_what_else_runs_in_every_try(slow):
+    load, began = Load(0.0), []
+    load.watched = lambda: contextlib.nullcontext(began.append(len(slow.repeated)))
+    assert own_clock(slow.side("variant"), 1.0, 1.5, load) == pytest.approx(2.0)
     repeated, pauses = slow.repeated, len(timing.PAUSES)
     assert len(repeated) == 4 + pauses * (1 + timing.SHORT_TRIES) and all(3 <= count <= 1000 for count in repeated)
     assert max(repeated[5:9]) < min(repeated[1:5])  # short ones
-
-
-def test_own_clock_watches_what_else_runs_in_every_try(slow):
-    load, began = Load(0.0), []
-    load.watched = lambda: contextlib.nullcontext(began.append(len(slow.repeated)))
-    own_clock(slow.side("variant"), 1.0, 1.5, load)
-    assert began == list(range(len(slow.repeated)))
+    assert began == list(range(len(repeated)))
 
 
 def test_own_clock_stops_at_the_first_try_within_the_limit(slow):

@@ -258,13 +258,9 @@ def forward(self, x):
     return x + self.narrow(hidden * (keeps / self.kept))
 [wrong] Keeps everything, as in inference.
 Verdict: fail: off by
-def __init__(self, features, hidden, share):
-    super().__init__()
-    self.wide = nn.Linear(features, hidden)
-    self.narrow = nn.Linear(hidden, features)
-
-def forward(self, x):
-    return x + self.narrow(torch.relu(self.wide(x)))""",
+-    keeps = torch.bernoulli(torch.empty_like(hidden), self.kept)
+-    return x + self.narrow(hidden * (keeps / self.kept))
++    return x + self.narrow(hidden)""",
     "embedding_mean": """Word vectors, averaged over the words that a mask leaves: integers and truth values as inputs.
 [problem]
 class Model(nn.Module):
