@@ -667,18 +667,12 @@ def test_a_variant_that_cannot_be_captured_is_timed_without_a_graph(timed):
     assert found["time_ms"]["median"] == found["training"]["weights"]["time_ms"]["median"] == 0.3
 
 
-@pytest.mark.parametrize("tag", ["no-graph", "default-stream"])
-def test_what_no_graph_can_hold_is_not_captured(timed, tag):
-    device = Device(MS)
-    found = timed(device, caveats=[{"tag": tag}])
-    assert found["time_ms"]["median"] == 0.3 and "graphed" not in found
-    assert not any("graphed" in mode for _, mode in device.started)
-
-
-def test_long_steps_are_not_timed_in_graphs(timed):
-    device = Device(LONG)
-    found = timed(device)
-    assert found["graphed"] is None and found["training"]["weights"]["graphed"] is None
+@pytest.mark.parametrize("ms, tag", [(MS, "no-graph"), (MS, "default-stream"), (LONG, None)])
+def test_long_steps_and_what_no_graph_can_hold_are_not_timed_in_graphs(timed, ms, tag):
+    device = Device(ms)
+    found = timed(device, caveats=[{"tag": tag}] if tag else [])
+    assert found["time_ms"]["median"] == ms["variant"] and ("graphed" in found) == (tag is None)
+    assert found.get("graphed") is None and found["training"]["weights"].get("graphed") is None
     assert not any("graphed" in mode for _, mode in device.started)
 
 

@@ -10,6 +10,7 @@ from playground import tensors
 from playground.judge import behaviour, probes
 from playground.worker.candidate import Candidate, WrongInterface, copy_weights
 from playground.worker.failures import JUDGE_BROKE, describe
+from tests.judge.problems import pairs
 
 
 def test_a_file_may_leave_determinism_as_it_is_without_nan_in_new_memory():
@@ -76,18 +77,12 @@ def test_weights_that_differ_are_named(model, complaint):
 
 
 PROBLEM = """
-import torch
-import torch.nn as nn
-
 class Model(nn.Module):
     def forward(self, x):
         return x + 1
 
 def get_inputs():
     return [torch.rand(2)]
-
-def get_init_inputs():
-    return []
 """
 
 REPLACES = """
@@ -110,7 +105,7 @@ class ModelNew(nn.Module):
 
 def test_a_variant_that_replaces_get_inputs_changes_nothing(tmp_path):
     problem, variant = tmp_path / "asked.py", tmp_path / "replaces.py"
-    problem.write_text(PROBLEM)
+    problem.write_text(pairs.whole(PROBLEM))
     variant.write_text(REPLACES)
     candidate = Candidate()
     candidate.load(str(problem), str(variant), {}, "cpu", None, 0)
@@ -122,7 +117,7 @@ def test_a_variant_that_replaces_get_inputs_changes_nothing(tmp_path):
 @pytest.fixture
 def original(tmp_path):
     """A Candidate that is the original itself, and the file of a probe."""
-    (tmp_path / "asked.py").write_text(PROBLEM)
+    (tmp_path / "asked.py").write_text(pairs.whole(PROBLEM))
     candidate = Candidate()
     candidate.load(str(tmp_path / "asked.py"), None, {}, "cpu", None, 0)
     probe = str(tmp_path / "probe")
