@@ -242,11 +242,6 @@ except RuntimeError:
     assert ran.stdout == "limited\n", ran.stderr
 
 
-def test_batch_norm_in_evaluation_is_chunked():
-    model, x = nn.BatchNorm1d(3).eval(), torch.randn(6, 3)
-    assert_same(Oracle(Fits(model, 2), CPU).reference(probe(x)), Oracle(model, CPU).reference(probe(x)))
-
-
 @pytest.mark.parametrize("largest", [0, 1])
 def test_two_samples_must_fit(largest):
     """A chunk is one sample at least, and whether samples meet is seen on two."""

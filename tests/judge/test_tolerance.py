@@ -72,12 +72,6 @@ def test_a_tiny_error_passes_and_a_wrong_constant_fails(many):
     assert comparison.max_error > 2 > 0.02 > comparison.allowed
 
 
-@pytest.mark.parametrize("factor", [1.001, 0.999, -1.0, 0.0])
-def test_a_wrong_factor_fails(many, factor):
-    truth, expected = many
-    assert expected.compare("y", (1e4 + (truth - 1e4) * (1 + 20 * (factor - 1))).float()).complaint
-
-
 @pytest.mark.parametrize("size", [1, 100])
 def test_the_root_mean_square_catches_what_the_largest_error_does_not(size):
     """A maximum whose gradient rounding has sent elsewhere: one element of eager's is far off, and the rest is exact."""
@@ -295,11 +289,6 @@ def test_a_near_decision_excuses_nothing_else(deciding, element, step):
     sent[element] += step
     compared = expected.compare("y", sent)
     assert compared.complaint and not compared.decided
-
-
-def test_an_error_everywhere_is_not_excused_by_decisions(deciding):
-    truth, expected = deciding
-    assert expected.compare("y", 1.001 * truth.float()).complaint.startswith("y is off by")
 
 
 def test_decisions_are_looked_for_only_where_they_are_needed():
