@@ -14,7 +14,7 @@ from playground.judge.mutations import LOOK_ALIKE
 from playground.judge.probes import AT_OWN_SIZE, EVAL, FORWARD_PROBES, FRESH, OF_SEEDS, PROBES, check_of, size_of
 from playground.judge.work import Text
 from playground.worker import WorkerFailure
-from playground.worker.referee_client import RefereeFailure, erase, remove
+from playground.worker.referee_client import erase, remove
 
 FIGURES = ("max_error", "allowed", "eager_error", "permitted_error")  # of a comparison
 REFUSES = "refuses: "  # begins the note of a probe on which the variant raises an exception
@@ -36,9 +36,7 @@ class Complaint:
     line: int | None = None
 
 
-def judge(
-    worker, referee, result, limit, file=None, renew=None, accept=None, first=None, tell=None, borrowed=(), with_mutants=True
-):
+def judge(worker, referee, result, file=None, renew=None, accept=None, first=None, tell=None, borrowed=(), with_mutants=True):
     """Run every check of the variant that `worker` has loaded. Sets verdict, standards and caveats in `result`.
 
     `file` is the variant's. `renew()` gives a worker that has loaded it again, for what is left after a crash. `accept` is the
@@ -48,7 +46,7 @@ def judge(
     one fails on the problem's own inputs of which nothing worse was known.
     """
     result["check"], result["accuracy"] = blank_check() | {"domain": referee.domain}, None
-    case = _Case(worker, referee, result, limit, file, renew, accept)
+    case = _Case(worker, referee, result, file, renew, accept)
     if borrowed:
         text = f"the file uses {', '.join(borrowed)}, which only the problem's file defines"
         case.complain("uses-problem-names", text, DROP_IN)
@@ -105,13 +103,12 @@ def conclude(result, complaints):
 class _Case:
     """The evaluation of one variant. `complaints` are all that there are so far."""
 
-    def __init__(self, worker, referee, result, limit, file, renew, accept):
+    def __init__(self, worker, referee, result, file, renew, accept):
         self.worker = worker
         self.complaints = []
         self._referee = referee
         self._result = result
         self._check = result["check"]
-        self._limit = limit
         self._text = Text(file) if file else None
         self._renew = renew
         self._accept = accept
@@ -172,7 +169,7 @@ class _Case:
 
     def _ask(self, what, **arguments):
         erase(self.outputs)  # what an earlier call wrote is no answer
-        return self.worker.ask(f"candidate.{what}", self._limit, outputs=str(self.outputs), **arguments)
+        return self.worker.ask(what, outputs=str(self.outputs), **arguments)
 
     def _ask_on(self, what, probe, **arguments):
         return self._ask(what, inputs=self._referee.inputs(probe), **arguments)
@@ -498,7 +495,7 @@ class _Case:
 
 def _is_its_own(failure):
     """Whether a WorkerFailure is the variant's, not the machine's or the judge's."""
-    return not (failure.is_of_machine or failure.is_of_judge or isinstance(failure, RefereeFailure))
+    return not (failure.is_of_machine or failure.is_of_judge or failure.role == "referee")
 
 
 def _under(probe, complaint):

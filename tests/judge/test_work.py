@@ -168,16 +168,8 @@ def by_a_pointer_that_it_gives(library, x, y):
 
 
 WAYS = [
-    by_integers,
-    by_types,
-    by_a_view,
-    by_a_prototype,
-    by_a_struct,
-    by_pointers,
-    by_what_was_given_before,
-    by_numpy,
-    by_an_array_of_numpy,
-    by_a_pointer_that_it_gives,
+    *(by_integers, by_types, by_a_view, by_a_prototype, by_a_struct, by_pointers, by_what_was_given_before),
+    *(by_numpy, by_an_array_of_numpy, by_a_pointer_that_it_gives),
 ]
 
 
