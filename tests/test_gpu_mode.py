@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command.test_commands import run
+from typed import run
 
 from playground import gpu_mode, tensors
 from playground.catalog import ROOT, CatalogError, Model, borrowed_names, load_problem, load_variant

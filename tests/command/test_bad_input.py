@@ -1,7 +1,6 @@
 """Bad input, case by case: the exit status, and the first line that the user sees."""
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -12,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from typed import run
 
 from playground import packages
 from playground.catalog import ROOT
-from playground.command import entry, main
+from playground.command import entry
 
 ALEXNET = "--model alexnet_conv1"
 TINY = "--model {problem} --variant {right} --device cpu --quick"
@@ -226,14 +226,6 @@ def as_before(monkeypatch, tmp_path):
         signal.signal(number, handler)
 
 
-def start(arguments, **environment):
-    """(exit status, stdout, stderr) of a command in a process of its own; None takes a variable away."""
-    given = {key: value for key, value in {**os.environ, **environment}.items() if value is not None}
-    command = [sys.executable, "compare.py", *arguments.split()]
-    done = subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True, timeout=300)
-    return done.returncode, done.stdout, done.stderr
-
-
 def require(pattern, err):
     assert "Traceback" not in err
     first = err.splitlines()[0]
@@ -241,42 +233,37 @@ def require(pattern, err):
 
 
 @pytest.mark.parametrize("name", COMMAND_LINES)
-def test_a_command_line(name, filled, as_before, capsys):
+def test_a_command_line(name, filled, as_before, capsys, compare):
     command, pattern = COMMAND_LINES[name]
     which, *arguments = shlex.split(filled(command))
-    try:
-        ended = entry.enter(which, arguments)
-    except SystemExit as end:
-        ended = end.code
-    out, err = capsys.readouterr()
-    assert (ended, out) == (2, "")
+    status, out, err = compare(*arguments, command=lambda given: entry.enter(which, given))
+    assert (status, out) == (2, "")
     require(pattern, err)
     assert len(err.splitlines()) == 1
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a GPU where there is none")
 @pytest.mark.parametrize("arguments", ["--device cuda", "--profile --variant v1_direct"])
-def test_a_machine_without_a_gpu(arguments, as_before, capsys):
-    assert main.compare([*ALEXNET.split(), *arguments.split()]) == 2
-    assert re.match(r"(--profile: )?(torch .* is built without CUDA|no NVIDIA driver|no GPU)", capsys.readouterr().err)
+def test_a_machine_without_a_gpu(arguments, as_before, compare):
+    status, _, err = compare(*ALEXNET.split(), *arguments.split())
+    assert status == 2 and re.match(r"(--profile: )?(torch .* is built without CUDA|no NVIDIA driver|no GPU)", err)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_machine(name, filled):
     environment, pattern = MACHINES[name]
-    ended, out, err = start(filled(TINY), **{key: value and filled(value) for key, value in environment.items()})
-    assert (ended, out) == (2, "")
+    given = {key: value and filled(value) for key, value in environment.items()}
+    status, out, err = run("compare.py", *filled(TINY).split(), **given)
+    assert (status, out) == (2, "")
     require(pattern, err)
 
 
-def test_a_place_for_the_emulators_builds(filled, monkeypatch, as_before, capsys):
+def test_a_place_for_the_emulators_builds(filled, monkeypatch, as_before, compare):
     monkeypatch.setenv("CUDA_EMULATOR_CACHE", filled("{problem}/below"))
-    assert main.compare([*ALEXNET.split(), "--variant", "v1_direct", "--device", "emulator"]) == 2
-    assert re.match(
-        r".*below, where the emulator's builds go, cannot be written \(Not a directory\): set CUDA_EMULATOR_CACHE",
-        capsys.readouterr().err,
-    )
+    status, _, err = compare(*ALEXNET.split(), "--variant", "v1_direct", "--device", "emulator")
+    said = r".*below, where the emulator's builds go, cannot be written \(Not a directory\): set CUDA_EMULATOR_CACHE"
+    assert status == 2 and re.match(said, err)
 
 
 def old_pythons():
@@ -303,8 +290,8 @@ def test_a_problem(name, filled, tmp_path):
     text, arguments, pattern = PROBLEMS[name]
     file = tmp_path / f"{name}.py"
     file.write_text(text)
-    command = f"{filled('--variant {right} --device cpu')} --model {file} {arguments}"
-    status, out, err = start(command, TORCH_EXTENSIONS_DIR=str(tmp_path / "builds"))
+    command = f"compare.py {filled('--variant {right} --device cpu')} --model {file} {arguments}"
+    status, out, err = run(*command.split(), TORCH_EXTENSIONS_DIR=str(tmp_path / "builds"))
     assert (status, out) == (2, "") and "build" not in err
     require(pattern.replace("FILE", re.escape(str(file))), err)
     assert len(err.splitlines()) == 1
@@ -324,8 +311,8 @@ def judged(tiny_problem, write_forward, write_variant):
             write_variant if "ModelNew" in text or text.startswith("import torch") or "such_module" in text else write_forward
         )
         files[name] = write(name, text).path
-    names = " ".join(map(str, files.values()))
-    status, out, err = start(f"--model {tiny_problem} --variant {names} --device cpu --quick --time-limit 30 --json -")
+    options = ["--device", "cpu", "--quick", "--time-limit", "30", "--json", "-"]
+    status, out, err = run("compare.py", "--model", tiny_problem, "--variant", *files.values(), *options)
     assert status == 1, err
     return files, {result["variant"]: result for result in json.loads(out)["results"]}, err
 

@@ -1,13 +1,12 @@
 """What a first user does wrong, and the first line that says so: files of their own beside examples/softmax.py."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 
 import pytest
 import torch
+from typed import run
 
 from playground import catalog
 from playground.catalog import ROOT
@@ -78,13 +77,6 @@ MISTAKES = {
 }
 
 
-def start(*arguments, **environment):
-    """(exit status, stdout, stderr) of compare.py in a process of its own, as in a pipe."""
-    command = [sys.executable, "compare.py", *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=1800)
-    return done.returncode, done.stdout, done.stderr
-
-
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory):
     """One run of all MISTAKES and of the example itself: {name: (file, result)}."""
@@ -95,7 +87,9 @@ def judged(tmp_path_factory):
         assert text != SOLUTION.read_text()
         files[name] = folder / f"{name}.py"
         files[name].write_text(text)
-    status, out, err = start("--model", PROBLEM, "--variant", *files.values(), SOLUTION, "--device", "emulator", "--json", "-")
+    status, out, err = run(
+        "compare.py", "--model", PROBLEM, "--variant", *files.values(), SOLUTION, "--device", "emulator", "--json", "-"
+    )
     assert status == 1, err
     results = {result["variant"]: result for result in json.loads(out)["results"]}
     return {name: (path, results[name]) for name, path in (files | {SOLUTION.stem: SOLUTION}).items()}, err
@@ -175,7 +169,7 @@ def test_weights_of_other_names_lead_a_suites_line(tiny_problem, write_variant, 
     half = write_variant("half", text.format(name="linear", end=").bfloat16().float()")).path
     pairs = tmp_path / "pairs.json"
     pairs.write_text(json.dumps([[str(tiny_problem), str(own)], [str(tiny_problem), str(half)]]))
-    status, out, err = start("--suite", pairs, "--check-only", "--device", "cpu")
+    status, out, err = run("compare.py", "--suite", pairs, "--check-only", "--device", "cpu")
     assert status == 1, err
     lines = re.split(r"\n(?=\d/2 )", out)  # what is longer than the terminal goes on below
     of_own, of_half = (" ".join(next(line for line in lines if f"{name}: " in line).split()) for name in ("own", "half"))
@@ -195,7 +189,7 @@ def test_a_time_limit_names_the_phase(tmp_path, write_forward, tiny_problem, bod
     variant = write_forward("endless", body).path if body else SOLUTION
     arguments = ["--model", tiny_problem if body else PROBLEM, "--variant", variant, "--device", "cpu" if body else "emulator"]
     compiler = {} if body else {"CXX": str(slow), "CUDA_EMULATOR_CACHE": str(tmp_path)}
-    status, out, err = start(*arguments, "--time-limit", 30, "--check-only", **compiler)
+    status, out, err = run("compare.py", *arguments, "--time-limit", 30, "--check-only", **compiler)
     assert status == 1 and re.search(rf"no answer within the time limit of 30 s: {phase}", out), out + err
 
 
@@ -212,7 +206,7 @@ def test_files_in_one_anothers_places(given, expected):
 def test_nothing_is_timed_beside_what_fails(tiny_problem, write_forward):
     """Number 11: no baseline is made ready once nothing is left to time."""
     wrong = write_forward("wrong", "return torch.tanh(self.linear(x)) + 3").path
-    status, _, err = start("--model", tiny_problem, "--variant", wrong, "--device", "cpu")
+    status, _, err = run("compare.py", "--model", tiny_problem, "--variant", wrong, "--device", "cpu")
     assert status == 1 and "torch.compile: ready" not in err, err
 
 
@@ -221,10 +215,10 @@ def test_against_says_verdicts_then_and_now(tiny_problem, write_forward, tmp_pat
     """Number 12, where nothing is timed; and 19: a folder that is made is named."""
     variant, file = write_forward("changing", "return torch.tanh(self.linear(x))").path, tmp_path / "new" / "start.json"
     arguments = ["--model", tiny_problem, "--variant", variant, "--device", "cpu", "--check-only"]
-    status, _, err = start(*arguments, "--json", file)
+    status, _, err = run("compare.py", *arguments, "--json", file)
     assert (status, err.splitlines()[0]) == (0, f"--json: made the folder {file.parent}")
     variant.write_text(variant.read_text().replace("tanh", "sin"))
-    status, out, _ = start(*arguments, "--against", file)
+    status, out, _ = run("compare.py", *arguments, "--against", file)
     assert status == 1 and "not timed in this run: pass then, fail now" in out
 
 
@@ -245,9 +239,8 @@ def test_a_typo_is_answered_before_pytorch_is_imported(command, arguments, expec
         "except SystemExit as end: status = end.code\n"
         "assert 'torch' not in sys.modules\nsys.exit(status)"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and expected in done.stderr.splitlines()[0], done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    status, _, err = run("-c", program)
+    assert status == 2 and expected in err.splitlines()[0] and len(err.splitlines()) == 1, err
 
 
 def test_the_installed_command_has_help(monkeypatch, capsys):

@@ -15,20 +15,6 @@ from playground.report import document
 RECORD = catalog.ROOT / "results" / "nvidia-h200.json"
 
 
-@pytest.fixture
-def compare(capsys):
-    """compare("--explain", ...) -> (exit status, stdout, stderr)."""
-
-    def run(*arguments):
-        try:
-            status = main.compare(list(arguments))
-        except SystemExit as stop:  # argparse
-            status = stop.code
-        return status, *capsys.readouterr()
-
-    return run
-
-
 def test_list(compare, capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     status, out, err = compare("--list")

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from typed import run
 
 from playground import catalog
 from playground.catalog import ROOT
@@ -120,21 +121,17 @@ def test_what_failed_is_run_alone_and_untimed(tiny_problem, write_forward, tmp_p
     paths = {name: write_forward(name, body).path for name, body in variants.items()}
     file = tmp_path / "first.json"
 
-    def run(*options):
-        command = [sys.executable, "compare.py", "--model", tiny_problem, "--check-only", "--standard", "drop-in", *options]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
-        return done.returncode, done.stdout, done.stderr
-
-    status, out, err = run("--variant", *paths.values(), "--json", file)
+    command = ["compare.py", "--model", tiny_problem, "--check-only", "--standard", "drop-in"]
+    status, out, err = run(*command, "--variant", *paths.values(), "--json", file)
     results = {result["variant"]: result for result in json.loads(file.read_text())["results"]}
     assert status == 1 and results["complete"]["verdict"] == "pass", err
     assert results["clamps"]["verdict"] == "forward only" and all(each["time_ms"] is None for each in results.values())
     assert "baseline" not in err
 
-    status, out, err = run("--variant", *paths.values(), "--failed", file)
+    status, out, err = run(*command, "--variant", *paths.values(), "--failed", file)
     assert status == 1 and "clamps" in out and "complete" not in out
     assert "check tiny/clamps: as before, on normal inputs of another scale" in err
-    status, out, err = run("--variant", paths["complete"], "--failed", file)
+    status, out, err = run(*command, "--variant", paths["complete"], "--failed", file)
     assert (status, out) == (2, "") and "nothing that was asked for failed there" in err
 
 

@@ -10,7 +10,7 @@ import test_anatomy
 import torch
 
 from playground import catalog, tensors
-from playground.command import look, main, new_variant, shared_text
+from playground.command import look, new_variant, shared_text
 from tests.judge.problems import pairs
 
 pytestmark = pytest.mark.full
@@ -34,15 +34,6 @@ def folder(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def kernels_elsewhere(folder, monkeypatch):
     monkeypatch.setattr(catalog, "KERNELS", folder)
-
-
-@pytest.fixture
-def compare(capsys):
-    def run(*arguments):
-        status = main.compare(list(map(str, arguments)))
-        return status, *capsys.readouterr()
-
-    return run
 
 
 def path_of(folder, model, name):

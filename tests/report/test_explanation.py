@@ -1,9 +1,7 @@
 """compare.py --explain VARIANT: a docstring, filled to any width."""
 
-import io
-
 import pytest
-from rich.console import Console
+from drawn import printed
 
 from playground import catalog
 from playground.report import explanation
@@ -45,10 +43,8 @@ def test_prose_is_filled_and_formulas_keep_their_lines(write_variant):
 
 
 def shown(variant, width, model=None, **console):
-    file = io.StringIO()
     siblings = catalog.variants(model) if model else ()
-    explanation.show(variant, Console(file=file, width=width, **console), siblings)
-    return file.getvalue()
+    return printed(lambda console: explanation.show(variant, console, siblings), width, **console)
 
 
 @pytest.mark.parametrize("model, variant", VARIANTS)

@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from drawn import printed, unfolded
 from rich.console import Console
 
-from playground.report import layout, terminal
-from playground.report.document import write
+from playground.driver.session import NOT_PROVED
+from playground.report import figures, layout, terminal
+from playground.report.document import validate, write
 
 VIEWS = {
     "summary": terminal.Summary,
@@ -21,13 +23,7 @@ VIEWS = {
 
 
 def draw(view, document, width=80, **console):
-    file = io.StringIO()
-    VIEWS[view](Console(file=file, width=width, **console), {}).end(document)
-    return file.getvalue()
-
-
-def unfolded(text):
-    return " ".join(text.split())
+    return printed(lambda console: VIEWS[view](console, {}).end(document), width, **console)
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -339,3 +335,43 @@ def test_make_console_in_a_real_pipe(columns, encoding, gpu_document, tmp_path):
     assert not re.search(rb"[ \t]$", done.stdout, re.MULTILINE), "a line ends with blanks"
     reason = "naïve 核 kernel" if encoding == "utf-8" else "na\\xefve \\u6838 kernel"
     assert reason in done.stdout.decode(encoding)
+
+
+@pytest.mark.parametrize("view", ["summary", "details"])
+def test_mutants_are_counted_and_survivors_named(view, gpu_document):
+    _, second, *_ = gpu_document["results"]
+    assert "mutants" not in unfolded(draw(view, gpu_document))
+    second["check"] |= {"mutants_rejected": "14/14", "mutants_survived": []}
+    text = unfolded(draw(view, gpu_document))
+    assert "14/14 rejected" in text and "cannot be told" not in text
+    second["check"] |= {"mutants_rejected": "13/14", "mutants_survived": ["conv2d: bias dropped"]}
+    assert "13/14 rejected; cannot be told from the original: conv2d: bias dropped" in unfolded(draw(view, gpu_document))
+
+
+def test_a_speed_up_in_a_lower_precision_is_labelled(gpu_document):
+    _, second, *_ = gpu_document["results"]
+    second["variant_precision"] = "fp16"
+    text = unfolded(draw("summary", gpu_document, 160))
+    assert "cuda, fp16 against tf32" in text and "49.4x fp16" in text
+    assert "faster in fp16" in text
+    validate(gpu_document)
+    assert "forward, in fp16: faster than" in unfolded(draw("details", gpu_document, 160))
+    assert "fp16 against tf32" in unfolded(draw("details", gpu_document, 160))
+    coloured = draw("summary", gpu_document, 160, force_terminal=True, color_system="standard")
+    assert "x fp16" in coloured and not re.search(r"\x1b\[32m[\d.]+x fp16", coloured), "green would call it faster"
+
+
+def test_a_speed_up_that_is_not_proved_says_so_wherever_it_stands(gpu_document):
+    _, second, *_ = gpu_document["results"]
+    second["speedup_proof"] = NOT_PROVED
+    validate(gpu_document)
+    assert f"49.4x {NOT_PROVED}" in unfolded(draw("summary", gpu_document, 160))
+    assert NOT_PROVED in unfolded(draw("details", gpu_document, 160))
+    assert figures.labelled("49.4x", second) == f"49.4x {NOT_PROVED}"
+
+
+def test_a_lower_precision_does_not_count_in_the_mean(gpu_document):
+    means = figures.geometric_means(gpu_document["results"])
+    for result in gpu_document["results"]:
+        result["variant_precision"] = "fp16"
+    assert means and figures.geometric_means(gpu_document["results"]) == {}

@@ -6,6 +6,7 @@ import shutil
 
 import hostile
 import pytest
+from made import UNTIMED
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
@@ -64,7 +65,7 @@ def pages(tmp_path_factory, h200, h200_page):
     (folder / "long.html").write_text(page.render(renamed, []), encoding="utf-8")
     for result in renamed["results"][:9]:
         path = f"/home/someone/{'long_folder/' * 9}solution_{LONG_NAME}.py"
-        result.update(verdict="fail", reason=f"race at {path}:10: two writes", time_ms=None, speedup=None, training=None)
+        result.update(verdict="fail", reason=f"race at {path}:10: two writes", **UNTIMED)
     document = renamed | {"suite": suite.summarise(renamed)}
     (folder / "suite.html").write_text(page.render(document, []), encoding="utf-8")
     return folder
@@ -143,8 +144,8 @@ def test_no_verdict_runs_out_of_its_cell(browser, pages, width, name):
     )
 
 
-def test_a_hostile_page_does_nothing(browser, tmp_path, make_passed, make_environment):
-    document, _ = hostile.document(make_passed, make_environment)
+def test_a_hostile_page_does_nothing(browser, tmp_path):
+    document, _ = hostile.document()
     file = tmp_path / "hostile.html"
     file.write_text(page.render(document, []), encoding="utf-8")
     assert open_page(browser, file, 360, "light") == [file.as_uri()]
