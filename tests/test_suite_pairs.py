@@ -55,10 +55,12 @@ def test_a_list_names_files_beside_it_and_may_say_numbers_settings_and_origin(tm
         (tmp_path / name).write_text("batch_size = 4")
     full = {"problem": "a/problem.py", "solution": "a/right.py", "level": 1, "problem_id": 3, "settings": {"batch_size": 2}}
     (tmp_path / "pairs.json").write_text(
-        json.dumps([["a/problem.py", "a/gone.py"], full | {"origin": "by hand", "claimed_speedup": 2.5}])
+        json.dumps(
+            [["a/problem.py", "a/gone.py"], ["a/\0.py", "a/right.py"], full | {"origin": "by hand", "claimed_speedup": 2.5}]
+        )
     )
-    gone, right = suite.read(tmp_path / "pairs.json").pairs
-    assert "a/gone.py: No such file" in gone.broken
+    gone, odd, right = suite.read(tmp_path / "pairs.json").pairs
+    assert "a/gone.py: No such file" in gone.broken and odd.broken.endswith(": embedded null byte")
     assert right.broken is None and (right.problem_name, right.solution_name) == ("a/problem", "a/right")
     assert (right.facts()["origin"], right.facts()["claimed_speedup"]) == ("by hand", 2.5)
     assert (right.level, right.problem_id, right.sample_id) == (1, 3, None)

@@ -147,10 +147,8 @@ def sorted_out(entries):
     for name, entry in entries.items():
         note = entry.get("note") or ""
         is_right = not note or entry.get("max_error") is not None
-        kind = (
-            "wrong" if entry.get("complaint") else "not run" if note.startswith(NOT_RUN) else "right" if is_right else "noted"
-        )
-        found[REFUSED if kind == "noted" and note.startswith(EXCEPTIONS) else kind].append(name)
+        remark = "not run" if note.startswith(NOT_RUN) else REFUSED if note.startswith(EXCEPTIONS) else "noted"
+        found["wrong" if entry.get("complaint") else "right" if is_right else remark].append(name)
     return found
 
 
