@@ -381,7 +381,8 @@ def _held(cell):
 
 
 def differentiable(tensor):
-    return isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
+    """Return whether a value is a tensor of numbers that can vary and have a gradient; floats of one byte hardly compute."""
+    return isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.dtype.itemsize > 1
 
 
 # Held here, since a file may put others in their places.

@@ -241,3 +241,12 @@ def test_elements_that_share_memory(output, shares):
     model = torch.nn.Linear(2, 2)
     complaint = behaviour.SideEffects(model, []).complaints([output]).get("an element's own memory")
     assert (complaint or "").startswith("returns a tensor with elements that share memory") == shares
+
+
+def test_double_of_what_has_no_floats_is_not_asked_for():
+    class Floats(nn.Module):
+        def forward(self, x):
+            return x.float()
+
+    found = StressTests(Floats(), [torch.arange(3)], [torch.arange(3)], CPU).run("double()")
+    assert found == behaviour.Trial(note="not run: not all is in float32")

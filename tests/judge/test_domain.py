@@ -7,6 +7,7 @@ import torch
 
 from playground import tensors
 from playground.judge import domain, probes
+from playground.judge.behaviour import same_bits
 
 SIZE = 12
 
@@ -216,3 +217,13 @@ def test_inputs_that_are_equal_are_varied_alike():
 def test_what_changes_is_left_alone():
     assert not domain.is_unchanging(problem(square), 0)
     assert not domain.is_unchanging(problem(square, lambda: torch.ones(3)), 0)
+
+
+def test_floats_of_one_byte_stay_the_problems_own():
+    """PyTorch neither draws nor rounds them."""
+    narrow = problem(lambda: torch.rand(4, 8).to(torch.float8_e4m3fn))
+    (own,) = tensors.make_inputs(narrow, 1)
+    assert domain.learn(narrow, 0).texts == []
+    for name in probes.PROBES:
+        (value,) = probes.make(name, narrow, 1, {}).inputs
+        assert same_bits(value, own), name
