@@ -27,7 +27,6 @@ import ctypes
 import functools
 import hashlib
 import inspect
-import math
 import os
 import re
 import sys
@@ -253,10 +252,9 @@ struct Segment {
 // The block's segments, one after another: `work_row` is where the next one begins.
 struct Scheduler {
     const Shape& s;
-    int64_t end, work_row;
+    const int64_t end = first_work_row(blockIdx.x + 1);
+    int64_t work_row = first_work_row(blockIdx.x);
 
-    DEVICE explicit Scheduler(const Shape& s)
-        : s(s), end(first_work_row(blockIdx.x + 1)), work_row(first_work_row(blockIdx.x)) {}
     DEVICE int64_t first_work_row(int block) const { return sample_tiles(s) * s.rows * block / s.blocks; }
     DEVICE bool has_next() const { return work_row < end; }
     DEVICE Segment next() {
@@ -275,19 +273,17 @@ struct Scheduler {
 // Even stages are half 0's, odd ones half 1's. A stage's full mbarrier completes when TMA has written its bytes, its empty
 // mbarrier when all six warps of its half have read them. A half's state is its stage and the parity of that stage's phase.
 struct Pipeline {
-    uint32_t data, full, empty;  // shared addresses
+    const uint32_t data, barriers;  // shared addresses: of the stages; of their full, then of their empty mbarriers
     int stage;
     uint32_t parity = 0;
 
-    DEVICE Pipeline(uint32_t data, uint32_t barriers, int row_half)
-        : data(data), full(barriers), empty(barriers + 8 * STAGES), stage(row_half) {}
     DEVICE static void init(uint32_t barriers) {
         for (int i = 0; i < STAGES; ++i)
             mbarrier_init(barriers + 8 * i, 1), mbarrier_init(barriers + 8 * (STAGES + i), TILE_WARPS);
     }
     DEVICE uint32_t address() const { return data + stage * STAGE_BYTES; }
-    DEVICE uint32_t full_barrier() const { return full + 8 * stage; }
-    DEVICE uint32_t empty_barrier() const { return empty + 8 * stage; }
+    DEVICE uint32_t full_barrier() const { return barriers + 8 * stage; }
+    DEVICE uint32_t empty_barrier() const { return barriers + 8 * (STAGES + stage); }
     DEVICE void advance() {
         stage += ROW_HALVES;
         if (stage >= STAGES) stage -= STAGES, parity ^= 1;
@@ -299,7 +295,7 @@ struct Pipeline {
 // previous phase, of parity 1, as complete, so the first pass over the stages does not wait.
 __device__ void produce(const CUtensorMap& x, const Shape& shape, uint32_t data, uint32_t barriers) {
     Pipeline pipelines[ROW_HALVES] = {{data, barriers, 0}, {data, barriers, 1}};
-    for (Scheduler scheduler(shape); scheduler.has_next();) {
+    for (Scheduler scheduler{shape}; scheduler.has_next();) {
         const Segment segment = scheduler.next();
         const int rows = segment.steps() * POOL_H + OVERLAP;
         for (int row = 0; row < rows; row += STAGE_ROWS)
@@ -345,7 +341,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     bar_sync(ALL_CONSUMERS, CONSUMERS);
 
     Consumer<STRICT> consumer(data, barriers, warp);
-    for (Scheduler scheduler(shape); scheduler.has_next();) {
+    for (Scheduler scheduler{shape}; scheduler.has_next();) {
         const Segment segment = scheduler.next();
         const int rows = segment.rows(consumer.row_half), columns = shape.columns - segment.tile * TILE_POSITIONS;
         const bool whole = (consumer.warp + 1) * WARP_POSITIONS <= columns;  // no position of the warp is beyond the image
@@ -377,18 +373,18 @@ __global__ void __launch_bounds__(THREADS, 1)
 // ---- its parts: a consumer thread
 // Its registers have the box sums of 2 positions x 2 channels x all taps (36), what the next pooled row has so far (24), and
 // 16 x 2 exponents: its part of the product that four warps (a warpgroup) share.
-using RowSums = float[2][KERNEL_W];  // [element][column of the kernel]: sums of POOL_W values of a row
 using Sums = float[TAPS][4];         // [tap][2 * channel + element]: fragments of wgmma's operand a
+using RowSums = float[KERNEL_W][4];  // [column of the kernel], likewise: sums of POOL_W values of a row
 constexpr int SPAN = 2 * POOL_W + KERNEL_W - 1, CHUNKS = ceil_div(SPAN, 4);  // floats that a lane reads of a row, in 16 bytes
 
 template <bool STRICT>
 struct Consumer {
-    const int lane, q, warp, row_half;  // warp: in the tile
-    int pair;
+    const int lane = threadIdx.x % 32, q = lane % 4, n = lane / 4;
+    const int warp, row_half;  // warp: in the tile
+    const int pair = (n & 4) | (n & 1) << 1 | (n >> 1 & 1);
     uint32_t chunk[CHUNKS];  // offsets in a row, for channel q
     Pipeline pipeline;
-    Sums sums;                     // of the pooled row at hand
-    RowSums pending[KERNEL_H][2];  // of the next one: [row of the kernel][channel], from its first rows; [OVERLAP] is unused
+    Sums sums, pending;  // of the pooled row at hand; of the next one, from its first rows (of the last kernel row: unused)
     bool not_finite = false, next_not_finite = false;  // NaN or infinity was read for the pooled row at hand; for the next one
 
     // Lane 4 * n + q has channels q and q + 4 of a pair, whose elements are rows n and n + 8 of wgmma's operand a, and of d.
@@ -396,10 +392,7 @@ struct Consumer {
     // LINES is odd, so the swizzles of the q differ modulo 4. The two lower bits of n are swapped, so both pairs are 2 apart,
     // which is 4 chunks. Eight lanes so read all eight chunks of a line, which are all banks.
     DEVICE Consumer(uint32_t data, uint32_t barriers, int consumer_warp)
-        : lane(threadIdx.x % 32), q(lane % 4), warp(consumer_warp % TILE_WARPS), row_half(consumer_warp / TILE_WARPS),
-          pipeline(data, barriers, row_half) {
-        const int n = lane / 4;
-        pair = (n & 4) | (n & 1) << 1 | (n >> 1 & 1);
+        : warp(consumer_warp % TILE_WARPS), row_half(consumer_warp / TILE_WARPS), pipeline{data, barriers, row_half} {
         UNROLL for (int i = 0; i < CHUNKS; ++i) {
             const int column = position(0) * POOL_W + 4 * i, line = q * LINES + column / LINE_FLOATS;
             chunk[i] = line * LINE + ((column / 4 % 8 ^ line % 8) << 4);
@@ -411,16 +404,11 @@ struct Consumer {
     // Channel q + 4 is 4 * LINES lines further, 4 modulo 8: the swizzle moves its chunks by a further 4.
     DEVICE void sum_row(uint32_t row, int channel, RowSums& sums) const {
         static_assert(LINES % 2 == 1 && ROW_BYTES % 1024 == 0, "4 * LINES is 4 modulo 8; rows begin where the swizzle does");
-        float x[4 * CHUNKS];
+        alignas(16) float x[4 * CHUNKS];
         UNROLL for (int i = 0; i < CHUNKS; ++i) {
             const uint32_t at = channel ? ((row + chunk[i]) ^ 4 * CHUNK_BYTES) + 4 * LINES * LINE : row + chunk[i];
-            if (SPAN - 4 * i > 2) {
-                const float4 v = ld_shared_v4_f32(at);
-                x[4 * i] = v.x, x[4 * i + 1] = v.y, x[4 * i + 2] = v.z, x[4 * i + 3] = v.w;
-            } else {
-                const float2 v = ld_shared_v2_f32(at);
-                x[4 * i] = v.x, x[4 * i + 1] = v.y;
-            }
+            if (SPAN - 4 * i > 2) reinterpret_cast<float4&>(x[4 * i]) = ld_shared_v4_f32(at);
+            else reinterpret_cast<float2&>(x[4 * i]) = ld_shared_v2_f32(at);
         }
         UNROLL for (int element = 0; element < 2; ++element) {
             const float* v = x + element * POOL_W;
@@ -430,13 +418,13 @@ struct Consumer {
             UNROLL for (int column = KERNEL_W - 2; column >= 0; --column) left[column] = v[column] + left[column + 1];
             UNROLL for (int column = 1; column < KERNEL_W; ++column) right[column] = right[column - 1] + v[POOL_W + column - 1];
             UNROLL for (int column = 0; column < KERNEL_W; ++column)
-                sums[element][column] = left[column] + common + right[column];
+                sums[column][2 * channel + element] = left[column] + common + right[column];
         }
     }
 
-    // Sums the next ROWS rows; use(row, channel, sums) takes them. Waits until TMA has filled a stage, and gives it back once
-    // its rows have been read. TMA overwrites it through the async proxy, against which mbarrier.arrive orders no reads. As a
-    // caution (no failure is known) the values choose the lane that arrives, which is not known before all loads have
+    // Sums the next ROWS rows; use(row, channel, sums) takes a channel's. Waits until TMA has filled a stage, and gives it back
+    // once its rows have been read. TMA overwrites it through the async proxy, against which mbarrier.arrive orders no reads.
+    // As a caution (no failure is known) the values choose the lane that arrives, which is not known before all loads have
     // returned. __syncwarp, unlike a ballot, puts the other lanes' loads before the arrive.
     template <int ROWS, typename Use>
     DEVICE void for_rows(Use use) {
@@ -447,7 +435,7 @@ struct Consumer {
             UNROLL for (int channel = 0; channel < 2; ++channel) {
                 RowSums sum;
                 sum_row(address, channel, sum);
-                const float row_sum = sum[0][0] + sum[1][0] + sum[1][KERNEL_W - 1];
+                const float row_sum = sum[0][2 * channel] + sum[0][2 * channel + 1] + sum[KERNEL_W - 1][2 * channel + 1];
                 stage_sum = row % STAGE_ROWS == 0 && channel == 0 ? row_sum : stage_sum + row_sum;
                 use(row, channel, sum);
             }
@@ -464,31 +452,27 @@ struct Consumer {
     // The rows that belong to this pooled row alone complete what is pending.
     DEVICE void fresh_rows() {
         not_finite = next_not_finite;
-        RowSums total[2] = {};
+        RowSums total = {};
         for_rows<FRESH>([&](int row, int channel, const RowSums& sum) {
-            UNROLL for (int i = 0; i < 2 * KERNEL_W; ++i) {
-                float& to = total[channel][i % 2][i / 2];
-                to = row ? to + sum[i % 2][i / 2] : sum[i % 2][i / 2];
-            }
+            UNROLL for (int column = 0; column < KERNEL_W; ++column)
+                UNROLL for (int i = 2 * channel; i < 2 * channel + 2; ++i)
+                    total[column][i] = row ? total[column][i] + sum[column][i] : sum[column][i];
         });
-        UNROLL for (int i = 0; i < 4 * TAPS; ++i) {
-            const int kernel_row = i / (4 * KERNEL_W), column = i / 2 % KERNEL_W;
-            const int channel = i / (2 * KERNEL_W) % 2, element = i % 2;
-            const float before = kernel_row < OVERLAP ? pending[kernel_row][channel][element][column] : NOTHING;
-            sums[kernel_row * KERNEL_W + column][2 * channel + element] = before + total[channel][element][column];
-        }
+        UNROLL for (int tap = 0; tap < TAPS; ++tap)
+            UNROLL for (int i = 0; i < 4; ++i)
+                sums[tap][i] = (tap < OVERLAP * KERNEL_W ? pending[tap][i] : NOTHING) + total[tap % KERNEL_W][i];
     }
 
     // The rows shared with the next pooled row. Of the first call, above a half's first fresh rows, only `pending` counts.
     DEVICE void overlap_rows() {
         next_not_finite = false;
         for_rows<OVERLAP>([&](int row, int channel, const RowSums& sum) {
-            UNROLL for (int i = 0; i < 2 * TAPS; ++i) {
-                const int tap = i / 2, kernel_row = tap / KERNEL_W, column = tap % KERNEL_W, element = i % 2;
-                float& next = pending[kernel_row][channel][element][column];
-                if (kernel_row > row) sums[tap][2 * channel + element] += sum[element][column];
-                else next = kernel_row == row ? sum[element][column] : next + sum[element][column];
-            }
+            UNROLL for (int tap = 0; tap < TAPS; ++tap)
+                UNROLL for (int i = 2 * channel; i < 2 * channel + 2; ++i) {
+                    const float value = sum[tap % KERNEL_W][i];
+                    if (tap / KERNEL_W > row) sums[tap][i] += value;
+                    else pending[tap][i] = tap / KERNEL_W == row ? value : pending[tap][i] + value;
+                }
         });
     }
 
@@ -566,20 +550,19 @@ struct Consumer {
 };
 
 // ---- sums over segments
-DEVICE int block_of(const Shape& s, int64_t work_row) {  // the last one whose first_work_row is <= work_row
-    return static_cast<int>(((work_row + 1) * s.blocks - 1) / (sample_tiles(s) * s.rows));
-}
-
 // out[sample] = the sum of its segments' sums, by a warp. Launched early, it divides integers while the partial sums are being
 // written, then waits for them. They are not __restrict__: the compiler might take them for constants and load them before.
 __global__ void add_segments(const float* partial_sums, float* out, const Shape s) {
     const int64_t sample = (blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x) / 32;
     if (sample >= s.batch) return;
     const bool cut = blocks_share_tiles(s);
+    const auto block_of = [&](int64_t work_row) {  // the last one whose first_work_row is <= work_row
+        return static_cast<int>(((work_row + 1) * s.blocks - 1) / (sample_tiles(s) * s.rows));
+    };
     float sum = 0;
     for (int64_t tile = sample * s.tiles; tile < (sample + 1) * s.tiles; ++tile) {
-        const int64_t first = tile + (cut ? block_of(s, tile * s.rows) : 0);
-        const int64_t last = tile + (cut ? block_of(s, (tile + 1) * s.rows - 1) : 0);
+        const int64_t first = tile + (cut ? block_of(tile * s.rows) : 0);
+        const int64_t last = tile + (cut ? block_of((tile + 1) * s.rows - 1) : 0);
         griddepcontrol_wait();
         for (int64_t slot = first + threadIdx.x % 32; slot <= last; slot += 32) sum += partial_sums[slot];
     }
@@ -588,31 +571,17 @@ __global__ void add_segments(const float* partial_sums, float* out, const Shape 
 }
 
 // ---- launches
-// One block per SM; or fewer, on at least 19 of 20 SMs, if a sample tile then has equally many blocks, or a block equally many
-// sample tiles. The latter need no add_segments where a sample has one tile.
-static int count_blocks(int64_t sample_tiles, int rows, int64_t sm_count) {
-    const int64_t blocks_a_tile = sm_count / sample_tiles, tiles_a_block = (sample_tiles + sm_count - 1) / sm_count;
-    const int64_t most = sample_tiles * rows < sm_count ? sample_tiles * rows : sm_count;
-    const int64_t whole_tiles = sample_tiles % tiles_a_block ? 0 : sample_tiles / tiles_a_block;
-    const int64_t even = blocks_a_tile ? sample_tiles * blocks_a_tile : whole_tiles;
-    return static_cast<int>(even <= most && even * 20 >= 19 * sm_count ? even : most);
-}
-
-using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
-                            const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
-                            CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
 // The driver's cuTensorMapEncodeTiled, without linking the driver; null if it has none.
+using Encode = decltype(&cuTensorMapEncodeTiled);
 static Encode find_encode() {
     void* encode = nullptr;
-    cudaDriverEntryPointQueryResult found;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
 #if CUDART_VERSION >= 12050
-    const cudaError_t error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found);
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found);
 #else
-    const cudaError_t error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &encode, cudaEnableDefault, &found);
+    cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &encode, cudaEnableDefault, &found);
 #endif
-    return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(encode) : nullptr;
+    return found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(encode) : nullptr;
 }
 
 // A tensor map of x as lines of 32 columns; those of a row and channel are neighbours in shared memory. The driver needs a
@@ -624,10 +593,9 @@ static cudaError_t make_tensor_map(const Element* x, const Shape& s, CUtensorMap
     const cuuint64_t sizes[5] = {LINE_FLOATS, width / LINE_FLOATS, IN_CHANNELS, height, static_cast<cuuint64_t>(s.batch)};
     const cuuint64_t strides[4] = {LINE, plane, width * 4, plane * IN_CHANNELS};
     const cuuint32_t box[5] = {LINE_FLOATS, LINES, CHANNELS, STAGE_ROWS, 1}, steps[5] = {1, 1, 1, 1, 1};
-    const CUresult result = encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 5, const_cast<Element*>(x), sizes, strides, box, steps,
-                                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+    return encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 5, const_cast<Element*>(x), sizes, strides, box, steps,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 // scratch: as many floats as there are sample tiles and SMs together; not used where each sample is one segment.
@@ -638,7 +606,13 @@ extern "C" int launch_conv_pool_sum(const Element* x, const Element* weight, con
     cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
     Shape s = {static_cast<int>(batch), static_cast<int>(height), static_cast<int>(width)};
     s.rows = (s.height - KERNEL_H + 1) / POOL_H, s.columns = (s.width - KERNEL_W + 1) / POOL_W;
-    s.tiles = ceil_div(s.columns, TILE_POSITIONS), s.blocks = count_blocks(batch * s.tiles, s.rows, sm_count);
+    s.tiles = ceil_div(s.columns, TILE_POSITIONS);
+    // One block per SM; or fewer, on at least 19 of 20 SMs, if a sample tile then has equally many blocks, or a block equally
+    // many sample tiles. The latter need no add_segments where a sample has one tile.
+    const int64_t tiles = sample_tiles(s), most = tiles * s.rows < sm_count ? tiles * s.rows : sm_count;
+    const int64_t tiles_a_block = (tiles + sm_count - 1) / sm_count, whole = tiles % tiles_a_block ? 0 : tiles / tiles_a_block;
+    const int64_t even = tiles <= sm_count ? sm_count / tiles * tiles : whole;
+    s.blocks = static_cast<int>(even <= most && even * 20 >= 19 * sm_count ? even : most);
     const bool split = s.tiles > 1 || blocks_share_tiles(s);  // a sample has several segments
     const auto kernel = strict ? conv_pool_sum<true> : conv_pool_sum<false>;
     CUtensorMap map;
@@ -647,8 +621,7 @@ extern "C" int launch_conv_pool_sum(const Element* x, const Element* weight, con
     if (error != cudaSuccess) return error;
     kernel<<<s.blocks, THREADS, SHARED_BYTES, stream>>>(map, s, weight, bias, split ? scratch : out);
     if (split) {
-        cudaLaunchAttribute early;
-        early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        cudaLaunchAttribute early = {cudaLaunchAttributeProgrammaticStreamSerialization};
         early.val.programmaticStreamSerializationAllowed = 1;
         const cudaLaunchConfig_t config = {dim3(ceil_div(s.batch, 4)), dim3(128), 0, stream, &early, 1};
         error = cudaLaunchKernelEx(&config, add_segments, static_cast<const float*>(scratch), out, s);
@@ -675,7 +648,7 @@ def sizes(kernels, x, weight, bias, *pool):
     batch, _, height, width = shape
     if pool != window or height < kernel[0] + pool[0] - 1 or width < kernel[1] + pool[1] - 1:
         raise RuntimeError(f"{NAME}: a window of {[*pool]} behind a kernel of {kernel} does not fit into {height} x {width}")
-    if batch * height >= 2**31 or math.prod(shape) >= 2**39:
+    if batch * height >= 2**31 or shape.numel() >= 2**39:
         raise RuntimeError(f"{NAME}: expected batch * height < 2**31 and fewer than 2**39 elements; got shape {list(shape)}")
     if x[2].type == "cuda" and torch.cuda.get_device_capability(x[2])[0] != 9:
         raise RuntimeError(f"{NAME}: expected a GPU of compute capability 9 (Hopper); v4_tensor_core runs on 8.0 and later")
@@ -687,8 +660,7 @@ def sizes(kernels, x, weight, bias, *pool):
 
 
 def conv_pool_sum(kernels, x, weight, bias, pool, sizes=sizes):
-    found = sizes(kernels, kind(x), kind(weight), kind(bias), *pool)
-    if found is None:
+    if not (found := sizes(kernels, kind(x), kind(weight), kind(bias), *pool)):
         return kernels.original(x, weight, bias, pool)
     x, weight, bias, (batch, height, width, floats) = x.contiguous(), weight.contiguous(), bias.contiguous(), found
     out = x.new_empty(batch)
