@@ -1,12 +1,11 @@
 """conv_pool_sigmoid_sum, v2: convolution, pooling, sigmoid and sum in one kernel.
 
-Like v1, but the convolution moves into the kernel: its output is never written, and only sums leave the chip.
-
 Why it is faster
-    v1 is memory bound: 4.8 GB are written and read, while the input is 0.6 GB. Here tiles of the input are copied to shared
-    memory, and a thread computes a pooling window in 16 output channels at once, one input value for 16 multiply-adds. The
-    bound is plain fp32 arithmetic; the tensor cores stay unused. Predicted 3 to 3.5 ms on an H200, measured 6.3 (eager 11.2):
-    copying tiles, with its index arithmetic and barriers, is not hidden behind the multiply-adds, at 40% of their peak.
+    v1 is memory bound: the convolution's 4.8 GB are written and read, the input is 0.6 GB. Here only sums leave the chip. Tiles
+    of the input are copied to shared memory, and a thread computes a pooling window in 16 output channels at once, one input
+    value for 16 multiply-adds. The bound is plain fp32 arithmetic; the tensor cores stay unused. Predicted 3 to 3.5 ms on an
+    H200, measured 6.3 (eager 11.2): copying tiles, with its index arithmetic and barriers, is not hidden behind the
+    multiply-adds, at 40% of their peak.
 
 Mathematics
     pooled[b,o,i,j] = bias[o] + 1/p^2 * sum over u,v < p, c,r,s of w[o,c,r,s] * x[b,c, p*i+u+r, p*j+v+s]
@@ -47,16 +46,14 @@ CUDA = r"""
 
 #define UNROLL _Pragma("unroll")
 #define UNROLL_1 _Pragma("unroll 1")
-#define DEVICE __device__ __forceinline__
 
 using Element = float;  // of x and the parameters
 
 constexpr int WARP = 32, THREADS = 256, WARPS = THREADS / WARP;
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
-__host__ __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
-constexpr int smaller(int a, int b) { return a < b ? a : b; }
-
+__host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
+constexpr int clamp(int n, int low, int high) { return n < low ? low : smaller(n, high); }
 constexpr int largest_divisor(int n, int limit) {
     int divisor = smaller(n, limit);
     while (n % divisor) --divisor;
@@ -65,38 +62,29 @@ constexpr int largest_divisor(int n, int limit) {
 
 // Output channels in groups of equal size, at most 16: as many accumulators as a thread has.
 constexpr int OUT_GROUPS = ceil_div(OUT_CHANNELS, 16), OUT_BLOCK = ceil_div(OUT_CHANNELS, OUT_GROUPS);
-constexpr int OUT_PITCH = round_up(OUT_BLOCK, 4);  // of a row of weights in shared memory, for 16-byte reads
+constexpr int OUT_PITCH = ceil_div(OUT_BLOCK, 4) * 4;  // of a row of weights in shared memory, for 16-byte reads
 
 // What a block holds in shared memory at a time is a slice of the channels, of the kernel and of each window. Slices divide
 // evenly, so they need no bounds. At common sizes the kernel and the window are one slice.
 constexpr int WEIGHT_FLOATS = 2304, TILE_FLOATS = 9216;  // together under the 48 KB that every device has
 constexpr int SLICE_S = largest_divisor(KERNEL_W, WEIGHT_FLOATS / OUT_PITCH);
 constexpr int SLICE_R = largest_divisor(KERNEL_H, WEIGHT_FLOATS / (OUT_PITCH * SLICE_S));
-constexpr int SLICE_V = largest_divisor(POOL_W, TILE_FLOATS / 2 / SLICE_R - SLICE_S + 1);  // half: see tile_pitch
+constexpr int SLICE_V = largest_divisor(POOL_W, TILE_FLOATS / 2 / SLICE_R - SLICE_S + 1);  // half: PITCH < 2 * WIDTH
 constexpr int SLICE_U = largest_divisor(POOL_H, TILE_FLOATS / 2 / (SLICE_V + SLICE_S - 1) - SLICE_R + 1);
+constexpr int TALL = SLICE_U + SLICE_R - 1, WIDE = SLICE_V + SLICE_S - 1;  // what a window's thread reads of a tile
 
-// Adjacent threads have adjacent windows, so they read the tile POOL_W columns apart. To avoid bank conflicts,
-// columns are stored by remainder: first all that are 0 modulo POOL_W, then all that are 1, and so on.
-constexpr int tile_height(int windows) { return (windows - 1) * POOL_H + SLICE_U + SLICE_R - 1; }
-constexpr int tile_width(int windows) { return (windows - 1) * POOL_W + SLICE_V + SLICE_S - 1; }
-constexpr int tile_pitch(int windows) {  // padded to whole runs of equal remainder: less than twice the width
-    return smaller(POOL_W, tile_width(windows)) * ceil_div(tile_width(windows), POOL_W);
-}
-constexpr int halved_to_fit(int rows, int columns, bool halve_rows) {
-    int& halved = halve_rows ? rows : columns;
-    while (halved > 1 && tile_height(rows) * tile_pitch(columns) > TILE_FLOATS) halved /= 2;
-    return halved;
-}
-constexpr int TILE_COLUMNS = halved_to_fit(1, WARP, false), TILE_ROWS = halved_to_fit(WARPS, TILE_COLUMNS, true);  // windows
-constexpr int HEIGHT = tile_height(TILE_ROWS), WIDTH = tile_width(TILE_COLUMNS), PITCH = tile_pitch(TILE_COLUMNS);
+// A tile has as many columns and rows of windows as fit. Adjacent threads have adjacent windows, so they read it POOL_W columns
+// apart. To avoid bank conflicts, columns are stored by their remainder modulo POOL_W: first all of 0, then of 1, and so on.
+constexpr int TILE_COLUMNS = clamp(TILE_FLOATS / TALL / POOL_W - ceil_div(WIDE, POOL_W) + 1, 1, WARP);
+constexpr int WIDTH = (TILE_COLUMNS - 1) * POOL_W + WIDE, RUN = ceil_div(WIDTH, POOL_W), PITCH = smaller(POOL_W, WIDTH) * RUN;
+constexpr int TILE_ROWS = clamp((TILE_FLOATS / PITCH - TALL) / POOL_H + 1, 1, WARPS), HEIGHT = (TILE_ROWS - 1) * POOL_H + TALL;
 constexpr int SLICE_C = largest_divisor(
     IN_CHANNELS, smaller(TILE_FLOATS / (HEIGHT * PITCH), WEIGHT_FLOATS / (OUT_PITCH * SLICE_R * SLICE_S)));
 
-DEVICE int stored_column(int column) { return column % POOL_W * ceil_div(WIDTH, POOL_W) + column / POOL_W; }
+__device__ int stored_column(int column) { return column % POOL_W * RUN + column / POOL_W; }
 
 // Unrolling is limited, so that large kernels and windows do not take minutes to compile.
-constexpr bool SMALL_ROW = SLICE_S * SLICE_V <= 128;
-constexpr int UNROLL_S = SMALL_ROW ? SLICE_S : 1, UNROLL_V = SMALL_ROW ? SLICE_V : 4;
+constexpr int UNROLL_S = SLICE_S * SLICE_V <= 128 ? SLICE_S : 1, UNROLL_V = SLICE_S * SLICE_V <= 128 ? SLICE_V : 4;
 constexpr int UNROLL_U = SLICE_S * SLICE_V * SLICE_U <= 64 ? SLICE_U : 1;
 
 // The sum of `value` over the block, valid in thread 0. The order of additions is fixed, so the bits are too.
@@ -112,19 +100,17 @@ __device__ float block_sum(float value) {
 
 // An image of x, and the windows that fit into it.
 struct Image {
-    int height, width, rows, columns;
-    Image(int64_t height, int64_t width)
-        : height(height), width(width), rows((height - KERNEL_H + 1) / POOL_H), columns((width - KERNEL_W + 1) / POOL_W) {}
+    int height, width, rows = (height - KERNEL_H + 1) / POOL_H, columns = (width - KERNEL_W + 1) / POOL_W;
     __host__ __device__ int64_t blocks() const {
         return (int64_t)OUT_GROUPS * ceil_div(rows, TILE_ROWS) * ceil_div(columns, TILE_COLUMNS);
     }
 };
 
-// x (batch, IN_CHANNELS, height, width) -> out (batch,). `partial_sums` (blocks), `arrivals` a zero for each sample.
+// x (batch, IN_CHANNELS, height, width) -> out (batch,). `partial_sums` has a float a block, then a zero word a sample.
 // Registers are bounded for an occupancy of three blocks an SM: while one waits for its tile, the others compute.
 __global__ void __launch_bounds__(THREADS, 3)
     conv_pool_sum(const Element* __restrict__ x, const Element* __restrict__ weight, const Element* __restrict__ bias,
-                  float* partial_sums, unsigned* arrivals, float* __restrict__ out, Image image) {
+                  float* partial_sums, float* __restrict__ out, Image image) {
     __shared__ float tile[SLICE_C][HEIGHT][PITCH];
     __shared__ alignas(16) float weights[SLICE_C][SLICE_R][SLICE_S][OUT_PITCH];
     // The block's tile and OUT_BLOCK output channels. Blocks that read the same input are neighbours, and meet in the L2 cache.
@@ -154,10 +140,8 @@ __global__ void __launch_bounds__(THREADS, 3)
         }
         UNROLL_1 for (int k = threadIdx.x; k < SLICE_C * SLICE_R * SLICE_S * OUT_BLOCK; k += THREADS) {
             const int o = k % OUT_BLOCK, s = k / OUT_BLOCK % SLICE_S, r = k / OUT_BLOCK / SLICE_S % SLICE_R;
-            const int c = k / OUT_BLOCK / SLICE_S / SLICE_R;
-            const int64_t channel = (int64_t)(first_channel + o) * IN_CHANNELS + c0 + c;
-            weights[c][r][s][o] = first_channel + o < OUT_CHANNELS
-                                      ? weight[(channel * KERNEL_H + r0 + r) * KERNEL_W + s0 + s] : 0.0f;
+            const int c = k / OUT_BLOCK / SLICE_S / SLICE_R, channel = smaller(first_channel + o, OUT_CHANNELS - 1);
+            weights[c][r][s][o] = weight[(((int64_t)channel * IN_CHANNELS + c0 + c) * KERNEL_H + r0 + r) * KERNEL_W + s0 + s];
         }
         __syncthreads();
         if (exists) {
@@ -181,30 +165,31 @@ __global__ void __launch_bounds__(THREADS, 3)
     sum = block_sum(sum);
 
     // The fence makes this block's sum visible before its arrival; the last block's fence, the others' sums to itself.
-    __shared__ bool last;
+    bool last = false;
     if (threadIdx.x == 0) {
         partial_sums[blockIdx.x] = sum;
         __threadfence();
-        last = atomicAdd(arrivals + sample, 1u) == image.blocks() - 1;
+        last = atomicAdd(reinterpret_cast<unsigned*>(partial_sums + gridDim.x) + sample, 1u) == image.blocks() - 1;
         __threadfence();
     }
-    __syncthreads();
-    if (!last) return;
-    sum = 0.0f;  // the two uses of warp_sums have a barrier between them
+    if (!__syncthreads_or(last)) return;
+    sum = 0.0f;
     for (int64_t k = threadIdx.x; k < image.blocks(); k += THREADS) sum += partial_sums[sample * image.blocks() + k];
     sum = block_sum(sum);
     if (threadIdx.x == 0) out[sample] = sum;
 }
 
-extern "C" int64_t count_blocks(int64_t batch, int64_t height, int64_t width) { return batch * Image(height, width).blocks(); }
+extern "C" int64_t count_blocks(int64_t batch, int64_t height, int64_t width) {
+    return batch * Image{static_cast<int>(height), static_cast<int>(width)}.blocks();
+}
 
-// scratch: a float a block, then a word a sample
+// scratch: `partial_sums`
 extern "C" int launch_conv_pool_sum(const Element* x, const Element* weight, const Element* bias, float* scratch, float* out,
                                     int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
-    const int64_t blocks = count_blocks(batch, height, width);
-    unsigned* arrivals = reinterpret_cast<unsigned*>(scratch + blocks);
-    cudaMemsetAsync(arrivals, 0, batch * sizeof(unsigned), stream);
-    conv_pool_sum<<<blocks, THREADS, 0, stream>>>(x, weight, bias, scratch, arrivals, out, Image(height, width));
+    const Image image = {static_cast<int>(height), static_cast<int>(width)};
+    const int64_t blocks = batch * image.blocks();
+    cudaMemsetAsync(scratch + blocks, 0, batch * sizeof(unsigned), stream);
+    conv_pool_sum<<<blocks, THREADS, 0, stream>>>(x, weight, bias, scratch, out, image);
     return cudaGetLastError();
 }
 """

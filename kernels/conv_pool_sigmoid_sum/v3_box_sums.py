@@ -1,11 +1,10 @@
 """conv_pool_sigmoid_sum, v3: pooling moved in front of the weights, a sixteenth of the arithmetic.
 
 Why it is faster
-    v2 is compute bound: 16 convolution values for every pooled one, and then their average. Both are linear, so they commute:
-    the product is taken with box sums, the input pooled once for each element of the convolution's kernel. A box sum replaces
-    16 pixels, and 170 GFLOP become 10.6. A sum down a column serves all columns of the kernel. Box sums pass through shared
-    memory, between two barriers, and each tile reads its weights again. Predicted for an H200: 0.45 ms; measured: 0.65 (v2 6.3,
-    eager 11.2).
+    v2 is compute bound: 16 convolution values for every pooled one, then their average. Both are linear, so they commute: the
+    product is taken with box sums, the input pooled once for each element of the convolution's kernel. A box sum replaces 16
+    pixels, so 170 GFLOP become 10.6. A sum down a column serves all columns of the kernel. Box sums pass through shared memory,
+    between two barriers; each tile reads its weights again. H200: predicted 0.45 ms, measured 0.65 (v2 6.3, eager 11.2).
 
 Mathematics
     pooled[b,o,i,j]  = bias[o] + sum over c,r,s of w[o,c,r,s]/p^2 * box[b,c,r,s,i,j];   out[b] = sum of sigmoid(pooled)
@@ -53,21 +52,14 @@ using Element = float;  // of x and the parameters
 constexpr int WARP = 32, THREADS = 128, WARPS = THREADS / WARP;
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
-__host__ __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
-__host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
-
-constexpr int largest_divisor(int n, int limit) {
-    int divisor = smaller(n, limit);
-    while (n % divisor) --divisor;
-    return divisor;
-}
+constexpr int smaller(int a, int b) { return a < b ? a : b; }
+constexpr int largest_divisor(int n, int limit) { return limit >= n ? n : n % limit ? largest_divisor(n, limit - 1) : limit; }
 
 // A window is a pooled position; a term is one c, r, s: input channel, row and column of the kernel. Box sums of a tile of
 // windows are a matrix with a row of TILE floats for each term; its product with the weights is computed with a thread for each
 // 8 windows x OUTS output channels.
-constexpr int TILE = 128, TILE_COLUMNS = 32, TILE_ROWS = TILE / TILE_COLUMNS;
+constexpr int TILE = THREADS, TILE_COLUMNS = 32, TILE_ROWS = TILE / TILE_COLUMNS;  // to fill a tile, a thread has a window
 constexpr int COLUMN_LANES = 8, WINDOW_LANES = THREADS / COLUMN_LANES, WINDOWS = TILE / WINDOW_LANES;
-static_assert(TILE == THREADS, "where tiles are filled, a thread has a window");
 
 // Output channels in groups of equal size, at most 64.
 constexpr int OUT_GROUPS = ceil_div(OUT_CHANNELS, 64), OUT_BLOCK = ceil_div(OUT_CHANNELS, OUT_GROUPS);
@@ -79,12 +71,8 @@ constexpr int OUTS = ceil_div(OUT_BLOCK, COLUMN_LANES);  // of a thread
 constexpr int MAX_TERMS = 27, COLUMN_SUM_FLOATS = 4096;
 constexpr int SLICE_S = largest_divisor(KERNEL_W, MAX_TERMS);
 constexpr int TILE_WIDTH = TILE_COLUMNS * POOL_W + SLICE_S - 1;
-constexpr int padded_run() {
-    int run = ceil_div(TILE_WIDTH, POOL_W);
-    while (POOL_W > 1 && POOL_W < WARP && run % WARP != ceil_div(WARP, POOL_W)) ++run;
-    return run;
-}
-constexpr int RUN = padded_run(), TILE_PITCH = POOL_W * RUN;
+constexpr int LEAST_RUN = ceil_div(TILE_WIDTH, POOL_W), PADDING = (ceil_div(WARP, POOL_W) - LEAST_RUN % WARP + WARP) % WARP;
+constexpr int RUN = LEAST_RUN + (POOL_W > 1 && POOL_W < WARP ? PADDING : 0), TILE_PITCH = POOL_W * RUN;
 constexpr bool STAGED = TILE_ROWS * TILE_PITCH <= COLUMN_SUM_FLOATS;  // not so for large windows: see box_sums
 constexpr int MAX_COLUMN_SUMS = STAGED ? COLUMN_SUM_FLOATS / (TILE_ROWS * TILE_PITCH) : MAX_TERMS;
 constexpr int SLICE_R = largest_divisor(KERNEL_H, smaller(MAX_TERMS / SLICE_S, MAX_COLUMN_SUMS));
@@ -104,7 +92,6 @@ DEVICE float ex2_approx(float v) {  // relative error 2^-22.5
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));
     return power;
 }
-
 DEVICE float rcp_approx(float v) {  // within 1 ulp
     float reciprocal;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(v));
@@ -128,32 +115,25 @@ __device__ float block_sum(float value) {
 // x (batch, IN_CHANNELS, height, width), and the windows that fit into it.
 struct Image {
     const Element* x;
-    int height, width, rows, columns;
-    Image(const Element* x, int height, int width)
-        : x(x), height(height), width(width), rows((height - KERNEL_H + 1) / POOL_H),
-          columns((width - KERNEL_W + 1) / POOL_W) {}
+    int height, width, rows = (height - KERNEL_H + 1) / POOL_H, columns = (width - KERNEL_W + 1) / POOL_W;
     __host__ __device__ int tiles_across() const { return ceil_div(columns, TILE_COLUMNS); }
     __host__ __device__ int64_t tiles() const { return (int64_t)ceil_div(rows, TILE_ROWS) * tiles_across(); }
 };
 
 // A tile of a sample, and this thread's window of it where a thread has one.
 struct Tile {
-    int top, left, row, column;  // first window, and the thread's
-    bool exists;                 // false past the edge of the image
-    __device__ Tile(const Image& image, int64_t tile) {
-        top = tile / image.tiles_across() * TILE_ROWS, left = tile % image.tiles_across() * TILE_COLUMNS;
-        row = top + threadIdx.x / TILE_COLUMNS, column = left + threadIdx.x % TILE_COLUMNS;
-        exists = row < image.rows && column < image.columns;
-    }
+    const Image& image;
+    const int64_t index;
+    const int top = index / image.tiles_across() * TILE_ROWS, left = index % image.tiles_across() * TILE_COLUMNS;
+    const int row = top + threadIdx.x / TILE_COLUMNS, column = left + threadIdx.x % TILE_COLUMNS;
+    const bool exists = row < image.rows && column < image.columns;  // false past the edge of the image
 };
 
 // Where a slice of the terms begins.
 struct Slice {
-    int c, r, s;
-    __device__ explicit Slice(int slice) {
-        constexpr int ACROSS = KERNEL_W / SLICE_S, DOWN = KERNEL_H / SLICE_R;
-        s = slice % ACROSS * SLICE_S, r = slice / ACROSS % DOWN * SLICE_R, c = slice / (ACROSS * DOWN) * SLICE_C;
-    }
+    static constexpr int ACROSS = KERNEL_W / SLICE_S, DOWN = KERNEL_H / SLICE_R;
+    const int index;
+    const int s = index % ACROSS * SLICE_S, r = index / ACROSS % DOWN * SLICE_R, c = index / (ACROSS * DOWN) * SLICE_C;
     __device__ int64_t term(int k) const {  // the number of its k-th term among all terms
         return ((int64_t)(c + k / (SLICE_R * SLICE_S)) * KERNEL_H + r + k / SLICE_S % SLICE_R) * KERNEL_W + s + k % SLICE_S;
     }
@@ -218,7 +198,7 @@ DEVICE int column_of_thread(int n) {
     const int lane = threadIdx.x % COLUMN_LANES;
     return OUTS % 4 == 0 ? n / 4 * 4 * COLUMN_LANES + lane * 4 + n % 4 : n * COLUMN_LANES + lane;
 }
-constexpr int OUT_PITCH = round_up(OUT_BLOCK, COLUMN_LANES) + 4;  // 4 longer than a multiple of 8: no bank conflicts
+constexpr int OUT_PITCH = OUTS * COLUMN_LANES + 4;  // 4 longer than a multiple of 8: no bank conflicts
 
 // sums[m][n] += sum over k of a[k][window m] * b[k][column n], for the windows and columns of this thread.
 DEVICE void multiply(const float (&a)[TERMS][TILE], const float (&b)[TERMS][OUT_PITCH], float (&sums)[WINDOWS][OUTS]) {
@@ -239,15 +219,15 @@ __global__ void __launch_bounds__(THREADS, 4)
     __shared__ alignas(16) float boxes[TERMS][TILE];
     __shared__ alignas(16) float weights[TERMS][OUT_PITCH];
     const int first_out = blockIdx.x % OUT_GROUPS * OUT_BLOCK, sample = blockIdx.x / OUT_GROUPS / image.tiles();
-    const Tile tile(image, blockIdx.x / OUT_GROUPS % image.tiles());
+    const Tile tile = {image, blockIdx.x / OUT_GROUPS % image.tiles()};
 
     float exponent[WINDOWS][OUTS];
     UNROLL for (int n = 0; n < OUTS; ++n) {
         const int out = first_out + column_of_thread(n);
         UNROLL for (int m = 0; m < WINDOWS; ++m) exponent[m][n] = out < OUT_CHANNELS ? MINUS_LOG2_E * bias[out] : 0.0f;
     }
-    UNROLL_1 for (int slice_index = 0; slice_index < SLICES; ++slice_index) {
-        const Slice slice(slice_index);
+    UNROLL_1 for (int i = 0; i < SLICES; ++i) {
+        const Slice slice = {i};
         box_sums(image, sample, tile, slice, boxes);
         for (int k = threadIdx.x; k < TERMS * OUTS * COLUMN_LANES; k += THREADS) {
             const int term = k % TERMS, out = k / TERMS;
@@ -282,15 +262,16 @@ __global__ void __launch_bounds__(THREADS) add_blocks(const float* __restrict__ 
 }
 
 extern "C" int64_t count_blocks(int64_t batch, int64_t height, int64_t width) {
-    return batch * Image(nullptr, height, width).tiles() * OUT_GROUPS;
+    return batch * Image{nullptr, static_cast<int>(height), static_cast<int>(width)}.tiles() * OUT_GROUPS;
 }
 
 // scratch: a float a block
 extern "C" int launch_sum_sigmoids(const Element* x, const Element* weight, const Element* bias, float* scratch, float* out,
                                    int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
-    const int64_t blocks = count_blocks(batch, height, width);
-    sum_sigmoids<<<blocks, THREADS, 0, stream>>>(Image(x, height, width), weight, bias, scratch);
-    add_blocks<<<batch, THREADS, 0, stream>>>(scratch, out, blocks / batch);
+    const Image image = {x, static_cast<int>(height), static_cast<int>(width)};
+    const int64_t blocks = image.tiles() * OUT_GROUPS;  // of a sample
+    sum_sigmoids<<<batch * blocks, THREADS, 0, stream>>>(image, weight, bias, scratch);
+    add_blocks<<<batch, THREADS, 0, stream>>>(scratch, out, blocks);
     return cudaGetLastError();
 }
 """
