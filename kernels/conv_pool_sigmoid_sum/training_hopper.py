@@ -27,7 +27,6 @@ import ctypes
 import functools
 import hashlib
 import inspect
-import math
 import os
 import re
 import sys
@@ -338,10 +337,9 @@ struct Segment {
 // The block's segments, one after another: `work_row` is where the next one begins.
 struct Scheduler {
     const Shape& s;
-    int64_t end, work_row;
+    const int64_t end = first_work_row(blockIdx.x + 1);
+    int64_t work_row = first_work_row(blockIdx.x);
 
-    DEVICE explicit Scheduler(const Shape& s)
-        : s(s), end(first_work_row(blockIdx.x + 1)), work_row(first_work_row(blockIdx.x)) {}
     DEVICE int64_t first_work_row(int block) const { return sample_tiles(s) * s.rows * block / s.blocks; }
     DEVICE bool has_next() const { return work_row < end; }
     DEVICE Segment next() {
@@ -360,19 +358,17 @@ struct Scheduler {
 // mbarrier when all warps of its half have read them. A half's state is its stage and the parity of that stage's phase.
 template <int STAGES>
 struct Pipeline {
-    uint32_t data, full, empty;  // shared addresses
+    const uint32_t data, barriers;  // shared addresses: of the stages; of their full, then of their empty mbarriers
     int stage;
     uint32_t parity = 0;
 
-    DEVICE Pipeline(uint32_t data, uint32_t barriers, int row_half)
-        : data(data), full(barriers), empty(barriers + 8 * STAGES), stage(row_half) {}
     DEVICE static void init(uint32_t barriers) {
         for (int i = 0; i < STAGES; ++i)
             mbarrier_init(barriers + 8 * i, 1), mbarrier_init(barriers + 8 * (STAGES + i), TILE_WARPS);
     }
     DEVICE uint32_t address() const { return data + stage * STAGE_BYTES; }
-    DEVICE uint32_t full_barrier() const { return full + 8 * stage; }
-    DEVICE uint32_t empty_barrier() const { return empty + 8 * stage; }
+    DEVICE uint32_t full_barrier() const { return barriers + 8 * stage; }
+    DEVICE uint32_t empty_barrier() const { return barriers + 8 * (STAGES + stage); }
     DEVICE void advance() {
         stage += ROW_HALVES;
         if (stage >= STAGES) stage -= STAGES, parity ^= 1;
@@ -384,7 +380,7 @@ struct Pipeline {
 template <int STAGES>
 __device__ void produce(const CUtensorMap& x, const Shape& shape, uint32_t data, uint32_t barriers) {
     Pipeline<STAGES> pipelines[ROW_HALVES] = {{data, barriers, 0}, {data, barriers, 1}};
-    for (Scheduler scheduler(shape); scheduler.has_next();) {
+    for (Scheduler scheduler{shape}; scheduler.has_next();) {
         const Segment segment = scheduler.next();
         const int rows = segment.steps() * POOL_H + OVERLAP;
         for (int row = 0; row < rows; row += STAGE_ROWS)
@@ -406,12 +402,10 @@ __device__ void produce(const CUtensorMap& x, const Shape& shape, uint32_t data,
 constexpr int SPAN = 2 * POOL_W + KERNEL_W - 1, CHUNKS = ceil_div(SPAN, 4);  // floats that a lane reads of a row, in 16 bytes
 
 struct Lane {
-    int lane, q, pair, warp, row_half;  // warp: in the tile
-    uint32_t chunk[CHUNKS];           // offsets in a row, for channel q
+    const int lane = threadIdx.x % 32, q = lane % 4, warp, row_half, pair = pair_of(lane / 4);  // warp: in the tile
+    uint32_t chunk[CHUNKS];  // offsets in a row, for channel q
 
-    DEVICE explicit Lane(int consumer_warp)
-        : lane(threadIdx.x % 32), q(lane % 4), warp(consumer_warp % TILE_WARPS), row_half(consumer_warp / TILE_WARPS) {
-        pair = pair_of(lane / 4);
+    DEVICE explicit Lane(int consumer_warp) : warp(consumer_warp % TILE_WARPS), row_half(consumer_warp / TILE_WARPS) {
         UNROLL for (int i = 0; i < CHUNKS; ++i) {
             const int column = (warp * WARP_POSITIONS + 2 * pair) * POOL_W + 4 * i, line = q * LINES + column / LINE_FLOATS;
             chunk[i] = line * LINE + ((column / 4 % 8 ^ line % 8) << 4);
@@ -424,23 +418,18 @@ struct Lane {
     DEVICE int position(int element) const { return warp * WARP_POSITIONS + 2 * pair + element; }
 };
 
-using RowSums = float[2][KERNEL_W];  // [element][column of the kernel]: sums of POOL_W values of a row
 using Sums = float[TAPS][4];         // [tap][2 * channel + element]: fragments of wgmma's operand a
+using RowSums = float[KERNEL_W][4];  // [column of the kernel], likewise: sums of POOL_W values of a row
 
 // `common` is in the windows of all columns of the kernel; the window of one adds left[column] and right[column].
 // Channel q + 4 is 4 * LINES lines further, 4 modulo 8: the swizzle moves its chunks by a further 4.
 DEVICE void sum_row(uint32_t row, const uint32_t (&chunk)[CHUNKS], int channel, RowSums& sums) {
     static_assert(LINES % 2 == 1 && ROW_BYTES % 1024 == 0, "4 * LINES is 4 modulo 8; rows begin where the swizzle does");
-    float x[4 * CHUNKS];
+    alignas(16) float x[4 * CHUNKS];
     UNROLL for (int i = 0; i < CHUNKS; ++i) {
         const uint32_t at = channel ? ((row + chunk[i]) ^ 4 * CHUNK_BYTES) + 4 * LINES * LINE : row + chunk[i];
-        if (SPAN - 4 * i > 2) {
-            const float4 v = ld_shared_v4_f32(at);
-            x[4 * i] = v.x, x[4 * i + 1] = v.y, x[4 * i + 2] = v.z, x[4 * i + 3] = v.w;
-        } else {
-            const float2 v = ld_shared_v2_f32(at);
-            x[4 * i] = v.x, x[4 * i + 1] = v.y;
-        }
+        if (SPAN - 4 * i > 2) reinterpret_cast<float4&>(x[4 * i]) = ld_shared_v4_f32(at);
+        else reinterpret_cast<float2&>(x[4 * i]) = ld_shared_v2_f32(at);
     }
     UNROLL for (int element = 0; element < 2; ++element) {
         const float* v = x + element * POOL_W;
@@ -449,21 +438,19 @@ DEVICE void sum_row(uint32_t row, const uint32_t (&chunk)[CHUNKS], int channel, 
         UNROLL for (int i = KERNEL_W - 1; i < POOL_W; ++i) common += v[i];
         UNROLL for (int column = KERNEL_W - 2; column >= 0; --column) left[column] = v[column] + left[column + 1];
         UNROLL for (int column = 1; column < KERNEL_W; ++column) right[column] = right[column - 1] + v[POOL_W + column - 1];
-        UNROLL for (int column = 0; column < KERNEL_W; ++column) sums[element][column] = left[column] + common + right[column];
+        UNROLL for (int column = 0; column < KERNEL_W; ++column)
+            sums[column][2 * channel + element] = left[column] + common + right[column];
     }
 }
 
 template <int STAGES>
 struct BoxSums {
-    Sums sums;                     // of the pooled row at hand
-    RowSums pending[KERNEL_H][2];  // of the next one: [row of the kernel][channel], from its first rows; [OVERLAP] is unused
     Pipeline<STAGES> pipeline;
     const Lane& lane;
+    Sums sums, pending;  // of the pooled row at hand; of the next one, from its first rows (of the last kernel row: unused)
 
-    DEVICE BoxSums(const Pipeline<STAGES>& pipeline, const Lane& lane) : pipeline(pipeline), lane(lane) {}
-
-    // Sums the next ROWS rows; use(row, channel, sums) takes them. Waits until TMA has filled a stage, and gives it back once
-    // its rows have been read. As in v5, the values themselves choose the lane that arrives: it cannot be known before all
+    // Sums the next ROWS rows; use(row, channel, sums) takes a channel's. Waits until TMA has filled a stage, and gives it back
+    // once its rows have been read. As in v5, the values themselves choose the lane that arrives: it cannot be known before all
     // loads have returned, and TMA's write (of the async proxy) comes after them. __syncwarp puts other lanes' loads before it.
     template <int ROWS, typename Use>
     DEVICE void for_rows(Use use) {
@@ -474,7 +461,7 @@ struct BoxSums {
             UNROLL for (int channel = 0; channel < 2; ++channel) {
                 RowSums sum;
                 sum_row(address, lane.chunk, channel, sum);
-                const float row_sum = sum[0][0] + sum[1][0] + sum[1][KERNEL_W - 1];
+                const float row_sum = sum[0][2 * channel] + sum[0][2 * channel + 1] + sum[KERNEL_W - 1][2 * channel + 1];
                 stage_sum = row % STAGE_ROWS == 0 && channel == 0 ? row_sum : stage_sum + row_sum;
                 use(row, channel, sum);
             }
@@ -488,30 +475,28 @@ struct BoxSums {
 
     // The rows that belong to this pooled row alone complete what is pending.
     DEVICE void fresh_rows() {
-        RowSums total[2] = {};
+        RowSums total = {};
         for_rows<FRESH>([&](int row, int channel, const RowSums& sum) {
-            UNROLL for (int i = 0; i < 2 * KERNEL_W; ++i) {
-                float& to = total[channel][i % 2][i / 2];
-                to = row ? to + sum[i % 2][i / 2] : sum[i % 2][i / 2];
-            }
+            UNROLL for (int column = 0; column < KERNEL_W; ++column)
+                UNROLL for (int i = 2 * channel; i < 2 * channel + 2; ++i)
+                    total[column][i] = row ? total[column][i] + sum[column][i] : sum[column][i];
         });
-        UNROLL for (int i = 0; i < 4 * TAPS; ++i) {
-            const int kernel_row = i / (4 * KERNEL_W), column = i / 2 % KERNEL_W;
-            const int channel = i / (2 * KERNEL_W) % 2, element = i % 2;
-            const float before = kernel_row < OVERLAP ? pending[kernel_row][channel][element][column] : NOTHING;
-            sums[kernel_row * KERNEL_W + column][2 * channel + element] = before + total[channel][element][column];
-        }
+        UNROLL for (int row = 0; row < KERNEL_H; ++row)
+            UNROLL for (int channel = 0; channel < 2; ++channel)
+                UNROLL for (int tap = row * KERNEL_W; tap < (row + 1) * KERNEL_W; ++tap)
+                    UNROLL for (int i = 2 * channel; i < 2 * channel + 2; ++i)
+                        sums[tap][i] = (tap < OVERLAP * KERNEL_W ? pending[tap][i] : NOTHING) + total[tap % KERNEL_W][i];
     }
 
     // The rows shared with the next pooled row. Of the first call, above a half's first fresh rows, only `pending` counts.
     DEVICE void overlap_rows() {
         for_rows<OVERLAP>([&](int row, int channel, const RowSums& sum) {
-            UNROLL for (int i = 0; i < 2 * TAPS; ++i) {
-                const int tap = i / 2, kernel_row = tap / KERNEL_W, column = tap % KERNEL_W, element = i % 2;
-                float& next = pending[kernel_row][channel][element][column];
-                if (kernel_row > row) sums[tap][2 * channel + element] += sum[element][column];
-                else next = kernel_row == row ? sum[element][column] : next + sum[element][column];
-            }
+            UNROLL for (int tap = 0; tap < TAPS; ++tap)
+                UNROLL for (int i = 2 * channel; i < 2 * channel + 2; ++i) {
+                    const float value = sum[tap % KERNEL_W][i];
+                    if (tap / KERNEL_W > row) sums[tap][i] += value;
+                    else pending[tap][i] = tap / KERNEL_W == row ? value : pending[tap][i] + value;
+                }
         });
     }
 };
@@ -808,8 +793,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
     Gradient<STRICT> gradient(data + Memory::WEIGHTS_AT, data + Memory::SUMS_AT + group * Memory::GROUP_SUMS,
                               sums_empty + 8 * group, warp_largest + 4 * group, weight_scale, lane, group);
-    BoxSums<STAGES> box(Pipeline<STAGES>(data, barriers, lane.row_half), lane);
-    for (Scheduler scheduler(shape); scheduler.has_next();) {
+    BoxSums<STAGES> box = {{data, barriers, lane.row_half}, lane};
+    for (Scheduler scheduler{shape}; scheduler.has_next();) {
         const Segment segment = scheduler.next();
         const int64_t sample_tile = static_cast<int64_t>(segment.sample) * shape.tiles + segment.tile;
         const int columns = shape.columns - segment.tile * TILE_POSITIONS;
@@ -906,10 +891,6 @@ __global__ void __launch_bounds__(THREADS, 1)
 }
 
 // ---- sums over segments
-DEVICE int block_of(const Shape& s, int64_t work_row) {  // the last one whose first_work_row is <= work_row
-    return static_cast<int>(((work_row + 1) * s.blocks - 1) / (sample_tiles(s) * s.rows));
-}
-
 // sums (batch, size): a sample's segments. PARTS threads share a sum; each has every PARTS-th segment of a sample tile.
 // Launched early, it divides integers while the partial sums are being written, then waits for them. They are not __restrict__:
 // the compiler might take them for constants and load them before the wait.
@@ -919,10 +900,13 @@ __global__ void add_segments(const float* partial_sums, float* sums, int size, c
     if (at >= static_cast<int64_t>(shape.batch) * size) return;
     const int64_t sample = at / size, i = at % size;
     const bool cut = blocks_share_tiles(shape);
+    const auto block_of = [&](int64_t work_row) {  // the last one whose first_work_row is <= work_row
+        return static_cast<int>(((work_row + 1) * shape.blocks - 1) / (sample_tiles(shape) * shape.rows));
+    };
     float sum = 0;
     for (int64_t sample_tile = sample * shape.tiles; sample_tile < (sample + 1) * shape.tiles; ++sample_tile) {
-        const int64_t first = sample_tile + (cut ? block_of(shape, sample_tile * shape.rows) : 0);
-        const int64_t last = sample_tile + (cut ? block_of(shape, (sample_tile + 1) * shape.rows - 1) : 0);
+        const int64_t first = sample_tile + (cut ? block_of(sample_tile * shape.rows) : 0);
+        const int64_t last = sample_tile + (cut ? block_of((sample_tile + 1) * shape.rows - 1) : 0);
         griddepcontrol_wait();
         for (int64_t slot = first + thread % PARTS; slot <= last; slot += PARTS) sum += partial_sums[slot * size + i];
     }
@@ -1021,7 +1005,7 @@ __global__ void __launch_bounds__(CONSUMERS, 1)
     const int left_lane = (Lane::pair_of(lane.pair - 1) & 7) * 4 + lane.q;  // has the pair of positions on the left
     const uint32_t outgoing = shared_address(memory) + 2 * warp * OUT_BYTES;
     int parity = 0;
-    for (Scheduler scheduler(shape); scheduler.has_next();) {
+    for (Scheduler scheduler{shape}; scheduler.has_next();) {
         const Segment segment = scheduler.next();
         // Pooled rows [first, last).
         const int first = segment.first_row(lane.row_half), last = first + segment.rows(lane.row_half);
@@ -1141,23 +1125,19 @@ __global__ void __launch_bounds__(CONSUMERS, 1)
 }
 
 // ---- launches
-// One block per SM; or fewer, on at least 19 of 20 SMs, if a sample tile then has equally many blocks, or a block equally many
-// sample tiles. The latter need no add_segments where a sample has one tile.
-static int count_blocks(int64_t sample_tiles, int rows, int64_t sm_count) {
-    const int64_t blocks_a_tile = sm_count / sample_tiles, tiles_a_block = (sample_tiles + sm_count - 1) / sm_count;
-    const int64_t most = sample_tiles * rows < sm_count ? sample_tiles * rows : sm_count;
-    const int64_t whole_tiles = sample_tiles % tiles_a_block ? 0 : sample_tiles / tiles_a_block;
-    const int64_t even = blocks_a_tile ? sample_tiles * blocks_a_tile : whole_tiles;
-    return static_cast<int>(even <= most && even * 20 >= 19 * sm_count ? even : most);
-}
-
 static Shape make_shape(int64_t batch, int64_t height, int64_t width) {
     int device = 0, sm_count = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
     Shape s = {static_cast<int>(batch), static_cast<int>(height), static_cast<int>(width)};
     s.rows = (s.height - KERNEL_H + 1) / POOL_H, s.columns = (s.width - KERNEL_W + 1) / POOL_W;
-    s.tiles = ceil_div(s.columns, TILE_POSITIONS), s.blocks = count_blocks(batch * s.tiles, s.rows, sm_count);
+    s.tiles = ceil_div(s.columns, TILE_POSITIONS);
+    // One block per SM; or fewer, on at least 19 of 20 SMs, if a sample tile then has equally many blocks, or a block equally
+    // many sample tiles. The latter need no add_segments where a sample has one tile.
+    const int64_t tiles = sample_tiles(s), most = tiles * s.rows < sm_count ? tiles * s.rows : sm_count;
+    const int64_t tiles_a_block = (tiles + sm_count - 1) / sm_count, whole = tiles % tiles_a_block ? 0 : tiles / tiles_a_block;
+    const int64_t even = tiles <= sm_count ? sm_count / tiles * tiles : whole;
+    s.blocks = static_cast<int>(even <= most && even * 20 >= 19 * sm_count ? even : most);
     return s;
 }
 
@@ -1170,21 +1150,17 @@ extern "C" int64_t count_scratch(int64_t batch, int64_t height, int64_t width) {
     return count_slots(make_shape(batch, height, width)) * (1 + PARAMETERS);
 }
 
-using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
-                            const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
-                            CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
 // The driver's cuTensorMapEncodeTiled, without linking the driver; null if it has none.
+using Encode = decltype(&cuTensorMapEncodeTiled);
 static Encode find_encode() {
     void* encode = nullptr;
-    cudaDriverEntryPointQueryResult found;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
 #if CUDART_VERSION >= 12050
-    const cudaError_t error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found);
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found);
 #else
-    const cudaError_t error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &encode, cudaEnableDefault, &found);
+    cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &encode, cudaEnableDefault, &found);
 #endif
-    return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(encode) : nullptr;
+    return found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(encode) : nullptr;
 }
 
 // A tensor map of x, or of its gradient, as lines of 32 columns. On the way in the lines of a row and channel are neighbours in
@@ -1201,18 +1177,16 @@ static cudaError_t make_tensor_map(const Element* x, const Shape& s, bool outgoi
         box[1] = OUT_LINES, box[3] = POOL_H;
         std::swap(sizes[1], sizes[2]), std::swap(strides[0], strides[1]), std::swap(box[1], box[2]);
     }
-    const CUresult result = encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 5, const_cast<Element*>(x), sizes, strides, box, steps,
-                                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+    return encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 5, const_cast<Element*>(x), sizes, strides, box, steps,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 // By programmatic dependent launch, so its start overlaps the kernel before it.
 template <int PARTS>
 static cudaError_t launch_add_segments(const float* partial_sums, float* sums, int size, const Shape& s, cudaStream_t stream) {
     const int64_t threads = static_cast<int64_t>(s.batch) * size * PARTS;
-    cudaLaunchAttribute early;
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    cudaLaunchAttribute early = {cudaLaunchAttributeProgrammaticStreamSerialization};
     early.val.programmaticStreamSerializationAllowed = 1;
     const cudaLaunchConfig_t config = {dim3(static_cast<unsigned>((threads + 127) / 128)), dim3(128), 0, stream, &early, 1};
     return cudaLaunchKernelEx(&config, add_segments<PARTS>, partial_sums, sums, size, s);
@@ -1282,7 +1256,7 @@ def serves(kernels, x, weight, bias, *pool):
     batch, _, height, width = shape
     if pool != window or height < kernel[0] + pool[0] - 1 or width < kernel[1] + pool[1] - 1:
         raise RuntimeError(f"{NAME}: a window of {[*pool]} behind a kernel of {kernel} does not fit into {height} x {width}")
-    if batch * (math.prod(weight[0]) + 65) >= 2**33 or math.prod(shape) >= 2**39:
+    if batch * (weight[0].numel() + 65) >= 2**33 or shape.numel() >= 2**39:
         raise RuntimeError(f"{NAME}: a tensor of shape {list(shape)} needs more blocks than a grid has")
     if x[2].type == "cuda" and torch.cuda.get_device_capability(x[2])[0] != 9:
         raise RuntimeError(f"{NAME}: expected a GPU of compute capability 9 (Hopper); take training_tensor_core")
