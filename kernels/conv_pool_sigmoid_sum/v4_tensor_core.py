@@ -27,7 +27,6 @@ import ctypes
 import functools
 import hashlib
 import inspect
-import math
 import os
 import re
 import sys
@@ -216,9 +215,7 @@ DEVICE Work work_at(const Shape& s, int64_t line) {
     const int bands = larger(1, smaller(s.bands, count / 2));  // none of a single row
     return {sample, start, count, slot, bands, ceil_div(s.strips * bands, s.warps), ceil_div(count, bands)};
 }
-struct Unit {
-    int strip, first, rows;
-};
+struct Unit { int strip, first, rows; };
 DEVICE Unit unit_of(const Shape& s, const Work& work, int index) {
     const int64_t band = index / s.strips, count = work.count;
     const int begin = static_cast<int>(band * count / work.bands), end = static_cast<int>((band + 1) * count / work.bands);
@@ -230,11 +227,9 @@ DEVICE Unit unit_of(const Shape& s, const Work& work, int index) {
 // the warp has summed them, it asks for the rows of the next step, which come while it multiplies.
 struct Pipeline {
     const Shape& s;
-    const uint32_t data;          // shared address
+    const uint32_t data;            // shared address
     const Element* from = nullptr;  // what this lane copies next: eight lanes have a channel
-    int valid = 0;                // columns of the image from the lane's first on
-
-    DEVICE Pipeline(const Shape& s, uint32_t data) : s(s), data(data) {}
+    int valid = 0;                  // columns of the image from the lane's first on
 
     // The warp has read all rows of the unit before.
     DEVICE void begin(const Element* x, int sample, const Unit& unit) {
@@ -272,11 +267,8 @@ struct Pipeline {
         const auto copy_4 = [](uint32_t to, const Element* source, int columns) {
             UNROLL_1 for (int i = 0; i < 4; ++i) cp_async_ca_4(to + 4 * i, source + i, i < columns ? 4 : 0);
         };
-        if (s.aligned) {
-            UNROLL for (int row = 0; row < COUNT; ++row) copy_row(row, copy_16);
-        } else {
-            UNROLL_1 for (int row = 0; row < COUNT; ++row) copy_row(row, copy_4);
-        }
+        if (s.aligned) UNROLL for (int row = 0; row < COUNT; ++row) copy_row(row, copy_16);
+        else UNROLL_1 for (int row = 0; row < COUNT; ++row) copy_row(row, copy_4);
     }
 
     // Waits until all lanes' copies are there.
@@ -451,7 +443,7 @@ __global__ void __launch_bounds__(Kernel<STRICT, FEW>::MOST_WARPS * 32, 1)
         biases[o] = o < OUT_CHANNELS ? MINUS_LOG2_E * t.bias[o] : INFINITY;
     if (threadIdx.x == 0) weight_unit = inverse(weight_scale);
 
-    Pipeline pipeline(s, shared_address(memory) + K::pipelines(s.warps) + warp * PIPELINE_BYTES);
+    Pipeline pipeline{s, shared_address(memory) + K::pipelines(s.warps) + warp * PIPELINE_BYTES};
     const Pieces pieces(pipeline.data, q, pair_of(n));
     if (threadIdx.x == 0) work = work_at(s, first_row(s, blockIdx.x));
     __syncthreads();  // the work is known; kept weights have been read, and what lay there may be overwritten
@@ -592,9 +584,8 @@ extern "C" int launch_conv_pool_sum(const Element* x, const Element* weight, con
     s.rows = (s.height - KERNEL_H + 1) / POOL_H, s.columns = (s.width - KERNEL_W + 1) / POOL_W;
     s.strips = ceil_div(s.columns, STRIP), s.aligned = s.width % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
     // As many blocks as SMs, or as samples where that keeps 95% of the SMs busy: whole samples need no add_segments.
-    const int waves = ceil_div(s.batch, sm_count), whole = ceil_div(s.batch, waves);
-    const int64_t rows = batch * s.rows;
-    s.blocks = static_cast<int>(rows < sm_count ? rows : sm_count);
+    const int whole = ceil_div(s.batch, ceil_div(s.batch, sm_count));
+    s.blocks = static_cast<int>(batch * s.rows < sm_count ? batch * s.rows : sm_count);
     if (s.batch % whole == 0 && whole * 20 >= 19 * sm_count) s.blocks = whole;
     const bool split = s.batch % s.blocks;
     const Tensors tensors = {x, weight, bias, split ? scratch : out};
@@ -624,7 +615,7 @@ def sizes(kernels, x, weight, bias, *pool):
     batch, _, height, width = shape
     if pool != window or height < kernel[0] + pool[0] - 1 or width < kernel[1] + pool[1] - 1:
         raise RuntimeError(f"{NAME}: a window of {[*pool]} behind a kernel of {kernel} does not fit into {height} x {width}")
-    if batch * height >= 2**31 or math.prod(shape) >= 2**39:
+    if batch * height >= 2**31 or shape.numel() >= 2**39:
         raise RuntimeError(f"{NAME}: expected batch * height < 2**31 and fewer than 2**39 elements; got shape {list(shape)}")
     if x[2].type == "cuda" and torch.cuda.get_device_capability(x[2]) < (8, 0):
         raise RuntimeError(f"{NAME}: expected a GPU of compute capability 8.0 or later; v3_box_sums runs on others")
@@ -636,8 +627,7 @@ def sizes(kernels, x, weight, bias, *pool):
 
 
 def conv_pool_sum(kernels, x, weight, bias, pool, sizes=sizes):
-    found = sizes(kernels, kind(x), kind(weight), kind(bias), *pool)
-    if found is None:
+    if not (found := sizes(kernels, kind(x), kind(weight), kind(bias), *pool)):
         return kernels.original(x, weight, bias, pool)
     x, weight, bias, (batch, height, width, floats) = x.contiguous(), weight.contiguous(), bias.contiguous(), found
     out = x.new_empty(batch)
