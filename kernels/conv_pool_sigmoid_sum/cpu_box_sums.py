@@ -3,8 +3,8 @@
 Why it is faster
     PyTorch computes 16 convolution outputs for every pooled one. Pooling is linear: here the weights are applied to box sums,
     the input pooled once for each element of the convolution's kernel, and 1.34 GFLOP a sample become 0.083. The box sums are
-    separable and made in registers; the sigmoid is applied to a tile of the product there. Box sums (28 KB a row) and weights
-    (18 KB) stay in the cache, and the next pooled row's input is prefetched.
+    separable and made in registers, where the sigmoid is applied to a tile of the product, too. Box sums (28 KB a row) and
+    weights (18 KB) stay in the cache, and the next pooled row's input is prefetched.
 
 Mathematics
     v3's. Column sums are sorted by remainder modulo p (unzip), so that a sum along a row adds whole vectors. The sigmoid's
@@ -423,14 +423,13 @@ constexpr int PAD = round_up(HALO_W, LANES), GRADIENT_PITCH = PAD + PITCH + roun
 constexpr int64_t MAX_PIXELS = int64_t(GRADIENT_PITCH) * POOL_W;
 
 // Zeros that begin at a cache line.
-class Floats {
+struct Floats {
     struct alignas(4 * LINE) Line { float floats[LINE]; };
-    std::vector<Line> lines_;
+    std::vector<Line> lines;
 
-public:
-    explicit Floats(int64_t count) : lines_(ceil_div(count, LINE)) {}
-    operator float*() { return reinterpret_cast<float*>(lines_.data()); }
-    void clear() { std::fill(lines_.begin(), lines_.end(), Line{}); }
+    explicit Floats(int64_t count) : lines(ceil_div(count, LINE)) {}
+    operator float*() { return reinterpret_cast<float*>(lines.data()); }
+    void clear() { std::fill(lines.begin(), lines.end(), Line{}); }
 };
 
 // A thread's part of it: bands of rows of stretches of samples. Its buffers begin as zeros.
@@ -523,9 +522,9 @@ struct InputGradient : Shape {
 constexpr int DONE = 0, NO_MEMORY = 12;
 
 // f(begin, end) for equal parts of [0, count), by at most `threads` threads of the OpenMP runtime that the process has loaded,
-// torch's. Returns false if one of them found no memory.
+// torch's. Throws std::bad_alloc if one of them found no memory.
 template <class F>
-bool parallel_for(int64_t count, int64_t threads, F f) {
+void parallel_for(int64_t count, int64_t threads, F f) {
     const int64_t parts = omp_in_parallel() ? 1 : std::clamp<int64_t>(count, 1, threads), each = ceil_div(count, parts);
     bool done = true;
 #pragma omp parallel for num_threads(parts) schedule(static, 1) reduction(&& : done)
@@ -535,7 +534,7 @@ bool parallel_for(int64_t count, int64_t threads, F f) {
         } catch (const std::bad_alloc&) {
             done = false;
         }
-    return done;
+    if (!done) throw std::bad_alloc();
 }
 
 // Pooled rows of all samples, from begin to end; with terms, a whole number of bands.
@@ -549,7 +548,7 @@ static void forward_rows(const Forward& job, int64_t begin, int64_t end) {
 }
 
 // Rows are worked on in groups of samples whose terms take no more than a sample's, or 64 MB.
-static bool forward_with_terms(Forward job, float* grads, int64_t threads) {
+static void forward_with_terms(Forward job, float* grads, int64_t threads) {
     const int64_t bands = job.bands(), sample_floats = bands * job.band_floats();
     const int64_t group = std::clamp<int64_t>((16 << 20) / sample_floats, 1, job.batch);
     for (int64_t first = 0; first < job.batch; first += group) {
@@ -558,13 +557,12 @@ static bool forward_with_terms(Forward job, float* grads, int64_t threads) {
         job.terms = terms, job.first_band = first * bands;
         const auto first_row = [&](int64_t band) { return (first + band / bands) * job.rows() + band % bands * BAND; };
         const auto rows = [&](int64_t begin, int64_t end) { forward_rows(job, first_row(begin), first_row(end)); };
-        if (!parallel_for(samples * bands, threads, rows)) return false;
+        parallel_for(samples * bands, threads, rows);
         parallel_for(samples, threads, [&](int64_t begin, int64_t end) {
             for (int64_t b = begin; b < end; ++b)
                 add_bands(job.terms + b * sample_floats, grads + (first + b) * job.parameters(), job);
         });
     }
-    return true;
 }
 
 // `grads` (batch, parameters) and `delta` (batch, rows, columns, padded outputs) may be null.
@@ -580,8 +578,8 @@ extern "C" int run_forward(const float* x, const float* weight, const float* bia
     }
     std::vector<double> sums(batch * rows);
     const Forward job{shape, x, packed, packed_bias, sums.data(), delta, nullptr, 0};
-    const auto run_rows = [&](int64_t begin, int64_t end) { forward_rows(job, begin, end); };
-    if (!(grads ? forward_with_terms(job, grads, threads) : parallel_for(batch * rows, threads, run_rows))) return NO_MEMORY;
+    if (grads) forward_with_terms(job, grads, threads);
+    else parallel_for(batch * rows, threads, [&](int64_t begin, int64_t end) { forward_rows(job, begin, end); });
     for (int64_t b = 0; b < batch; ++b) out[b] = std::accumulate(&sums[b * rows], &sums[b * rows] + rows, 0.0);
     return DONE;
 } catch (const std::bad_alloc&) {
@@ -596,11 +594,11 @@ extern "C" int run_input_gradient(const float* grad_out, const float* delta, con
         for (int64_t k = 0; k < shape.inner(); ++k)
             packed[o * shape.padded_inner() + k] = weight[o * shape.inner() + k] / (POOL_H * POOL_W);
     const int64_t units = batch * shape.input_bands() * ceil_div(shape.columns(), shape.new_windows());
-    const bool done = parallel_for(units, threads, [&](int64_t begin, int64_t end) {
+    parallel_for(units, threads, [&](int64_t begin, int64_t end) {
         InputGradient job{shape, grad_out, delta, packed, grad_x};
         for (int64_t unit = begin; unit < end; ++unit) job.run(unit);
     });
-    return done ? DONE : NO_MEMORY;
+    return DONE;
 } catch (const std::bad_alloc&) {
     return NO_MEMORY;
 }
