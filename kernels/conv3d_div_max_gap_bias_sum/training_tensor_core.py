@@ -85,6 +85,7 @@ struct Problem {
     // rows, where samples are too few to fill all SMs. A block has one part of one sample: a segment.
     int slab_parts, part_slabs, column_parts, part_columns, row_parts, part_rows, parts, band_bytes, dynamic_bytes;
     int64_t gradients;  // parts that the weights' gradient is summed in: rows of WEIGHTS values
+    __host__ __device__ int64_t windows() const { return static_cast<int64_t>(slabs) * rows * columns; }
 };
 
 // What a sample's sums become: with a bias the sum over all outputs, else the average of each.
@@ -844,8 +845,7 @@ constexpr int GROUPS = WEIGHTS / PLANE_TAPS;
 __global__ void __launch_bounds__(WARP)
     weight_gradient_fp32(const Problem p, const uint8_t* __restrict__ argmax, const Upstream upstream,
                          float* __restrict__ gradients) {
-    const int64_t splits = p.gradients, group = blockIdx.x / splits;
-    const int64_t windows = static_cast<int64_t>(p.slabs) * p.rows * p.columns;
+    const int64_t splits = p.gradients, group = blockIdx.x / splits, windows = p.windows();
     const int r = group % 3, c = group / 3 % IN_CHANNELS, o = group / 3 / IN_CHANNELS, lane = threadIdx.x;
     float sums[PLANE_TAPS] = {};
     for (int64_t sample = blockIdx.x % splits; sample < p.batch; sample += splits)
@@ -865,9 +865,8 @@ __global__ void __launch_bounds__(WARP)
 
 // ---- launches
 // The problem, cut into parts for that device.
-static Problem planned(const Element* x, const Element* weight, int64_t batch, int depth, int height, int width, bool strict,
-                       int device) {
-    Problem p = {x, weight, batch, depth, height, width, (depth - 2) / 2, (height - 2) / 2, (width - 2) / 2, strict};
+static Problem planned(int64_t batch, int depth, int height, int width, bool strict, int device) {
+    Problem p = {nullptr, nullptr, batch, depth, height, width, (depth - 2) / 2, (height - 2) / 2, (width - 2) / 2, strict};
     int limit = 0, sm_count = 0;
     cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
@@ -895,26 +894,24 @@ static Problem planned(const Element* x, const Element* weight, int64_t batch, i
 }
 
 extern "C" int64_t count_blocks(int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t strict, int64_t device) {
-    return batch * planned(nullptr, nullptr, batch, depth, height, width, strict, device).parts;
+    return batch * planned(batch, depth, height, width, strict, device).parts;
 }
 
 extern "C" int64_t count_gradients(int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t strict,
                                    int64_t device) {
-    return planned(nullptr, nullptr, batch, depth, height, width, strict, device).gradients;
+    return planned(batch, depth, height, width, strict, device).gradients;
 }
 
-// argmax (batch, slabs, rows, columns, OUTPUTS bytes) may be null.
-// scratch: OUTPUTS floats a block. Without a bias `out` is (batch, OUT_CHANNELS), else (batch,).
+// argmax (batch, slabs, rows, columns, OUTPUTS bytes) may be null. scratch: OUTPUTS floats a block. out: (batch,), without a
+// bias (batch, OUT_CHANNELS).
 extern "C" int launch_conv_max_mean(const Element* x, const Element* weight, const Element* conv_bias, const Element* bias,
                                     float* scratch, float* out, uint32_t* argmax, double divisor, int64_t biases,
                                     int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t strict,
-                                    cudaStream_t stream) {
-    int device = 0;
-    cudaGetDevice(&device);
-    const Problem p = planned(x, weight, batch, depth, height, width, strict, device);
-    const auto windows = static_cast<float>(static_cast<int64_t>(p.slabs) * p.rows * p.columns);
-    const Result result = {conv_bias, biases ? bias : nullptr, static_cast<int>(biases), static_cast<float>(divisor), windows,
-                           out};
+                                    int64_t device, cudaStream_t stream) {
+    Problem p = planned(batch, depth, height, width, strict, device);
+    p.x = x, p.weight = weight;
+    const Result result = {conv_bias, biases ? bias : nullptr, static_cast<int>(biases), static_cast<float>(divisor),
+                           static_cast<float>(p.windows()), out};
     const auto kernel = strict ? (argmax ? conv_max_mean<true, true> : conv_max_mean<true, false>)
                                : (argmax ? conv_max_mean<false, true> : conv_max_mean<false, false>);
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.dynamic_bytes);
@@ -924,20 +921,13 @@ extern "C" int launch_conv_max_mean(const Element* x, const Element* weight, con
     return cudaGetLastError();
 }
 
-// grad (batch,), or with `by_channel` (batch, OUT_CHANNELS), of the averages.
-static Upstream upstream_of(const Problem& p, const float* grad, int64_t by_channel, double divisor) {
-    const int64_t windows = static_cast<int64_t>(p.slabs) * p.rows * p.columns;
-    return {grad, !by_channel, static_cast<float>(1 / (windows * divisor))};
-}
-
-// scratch: WEIGHTS floats for each of count_gradients
+// grad (batch,), or with `by_channel` (batch, OUT_CHANNELS), of the averages. scratch: WEIGHTS floats each of count_gradients.
 extern "C" int launch_weight_gradient(const Element* x, const uint32_t* argmax, const float* grad, float* scratch,
                                       float* grad_weight, double divisor, int64_t by_channel, int64_t batch, int64_t depth,
-                                      int64_t height, int64_t width, int64_t strict, cudaStream_t stream) {
-    int device = 0;
-    cudaGetDevice(&device);
-    const Problem p = planned(x, nullptr, batch, depth, height, width, strict, device);
-    const Upstream upstream = upstream_of(p, grad, by_channel, divisor);
+                                      int64_t height, int64_t width, int64_t strict, int64_t device, cudaStream_t stream) {
+    Problem p = planned(batch, depth, height, width, strict, device);
+    p.x = x;
+    const Upstream upstream = {grad, !by_channel, static_cast<float>(1 / (p.windows() * divisor))};
     if (strict) {
         const auto bytes = reinterpret_cast<const uint8_t*>(argmax);
         weight_gradient_fp32<<<GROUPS * p.gradients, WARP, 0, stream>>>(p, bytes, upstream, scratch);
@@ -954,17 +944,17 @@ extern "C" int launch_weight_gradient(const Element* x, const uint32_t* argmax, 
 
 extern "C" int launch_input_gradient(const Element* weight, const uint32_t* argmax, const float* grad, Element* grad_x,
                                      double divisor, int64_t by_channel, int64_t batch, int64_t depth, int64_t height,
-                                     int64_t width, int64_t strict, cudaStream_t stream) {
-    int device = 0, sm_count = 0;
-    cudaGetDevice(&device);
+                                     int64_t width, int64_t strict, int64_t device, cudaStream_t stream) {
+    int sm_count = 0;
     cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
-    const Problem p = planned(nullptr, weight, batch, depth, height, width, strict, device);
+    Problem p = planned(batch, depth, height, width, strict, device);
+    p.weight = weight;
+    const Upstream upstream = {grad, !by_channel, static_cast<float>(1 / (p.windows() * divisor))};
     const int64_t lines = batch * ceil_div(depth, 2);
     const bool paired = width % 2 == 0 && reinterpret_cast<uintptr_t>(grad_x) % 8 == 0;
     const auto kernel = strict ? (paired ? input_gradient<true, true, 8> : input_gradient<true, false, 8>)
                                : (paired ? input_gradient<false, true, 12> : input_gradient<false, false, 12>);
-    kernel<<<lines < sm_count ? lines : sm_count, (strict ? 8 : 12) * WARP, 0, stream>>>(
-        p, argmax, upstream_of(p, grad, by_channel, divisor), grad_x);
+    kernel<<<lines < sm_count ? lines : sm_count, (strict ? 8 : 12) * WARP, 0, stream>>>(p, argmax, upstream, grad_x);
     return cudaGetLastError();
 }
 #endif  // SERVED
@@ -996,8 +986,8 @@ def sizes(kernels, x, weight, conv_bias, bias, strict, *pool):
         limits = "at most 8 channels in and 16 out, a kernel of 3 x 3 x 3 and windows of 2 x 2 x 2"
         warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")
         return None
-    numbers, device = (shape[0], *shape[2:], strict), x[2].index or 0
-    blocks, parts = (kernels.count_blocks(*numbers, device), kernels.count_gradients(*numbers, device)) if shape[0] else (0, 0)
+    numbers = shape[0], *shape[2:], strict, x[2].index or 0
+    blocks, parts = (kernels.count_blocks(*numbers), kernels.count_gradients(*numbers)) if shape[0] else (0, 0)
     if blocks >= 2**31:
         raise RuntimeError(f"{NAME}: the batch needs {blocks} blocks, more than a grid has")
     return 16 * blocks, parts * weight[0].numel(), numbers
