@@ -551,10 +551,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     __shared__ Segment segment;  // in no registers, which are short
     if (threadIdx.x == 0) segment.set(problem);
     const Pipeline pipeline(memory, shared, problem.band_bytes);
-    if (threadIdx.x >= CONSUMERS) {
-        produce<STRICT>(problem, segment, pipeline, shared, threadIdx.x - CONSUMERS);
-        return;
-    }
+    if (threadIdx.x >= CONSUMERS) return produce<STRICT>(problem, segment, pipeline, shared, threadIdx.x - CONSUMERS);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const int weight_exponent = scale_exponent(largest_weight<CONSUMER_WARPS>(problem.weight, shared.weight_largest, 2), 14);
     uint2* const stored = reinterpret_cast<uint2*>(memory + (STRICT ? STAGES : STAGES - 1) * pipeline.band_bytes);
@@ -639,10 +636,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     __shared__ Segment segment;
     if (threadIdx.x == 0) segment.set(problem);
     const Pipeline pipeline(memory, shared, problem.band_bytes);
-    if (threadIdx.x >= CONSUMERS) {
-        produce<false>(problem, segment, pipeline, shared, threadIdx.x - CONSUMERS);
-        return;
-    }
+    if (threadIdx.x >= CONSUMERS) return produce<false>(problem, segment, pipeline, shared, threadIdx.x - CONSUMERS);
     pipeline.consumer_release(STAGES - 1);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     Gradient gradient;
@@ -1078,10 +1072,10 @@ class ModelNew(nn.Module):
     @torch.compiler.assume_constant_result
     def namespace(self):
         conv = self._modules["conv"]
-        channels = {"IN_CHANNELS": conv.in_channels, "OUT_CHANNELS": conv.out_channels}
-        kernel = dict(zip(("KERNEL_D", "KERNEL_H", "KERNEL_W"), conv.kernel_size, strict=True))
-        pool = dict(zip(("POOL_D", "POOL_H", "POOL_W"), self.pool_size, strict=True))
-        return build(*self.sources, (fuse, *self.fused), **channels, **kernel, **pool, SHARED_LIMIT_KB=self.shared_limit_kb)
+        names = "IN_CHANNELS", "OUT_CHANNELS", "KERNEL_D", "KERNEL_H", "KERNEL_W", "POOL_D", "POOL_H", "POOL_W"
+        values = conv.in_channels, conv.out_channels, *conv.kernel_size, *self.pool_size
+        constants = dict(zip(names, values, strict=True), SHARED_LIMIT_KB=self.shared_limit_kb)
+        return build(*self.sources, (fuse, *self.fused), **constants)
 
     def operands(self, x):
         conv = self._modules["conv"]  # self.conv takes nn.Module half a microsecond

@@ -480,10 +480,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     __shared__ Segment segment;  // in no registers, which are short
     if (threadIdx.x == 0) segment.set(problem);
     const Pipeline pipeline(memory, shared, problem.band_bytes);
-    if (threadIdx.x >= CONSUMERS) {
-        produce<STRICT>(problem, segment, pipeline, shared, threadIdx.x - CONSUMERS);
-        return;
-    }
+    if (threadIdx.x >= CONSUMERS) return produce<STRICT>(problem, segment, pipeline, shared, threadIdx.x - CONSUMERS);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     uint2* const stored = reinterpret_cast<uint2*>(memory + (STRICT ? STAGES : STAGES - 1) * pipeline.band_bytes);
     const int weight_exponent = store_weights(problem.weight, copysignf(1, result.divisor), stored,
@@ -538,9 +535,8 @@ __global__ void __launch_bounds__(WARP) finish_samples(const float* __restrict__
 
 // ---- launches
 // The problem, cut into parts for that device.
-static Problem planned(const Element* x, const Element* weight, int64_t batch, int depth, int height, int width, bool strict,
-                       int device) {
-    Problem p = {x, weight, batch, depth, height, width, (depth - 2) / 2, (height - 2) / 2, (width - 2) / 2, strict};
+static Problem planned(int64_t batch, int depth, int height, int width, bool strict, int device) {
+    Problem p = {nullptr, nullptr, batch, depth, height, width, (depth - 2) / 2, (height - 2) / 2, (width - 2) / 2, strict};
     int limit = 0, sm_count = 0;
     cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
@@ -566,16 +562,15 @@ static Problem planned(const Element* x, const Element* weight, int64_t batch, i
 }
 
 extern "C" int64_t count_blocks(int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t strict, int64_t device) {
-    return batch * planned(nullptr, nullptr, batch, depth, height, width, strict, device).parts;
+    return batch * planned(batch, depth, height, width, strict, device).parts;
 }
 
 // scratch: OUTPUTS floats a block. Without a bias `out` is (batch, OUT_CHANNELS), else (batch,).
 extern "C" int launch_conv_max_mean(const Element* x, const Element* weight, const Element* conv_bias, const Element* bias,
                                     float* scratch, float* out, double divisor, int64_t biases, int64_t batch, int64_t depth,
-                                    int64_t height, int64_t width, int64_t strict, cudaStream_t stream) {
-    int device = 0;
-    cudaGetDevice(&device);
-    const Problem p = planned(x, weight, batch, depth, height, width, strict, device);
+                                    int64_t height, int64_t width, int64_t strict, int64_t device, cudaStream_t stream) {
+    Problem p = planned(batch, depth, height, width, strict, device);
+    p.x = x, p.weight = weight;
     const auto windows = static_cast<float>(static_cast<int64_t>(p.slabs) * p.rows * p.columns);
     const Result result = {conv_bias, biases ? bias : nullptr, static_cast<int>(biases), static_cast<float>(divisor), windows,
                            out};
@@ -615,8 +610,8 @@ def sizes(kernels, x, weight, conv_bias, bias, strict, *pool):
         limits = "at most 8 channels in and 16 out, a kernel of 3 x 3 x 3 and windows of 2 x 2 x 2"
         warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")
         return None
-    numbers = bias[0].numel(), shape[0], *shape[2:], strict
-    blocks = kernels.count_blocks(*numbers[1:], x[2].index or 0) if shape[0] else 0
+    numbers = bias[0].numel(), shape[0], *shape[2:], strict, x[2].index or 0
+    blocks = kernels.count_blocks(*numbers[1:]) if shape[0] else 0
     if blocks >= 2**31:
         raise RuntimeError(f"{NAME}: the batch needs {blocks} blocks, more than a grid has")
     return (shape[0], *([] if numbers[0] else [outs]), 1, 1, 1), 16 * blocks, numbers
@@ -664,10 +659,9 @@ class ModelNew(nn.Module):
     @torch.compiler.assume_constant_result
     def namespace(self):
         conv = self._modules["conv"]
-        channels = {"IN_CHANNELS": conv.in_channels, "OUT_CHANNELS": conv.out_channels}
-        kernel = dict(zip(("KERNEL_D", "KERNEL_H", "KERNEL_W"), conv.kernel_size, strict=True))
-        pool = dict(zip(("POOL_D", "POOL_H", "POOL_W"), self.pool_size, strict=True))
-        return build(*self.sources, **channels, **kernel, **pool, SHARED_LIMIT_KB=self.shared_limit_kb)
+        names = "IN_CHANNELS", "OUT_CHANNELS", "KERNEL_D", "KERNEL_H", "KERNEL_W", "POOL_D", "POOL_H", "POOL_W"
+        values = conv.in_channels, conv.out_channels, *conv.kernel_size, *self.pool_size
+        return build(*self.sources, **dict(zip(names, values, strict=True)), SHARED_LIMIT_KB=self.shared_limit_kb)
 
     def operands(self, x):
         conv = self._modules["conv"]  # self.conv takes nn.Module half a microsecond

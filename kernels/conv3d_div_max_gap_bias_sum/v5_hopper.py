@@ -238,14 +238,6 @@ DEVICE int scale_exponent(float largest, int target) {
     const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 126;  // largest < 2^exponent
     return smaller(target - exponent, 126);
 }
-template <int N>
-DEVICE float largest_finite(const float (&v)[N]) {
-    float all = 0, finite = 0;
-    UNROLL for (int i = 0; i < N; ++i) all = fmaxf(all, fabsf(v[i]));
-    if (all < INFINITY) return all;
-    UNROLL for (int i = 0; i < N; ++i) finite = fmaxf(finite, fabsf(finite_or_zero(v[i])));
-    return finite;
-}
 // The largest of the values of WARPS whole warps, which all call it. Two calls with one array need a barrier between them.
 template <int WARPS>
 DEVICE float largest_of_warps(float v, float (&by_warp)[WARPS], int warp, int barrier) {
@@ -258,7 +250,7 @@ DEVICE float largest_of_warps(float v, float (&by_warp)[WARPS], int warp, int ba
 
 // ---- the pipelines
 // Stages and bands are counted over all segments and attempts: number n is in place n % STAGES or n % BANDS. All threads call
-// the constructor: it initialises the mbarriers and synchronizes. Later each thread waits and arrives for itself.
+// the constructor; later each one waits and arrives for itself.
 struct Pipeline {
     const Shape& shape;
     Shared& shared;
@@ -291,11 +283,16 @@ constexpr int FIRST_TARGET = 11, LAST_TARGET = 15, WEIGHT_TARGET = 14, REJECTED 
 constexpr float LARGEST_FP16 = 65504;
 
 using Piece = float[CHANNELS * 4];  // four columns of a row, in all channels
-DEVICE void load_piece(uint32_t from, int channel_bytes, Piece& v) {
+DEVICE float load_piece(uint32_t from, int channel_bytes, Piece& v) {  // returns the largest finite size
     UNROLL for (int c = 0; c < CHANNELS; ++c) {
         const float4 four = ld_shared_v4_f32(from + c * channel_bytes);
         v[4 * c] = four.x, v[4 * c + 1] = four.y, v[4 * c + 2] = four.z, v[4 * c + 3] = four.w;
     }
+    float all = 0, finite = 0;
+    UNROLL for (int i = 0; i < CHANNELS * 4; ++i) all = fmaxf(all, fabsf(v[i]));
+    if (all < INFINITY) return all;
+    UNROLL for (int i = 0; i < CHANNELS * 4; ++i) finite = fmaxf(finite, fabsf(finite_or_zero(v[i])));
+    return finite;
 }
 // A piece goes to its row as fp16, a column's channels side by side. Every other group of four lanes swaps its two pairs of
 // columns, so that a quarter-warp's stores touch all banks.
@@ -343,20 +340,17 @@ DEVICE void produce(const CUtensorMap& x, const Shape& shape, const Pipeline& pi
                     const uint32_t from = pipeline.stage(first_stage + k) + piece * 16;
                     const int rows = 2 * smaller(shape.stage_planes, segment.planes() - plane);
                     Piece v;
-                    const auto load_row = [&](int row) {
-                        load_piece(from + row * STAGE_ROW_BYTES, channel_bytes, v);
-                        largest = fmaxf(largest, largest_finite(v));
-                    };
                     pipeline.stage_wait(first_stage + k);
                     if (k == 0 && !exact) {
-                        UNROLL_1 for (int row = thread / PIECES; row < rows; row += PRODUCERS / PIECES) load_row(row);
+                        UNROLL_1 for (int row = thread / PIECES; row < rows; row += PRODUCERS / PIECES)
+                            largest = fmaxf(largest, load_piece(from + row * STAGE_ROW_BYTES, channel_bytes, v));
                         const float of_all = largest_of_warps(largest, shared.producer_largest[0], thread / WARP, 1);
                         exponent = scale_exponent(of_all, FIRST_TARGET);
                     }
                     if (plane == 0) pipeline.producer_acquire(band);
                     const uint32_t to = pipeline.band(band) + plane * PLANE_BYTES;
                     UNROLL_1 for (int row = thread / PIECES; row < rows; row += PRODUCERS / PIECES) {
-                        load_row(row);
+                        largest = fmaxf(largest, load_piece(from + row * STAGE_ROW_BYTES, channel_bytes, v));
                         UNROLL for (int e = 0; e < 4 * CHANNELS; ++e) v[e] *= power_of_2(exponent);
                         store_piece(to + row * BAND_ROW_BYTES, piece, v);
                         if (STRICT) {
@@ -384,12 +378,13 @@ DEVICE void produce(const CUtensorMap& x, const Shape& shape, const Pipeline& pi
 // A unit is a tile in half of the slabs of a row of windows; which half has the larger part changes from row to row. Calls
 // visit(first window, slab, slabs_end, its two bands) for the warp's units, every CONSUMER_WARPS-th of all, and releases the
 // bands. Warps may be a row apart: one waits for the bands of a row once, and arrives when its next unit is in a later row.
+using Bands = uint32_t[2];
 template <class Visit>
 DEVICE void for_units(const Segment& segment, const Pipeline& pipeline, unsigned first_band, Visit visit) {
     int number = threadIdx.x / WARP;  // of the warp's next unit, counted from the row's first
     UNROLL_1 for (unsigned band = first_band; band != first_band + segment.rows; ++band) {
         pipeline.consumer_wait(band), pipeline.consumer_wait(band + 1);
-        const uint32_t bands[2] = {pipeline.band(band), pipeline.band(band + 1)};
+        const Bands bands = {pipeline.band(band), pipeline.band(band + 1)};
         UNROLL_1 for (; number < segment.row_units(); number += CONSUMER_WARPS) {
             const int tiles = segment.row_units() / 2, middle = (segment.slabs + (band - first_band) % 2) / 2;
             const bool later = number >= tiles;
@@ -403,17 +398,12 @@ DEVICE void for_units(const Segment& segment, const Pipeline& pipeline, unsigned
 
 // ---- consumers: the products
 // An implicit GEMM for each of a window's 8 positions: M = 16 outputs, N = 8 windows, K = 8 channels of 27 taps, two at a time.
-// wgmma, M = 64 positions, was not built: by count it is bound as early, by reading the weights for every 64.
-
 // The consumers store weight[o][c][tap] as left operands, [high, low][tap][lane]. Returns the exponent of what scales them.
 __device__ int store_weights(const Element* __restrict__ weight, float sign, uint2* stored, Shared& shared) {
-    float mine[ceil_div(WEIGHTS, CONSUMERS)];
-    UNROLL for (int k = 0; k < ceil_div(WEIGHTS, CONSUMERS); ++k) {
-        const int i = threadIdx.x + k * CONSUMERS;
-        mine[k] = i < WEIGHTS ? weight[i] : 0;
-    }
-    const float largest = largest_of_warps(largest_finite(mine), shared.weight_largest, threadIdx.x / WARP, 2);
-    const int exponent = scale_exponent(largest, WEIGHT_TARGET);
+    float largest = 0;
+    UNROLL for (int i = 0; i < WEIGHTS; i += CONSUMERS)  // all loads at once; behind the end the last weight again
+        largest = fmaxf(largest, fabsf(finite_or_zero(weight[smaller(i + threadIdx.x, WEIGHTS - 1)])));
+    const int exponent = scale_exponent(largest_of_warps(largest, shared.weight_largest, threadIdx.x / WARP, 2), WEIGHT_TARGET);
     const float scale = sign * power_of_2(exponent);
     UNROLL for (int i = threadIdx.x; i < TAPS * WARP; i += CONSUMERS) {
         const int g = i % WARP / 4, t = i % 4, tap = i / WARP;
@@ -432,7 +422,7 @@ __device__ int store_weights(const Element* __restrict__ weight, float sign, uin
 // neighbouring registers: taps 0 and 2 of a row, three of four pairs, need no moves, at a window's even and odd positions.
 struct Plane { uint32_t at[SIDE][SIDE]; };
 DEVICE int column_of_matrix(int matrix) { return matrix % 2 * 2 + matrix / 2; }  // its own inverse
-DEVICE void load_plane(const uint32_t (&bands)[2], uint32_t offset, Plane& x) {
+DEVICE void load_plane(const Bands& bands, uint32_t offset, Plane& x) {
     UNROLL for (int row = 0; row < SIDE; ++row) {
         const uint4 v = ldmatrix_m8n8_x4(bands[row / 2] + row % 2 * BAND_ROW_BYTES + offset);
         x.at[row][0] = v.x, x.at[row][1] = v.y, x.at[row][2] = v.z, x.at[row][3] = v.w;
@@ -465,8 +455,7 @@ DEVICE void add_pair(Sums& sums, int pair, uint2 w, uint2 next_w, const Plane& x
 // registers. The middle taps of the kernel's first two planes make a pair, that of the third stands alone. All positions add in
 // the same order: where pixels are equal, so are the sums, and the maximum is not the largest of eight roundings.
 template <class Visit>
-DEVICE void convolve(const uint2 (&weights)[TAPS], const uint32_t (&bands)[2], uint32_t offset, int slab, int end,
-                     Visit visit) {
+DEVICE void convolve(const uint2 (&weights)[TAPS], const Bands& bands, uint32_t offset, int slab, int end, Visit visit) {
     offset += 2 * slab * PLANE_BYTES;
     Plane x[4];
     load_plane(bands, offset, x[0]);
@@ -494,11 +483,10 @@ DEVICE void convolve(const uint2 (&weights)[TAPS], const uint32_t (&bands)[2], u
 // at zero and are added as fp32 numbers. The small ones are kept apart, and do not count where x is infinite: the low part of a
 // weight may have the other sign.
 template <class Visit>
-DEVICE void convolve_strictly(uint32_t weights, const uint32_t (&bands)[2], int lower, uint32_t offset, int slab, int end,
-                              Visit visit) {
+DEVICE void convolve_strictly(uint32_t weights, const Bands& bands, int lower, uint32_t start, int slab, int end, Visit visit) {
     UNROLL_1 for (; slab < end; ++slab) {
         Sums sums = {}, small = {};
-        uint32_t here = offset + 2 * slab * PLANE_BYTES, plane_weights = weights;
+        uint32_t here = start + 2 * slab * PLANE_BYTES, plane_weights = weights;
         Plane high, low, next_high, next_low;  // those that positions 0 to 3 and 4 to 7 meet with plane r of the kernel
         load_plane(bands, here, next_high);
         load_plane(bands, here + lower, next_low);
@@ -562,8 +550,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / WARP, 0);
     if (warp >= CONSUMER_WARPS) {
         warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
-        produce<STRICT>(x, shape, pipeline, shared);
-        return;
+        return produce<STRICT>(x, shape, pipeline, shared);
     }
     warpgroup_reg_alloc<CONSUMER_REGISTERS>();
     uint2* const stored = reinterpret_cast<uint2*>(memory + STAGES * shape.stage_bytes + BANDS * shape.band_bytes);
@@ -585,7 +572,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         int exponent;
         do {
             totals[0] = totals[1] = 0;
-            for_units(segment, pipeline, first_band, [&](int window, int slab, int slabs_end, const uint32_t(&bands)[2]) {
+            for_units(segment, pipeline, first_band, [&](int window, int slab, int slabs_end, const Bands& bands) {
                 const bool exist[2] = {window + 2 * t < segment.columns, window + 2 * t + 1 < segment.columns};
                 const auto take_maxima = [&](const Sums& sums) {
                     const float maxima[4] = {maximum(sums, 0), maximum(sums, 1), maximum(sums, 2), maximum(sums, 3)};
@@ -656,28 +643,25 @@ static Shape planned(int64_t batch, int depth, int height, int width, bool stric
     else s.blocks = images * s.rows < sm_count ? images * s.rows : sm_count;
     return s;
 }
-// Sums of segments that scratch has room for.
+// How many segments' sums scratch is to have room for.
 extern "C" int64_t count_segments(int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t strict, int64_t device) {
     const Shape s = planned(batch, depth, height, width, strict, device);
     return s.sample_is_segment() ? 0 : s.images() + s.blocks;
 }
 
-// The driver's cuTensorMapEncodeTiled, without linking the driver; null if it has none.
-static auto find_encode() {
-    void* encode = nullptr;
-    cudaDriverEntryPointQueryResult found = {};
-#if CUDART_VERSION >= 12050
-    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found);
-#else
-    cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &encode, cudaEnableDefault, &found);
-#endif
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found == cudaDriverEntryPointSuccess ? encode : nullptr);
-}
-
 // A tensor map of x, in boxes of a stage. What lies outside of x, and channels that do not exist, become zeros. The driver
 // needs a context in this thread, which may be autograd's: a call of the runtime must come first.
 static cudaError_t encode_map(const Element* x, const Shape& s, CUtensorMap* map) {
-    static const auto encode = find_encode();
+    static const auto encode = [] {  // the driver's function, without linking the driver; null if it has none
+        void* function = nullptr;
+        cudaDriverEntryPointQueryResult found = {};
+#if CUDART_VERSION >= 12050
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+#else
+        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found);
+#endif
+        return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found == cudaDriverEntryPointSuccess ? function : nullptr);
+    }();
     if (!encode) return cudaErrorNotSupported;
     const cuuint64_t width = s.width, height = s.height, depth = s.depth, batch = s.batch, row_bytes = (width + 3) / 4 * 16;
     const cuuint64_t sizes[5] = {width, height, depth, IN_CHANNELS, batch}, channel_bytes = row_bytes * height * depth;
@@ -692,9 +676,7 @@ static cudaError_t encode_map(const Element* x, const Shape& s, CUtensorMap* map
 // x: rows of a multiple of 16 bytes. scratch: OUTPUTS floats a segment. out: (batch,), without a bias (batch, OUT_CHANNELS).
 extern "C" int launch_stream_max_mean(const Element* x, const Element* weight, const Element* conv_bias, const Element* bias,
                                       float* scratch, float* out, double divisor, int64_t biases, int64_t batch, int64_t depth,
-                                      int64_t height, int64_t width, int64_t strict, cudaStream_t stream) {
-    int device = 0;
-    cudaGetDevice(&device);
+                                      int64_t height, int64_t width, int64_t strict, int64_t device, cudaStream_t stream) {
     const Shape shape = planned(batch, depth, height, width, strict, device);
     const auto windows = static_cast<float>(static_cast<int64_t>(shape.slabs) * shape.rows * shape.columns);
     const Result result = {conv_bias, biases ? bias : nullptr, static_cast<int>(biases), static_cast<float>(divisor), windows,
@@ -738,8 +720,8 @@ def sizes(kernels, x, weight, conv_bias, bias, strict, *pool):
         limits = "at most 8 channels in and 16 out, a kernel of 3 x 3 x 3 and windows of 2 x 2 x 2"
         warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")
         return None
-    numbers = bias[0].numel(), shape[0], *shape[2:], strict
-    segments = kernels.count_segments(*numbers[1:], x[2].index or 0) if shape[0] else 0
+    numbers = bias[0].numel(), shape[0], *shape[2:], strict, x[2].index or 0
+    segments = kernels.count_segments(*numbers[1:]) if shape[0] else 0
     return (shape[0], *([] if numbers[0] else [outs]), 1, 1, 1), 16 * segments, numbers  # 16: OUTPUTS
 
 
@@ -792,11 +774,10 @@ class ModelNew(nn.Module):
     @torch.compiler.assume_constant_result
     def namespace(self):
         conv = self._modules["conv"]
-        channels = {"IN_CHANNELS": conv.in_channels, "OUT_CHANNELS": conv.out_channels}
-        kernel = dict(zip(("KERNEL_D", "KERNEL_H", "KERNEL_W"), conv.kernel_size, strict=True))
-        pool = dict(zip(("POOL_D", "POOL_H", "POOL_W"), self.pool_size, strict=True))
+        names = "IN_CHANNELS", "OUT_CHANNELS", "KERNEL_D", "KERNEL_H", "KERNEL_W", "POOL_D", "POOL_H", "POOL_W"
+        values = conv.in_channels, conv.out_channels, *conv.kernel_size, *self.pool_size
         hopper = ("-gencode=arch=compute_90a,code=sm_90a",)  # load_inline would build for 9.0, which lacks setmaxnreg
-        return build(*self.sources, flags=hopper, **channels, **kernel, **pool)
+        return build(*self.sources, flags=hopper, **dict(zip(names, values, strict=True)))
 
     def operands(self, x):
         conv = self._modules["conv"]  # self.conv takes nn.Module half a microsecond
