@@ -411,14 +411,13 @@ __device__ void store_weights(const Element* __restrict__ weight, float scale, u
     }
 }
 
-// A plane of 8 windows: [row][column 0, 2, 1, 3], channels 2t and 2t + 1 of window g. Two taps at once take neighbouring
-// registers: taps 0 and 2 of a row, three of four pairs, need no moves, at a window's even and odd positions.
+// A plane of 8 windows: [row][column], channels 2t and 2t + 1 of window g. Two taps at once take neighbouring registers. As
+// ldmatrix loads columns 0 2 1 3, taps 0 and 2 of a row need no moves, at a window's even and odd positions.
 using Plane = uint32_t[SIDE][SIDE];
-DEVICE int column_of_matrix(int matrix) { return matrix % 2 * 2 + matrix / 2; }  // its own inverse
 DEVICE void load_plane(uint32_t band, uint32_t next_band, Plane& x) {
     UNROLL for (int row = 0; row < SIDE; ++row) {
         const uint4 v = ldmatrix_m8n8_x4((row < 2 ? band : next_band) + row % 2 * ROW_BYTES);
-        x[row][0] = v.x, x[row][1] = v.y, x[row][2] = v.z, x[row][3] = v.w;
+        x[row][0] = v.x, x[row][2] = v.y, x[row][1] = v.z, x[row][3] = v.w;
     }
 }
 
@@ -427,9 +426,13 @@ DEVICE void load_plane(uint32_t band, uint32_t next_band, Plane& x) {
 constexpr int PLANE_TAPS = 9, PAIRS = 4, MIDDLE = 4;
 DEVICE constexpr int first_of_pair(int pair) { return pair < 3 ? 3 * pair : 1; }
 DEVICE constexpr int second_of_pair(int pair) { return pair < 3 ? 3 * pair + 2 : 7; }
-DEVICE uint32_t pixels(const Plane& x, int hw, int tap) { return x[hw / 2 + tap / 3][column_of_matrix(hw % 2 + tap % 3)]; }
+DEVICE uint32_t pixels(const Plane& x, int hw, int tap) { return x[hw / 2 + tap / 3][hw % 2 + tap % 3]; }
 
 using Sums = float[8][4];  // [position][element: window 2t, 2t + 1 of output g, then of g + 8]
+
+DEVICE void add_pair(float (*sums)[4], const Plane& x, int tap, int next_tap, uint2 w, uint2 next_w) {
+    UNROLL for (int hw = 0; hw < 4; ++hw) mma_pair(sums[hw], w, next_w, pixels(x, hw, tap), pixels(x, hw, next_tap));
+}
 
 // The convolution of a tile, a plane of x at a time. Plane p meets plane r = p - d of the kernel at positions of depth d. All
 // positions add in the same order, so equal inputs give equal bits.
@@ -445,10 +448,10 @@ DEVICE void convolve(const uint2 (&weights)[TAPS], uint32_t band, uint32_t next_
             const uint2* const w = weights + r * PLANE_TAPS;
             UNROLL for (int hw = 0; hw < 4 && r == 1; ++hw)
                 mma_pair(sums[4 * d + hw], weights[MIDDLE], w[MIDDLE], middle[hw], pixels(x, hw, MIDDLE));
-            UNROLL for (int pair = 0; pair < PAIRS; ++pair)
-                UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_pair(sums[4 * d + hw], w[first_of_pair(pair)], w[second_of_pair(pair)],
-                                 pixels(x, hw, first_of_pair(pair)), pixels(x, hw, second_of_pair(pair)));
+            UNROLL for (int pair = 0; pair < PAIRS; ++pair) {
+                const int tap = first_of_pair(pair), second = second_of_pair(pair);
+                add_pair(sums + 4 * d, x, tap, second, w[tap], w[second]);
+            }
             UNROLL for (int hw = 0; hw < 4 && r == 2; ++hw)
                 mma_m16n8k8_f32_f16(sums[4 * d + hw], w[MIDDLE], pixels(x, hw, MIDDLE));
         }
@@ -475,12 +478,9 @@ DEVICE void convolve_strictly(uint32_t weights, uint32_t band, uint32_t next_ban
             UNROLL for (int pair = 0; pair < PAIRS; ++pair) {
                 const int tap = first_of_pair(pair), second = second_of_pair(pair);
                 const uint2 w = high_w(tap), next_w = high_w(second), small_w = low_w(tap), next_small_w = low_w(second);
-                UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_pair(small[4 * d + hw], small_w, next_small_w, pixels(high, hw, tap), pixels(high, hw, second));
-                UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_pair(part[hw], w, next_w, pixels(high, hw, tap), pixels(high, hw, second));
-                UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_pair(small[4 * d + hw], w, next_w, pixels(low, hw, tap), pixels(low, hw, second));
+                add_pair(small + 4 * d, high, tap, second, small_w, next_small_w);
+                add_pair(part, high, tap, second, w, next_w);
+                add_pair(small + 4 * d, low, tap, second, w, next_w);
             }
             const uint2 w = high_w(MIDDLE), small_w = low_w(MIDDLE);
             UNROLL for (int hw = 0; hw < 4; ++hw) {
@@ -568,7 +568,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     do {
         totals[0] = totals[1] = 0;
         for_tiles(segment, pipeline, n, [&](const Tile& tile, uint32_t band, uint32_t next_band) {
-            const uint32_t offset = matrix_row(lane, tile, column_of_matrix(lane / 8));
+            const uint32_t offset = matrix_row(lane, tile, lane / 8 % 2 * 2 + lane / 16);
             Sums sums;
             if constexpr (STRICT)
                 convolve_strictly(stored_weights, band + offset, next_band + offset, pipeline.band_bytes / 2, sums);

@@ -92,7 +92,7 @@ constexpr int TAPS = KERNEL_D * KERNEL_H * KERNEL_W, WEIGHTS = TAPS * IN_CHANNEL
 //   weights   8 consumer warps, once: in the last band, from    nobody
 //             where registers take them; strict: in their place
 constexpr int COLUMN_BYTES = CHANNELS * 2, ODD_COLUMNS = COLUMNS / 2 * COLUMN_BYTES, ROW_BYTES = 2 * ODD_COLUMNS;
-constexpr int PLANE_BYTES = 2 * ROW_BYTES, TAP_BYTES = WARP * 8, WEIGHT_BYTES = TAPS * TAP_BYTES;
+constexpr int PLANE_BYTES = 2 * ROW_BYTES, WEIGHT_BYTES = TAPS * WARP * 8;  // of high or low parts
 
 struct Shared {
     uint64_t full[STAGES], empty[STAGES];      // mbarriers
@@ -135,11 +135,6 @@ DEVICE void mbarrier_test_wait(uint32_t barrier, uint32_t parity) {
 DEVICE void bar_sync(int name, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
 DEVICE void st_shared_v4_u32(uint32_t at, uint4 v) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
-DEVICE uint2 ld_shared_v2_u32(uint32_t at) {
-    uint2 v;
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
-    return v;
 }
 // Four matrices of 8 rows x 16 bytes: lane 8 * i + r has the address of row r of matrix i. Lane 4 * n + q gets elements 2 * q
 // and 2 * q + 1 of row n.
@@ -364,19 +359,18 @@ __device__ int store_weights(const Element* __restrict__ weight, float sign, uin
     return exponent;
 }
 
-// A plane of 8 windows: [row][column 0, 2, 1, 3], channels 2t and 2t + 1 of window g. Two taps at once take neighbouring
-// registers: taps 0 and 2 of a row, three of four pairs, need no moves, at a window's even and odd positions.
+// A plane of 8 windows: [row][column], channels 2t and 2t + 1 of window g. Two taps at once take neighbouring registers. As
+// ldmatrix loads columns 0 2 1 3, taps 0 and 2 of a row need no moves, at a window's even and odd positions.
 using Plane = uint32_t[SIDE][SIDE];
-DEVICE int column_of_matrix(int matrix) { return matrix % 2 * 2 + matrix / 2; }  // its own inverse
 DEVICE void load_plane(uint32_t band, uint32_t next_band, Plane& x) {
     UNROLL for (int row = 0; row < SIDE; ++row) {
         const uint4 v = ldmatrix_m8n8_x4((row < 2 ? band : next_band) + row % 2 * ROW_BYTES);
-        x[row][0] = v.x, x[row][1] = v.y, x[row][2] = v.z, x[row][3] = v.w;
+        x[row][0] = v.x, x[row][2] = v.y, x[row][1] = v.z, x[row][3] = v.w;
     }
 }
 // Where in a band the row of 16 bytes lies that a lane names in load_plane.
 DEVICE uint32_t matrix_row(int lane, int first_window, int slab) {
-    const int column = column_of_matrix(lane / 8);
+    const int column = lane / 8 % 2 * 2 + lane / 16;
     const int pair = (first_window + lane % 8 + column / 2) % (COLUMNS / 2);  // beyond the row: of no window
     return 2 * slab * PLANE_BYTES + column % 2 * ODD_COLUMNS + pair * COLUMN_BYTES;
 }
@@ -386,9 +380,13 @@ DEVICE uint32_t matrix_row(int lane, int first_window, int slab) {
 constexpr int PLANE_TAPS = 9, PAIRS = 4, MIDDLE = 4;
 DEVICE constexpr int first_of_pair(int pair) { return pair < 3 ? 3 * pair : 1; }
 DEVICE constexpr int second_of_pair(int pair) { return pair < 3 ? 3 * pair + 2 : 7; }
-DEVICE uint32_t pixels(const Plane& x, int hw, int tap) { return x[hw / 2 + tap / 3][column_of_matrix(hw % 2 + tap % 3)]; }
+DEVICE uint32_t pixels(const Plane& x, int hw, int tap) { return x[hw / 2 + tap / 3][hw % 2 + tap % 3]; }
 
 using Sums = float[8][4];  // [position][element: window 2t, 2t + 1 of output g, then of g + 8]
+
+DEVICE void add_pair(float (*sums)[4], const Plane& x, int tap, int next_tap, uint2 w, uint2 next_w) {
+    UNROLL for (int hw = 0; hw < 4; ++hw) mma_pair(sums[hw], w, next_w, pixels(x, hw, tap), pixels(x, hw, next_tap));
+}
 
 // The convolution of a tile, a plane of x at a time. Plane p meets plane r = p - d of the kernel at positions of depth d. All
 // positions add in the same order, so equal inputs give equal bits.
@@ -404,10 +402,10 @@ DEVICE void convolve(const uint2 (&weights)[TAPS], uint32_t band, uint32_t next_
             const uint2* const w = weights + r * PLANE_TAPS;
             UNROLL for (int hw = 0; hw < 4 && r == 1; ++hw)
                 mma_pair(sums[4 * d + hw], weights[MIDDLE], w[MIDDLE], middle[hw], pixels(x, hw, MIDDLE));
-            UNROLL for (int pair = 0; pair < PAIRS; ++pair)
-                UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_pair(sums[4 * d + hw], w[first_of_pair(pair)], w[second_of_pair(pair)],
-                                 pixels(x, hw, first_of_pair(pair)), pixels(x, hw, second_of_pair(pair)));
+            UNROLL for (int pair = 0; pair < PAIRS; ++pair) {
+                const int tap = first_of_pair(pair), second = second_of_pair(pair);
+                add_pair(sums + 4 * d, x, tap, second, w[tap], w[second]);
+            }
             UNROLL for (int hw = 0; hw < 4 && r == 2; ++hw)
                 mma_m16n8k8_f32_f16(sums[4 * d + hw], w[MIDDLE], pixels(x, hw, MIDDLE));
         }
@@ -418,7 +416,7 @@ DEVICE void convolve(const uint2 (&weights)[TAPS], uint32_t band, uint32_t next_
 // The same, error-compensated: low * high + high * low + high * high. The tensor core truncates its sums, so each plane's begin
 // at zero and are added as fp32 numbers. The small ones are kept apart, and do not count where x is infinite: the low part of a
 // weight may have the other sign.
-DEVICE void convolve_strictly(uint32_t weights, uint32_t band, uint32_t next_band, int lower, Sums& sums) {
+DEVICE void convolve_strictly(const uint2* weights, uint32_t band, uint32_t next_band, int lower, Sums& sums) {
     Sums small;
     UNROLL for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] = small[i / 4][i % 4] = 0;
     UNROLL_1 for (int p = 0; p < SIDE; ++p) {
@@ -427,19 +425,15 @@ DEVICE void convolve_strictly(uint32_t weights, uint32_t band, uint32_t next_ban
         load_plane(band + lower + p * PLANE_BYTES, next_band + lower + p * PLANE_BYTES, low);
         UNROLL for (int d = 0; d < 2; ++d) {
             if (p < d || p > d + 2) continue;
-            const uint32_t at = weights + (p - d) * PLANE_TAPS * TAP_BYTES;
-            const auto high_w = [&](int tap) { return ld_shared_v2_u32(at + tap * TAP_BYTES); };
-            const auto low_w = [&](int tap) { return ld_shared_v2_u32(at + WEIGHT_BYTES + tap * TAP_BYTES); };
+            const auto high_w = [&](int tap) { return weights[((p - d) * PLANE_TAPS + tap) * WARP]; };
+            const auto low_w = [&](int tap) { return weights[((p - d) * PLANE_TAPS + TAPS + tap) * WARP]; };
             float part[4][4] = {};
             UNROLL for (int pair = 0; pair < PAIRS; ++pair) {
                 const int tap = first_of_pair(pair), second = second_of_pair(pair);
                 const uint2 w = high_w(tap), next_w = high_w(second), small_w = low_w(tap), next_small_w = low_w(second);
-                UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_pair(small[4 * d + hw], small_w, next_small_w, pixels(high, hw, tap), pixels(high, hw, second));
-                UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_pair(part[hw], w, next_w, pixels(high, hw, tap), pixels(high, hw, second));
-                UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_pair(small[4 * d + hw], w, next_w, pixels(low, hw, tap), pixels(low, hw, second));
+                add_pair(small + 4 * d, high, tap, second, small_w, next_small_w);
+                add_pair(part, high, tap, second, w, next_w);
+                add_pair(small + 4 * d, low, tap, second, w, next_w);
             }
             const uint2 w = high_w(MIDDLE), small_w = low_w(MIDDLE);
             UNROLL for (int hw = 0; hw < 4; ++hw) {
@@ -486,9 +480,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     const int weight_exponent = store_weights(problem.weight, copysignf(1, result.divisor), stored,
                                               STRICT ? stored + TAPS * WARP : nullptr, shared);
     bar_sync(2, CONSUMERS);
-    const uint32_t stored_weights = shared_address(stored) + lane * 8;
     uint2 weights[TAPS];
-    if (!STRICT) UNROLL for (int tap = 0; tap < TAPS; ++tap) weights[tap] = ld_shared_v2_u32(stored_weights + tap * TAP_BYTES);
+    if (!STRICT) UNROLL for (int tap = 0; tap < TAPS; ++tap) weights[tap] = stored[tap * WARP + lane];
     pipeline.consumer_release(STAGES - 1);
 
     float totals[2];  // of outputs g and g + 8
@@ -500,7 +493,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             const uint32_t offset = matrix_row(lane, first_window, slab);
             Sums sums;
             if constexpr (STRICT)
-                convolve_strictly(stored_weights, band + offset, next_band + offset, pipeline.band_bytes / 2, sums);
+                convolve_strictly(stored + lane, band + offset, next_band + offset, pipeline.band_bytes / 2, sums);
             else
                 convolve(weights, band + offset, next_band + offset, sums);
             const float maxima[4] = {maximum(sums, 0), maximum(sums, 1), maximum(sums, 2), maximum(sums, 3)};

@@ -95,7 +95,7 @@ constexpr int BANDS = 4;                     // so that consumer warps may be a 
 constexpr int ATTEMPTS = BANDS / 2 + 1;      // whose exponents may be unread: each has two bands or more
 constexpr int STAGE_ROW_BYTES = COLUMNS * 4, COLUMN_BYTES = CHANNELS * 2, ODD_COLUMNS = COLUMNS / 2 * COLUMN_BYTES;
 constexpr int BAND_ROW_BYTES = 2 * ODD_COLUMNS, PLANE_BYTES = 2 * BAND_ROW_BYTES;
-constexpr int TAP_BYTES = WARP * 8, WEIGHT_BYTES = TAPS * TAP_BYTES;  // of high or low parts
+constexpr int WEIGHT_BYTES = TAPS * WARP * 8;  // of high or low parts
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
@@ -182,11 +182,6 @@ DEVICE void warpgroup_reg_alloc() { asm volatile("setmaxnreg.inc.sync.aligned.u3
 DEVICE float4 ld_shared_v4_f32(uint32_t at) {
     float4 v;
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
-    return v;
-}
-DEVICE uint2 ld_shared_v2_u32(uint32_t at) {
-    uint2 v;
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
     return v;
 }
 DEVICE void st_shared_v4_u32(uint32_t at, uint4 v) {
@@ -418,37 +413,34 @@ __device__ int store_weights(const Element* __restrict__ weight, float sign, uin
     return exponent;
 }
 
-// A plane of 8 windows: [row][column 0, 2, 1, 3], channels 2t and 2t + 1 of window g, in lane 4g + t. Two taps at once take
-// neighbouring registers: taps 0 and 2 of a row, three of four pairs, need no moves, at a window's even and odd positions.
+// A plane of 8 windows: [row][column], channels 2t and 2t + 1 of window g, in lane 4g + t. Two taps at once take neighbouring
+// registers. As ldmatrix loads columns 0 2 1 3, taps 0 and 2 of a row need no moves, at a window's even and odd positions.
 struct Plane { uint32_t at[SIDE][SIDE]; };
-DEVICE int column_of_matrix(int matrix) { return matrix % 2 * 2 + matrix / 2; }  // its own inverse
 DEVICE void load_plane(const Bands& bands, uint32_t offset, Plane& x) {
     UNROLL for (int row = 0; row < SIDE; ++row) {
         const uint4 v = ldmatrix_m8n8_x4(bands[row / 2] + row % 2 * BAND_ROW_BYTES + offset);
-        x.at[row][0] = v.x, x.at[row][1] = v.y, x.at[row][2] = v.z, x.at[row][3] = v.w;
+        x.at[row][0] = v.x, x.at[row][2] = v.y, x.at[row][1] = v.z, x.at[row][3] = v.w;
     }
 }
 // The offset in a plane of the 16 bytes, a column's 8 channels, whose address this lane gives to ldmatrix.
 DEVICE uint32_t matrix_row(int lane, int first_window) {
-    const int column = column_of_matrix(lane / 8);
+    const int column = lane / 8 % 2 * 2 + lane / 16;
     const int pair = (first_window + lane % 8 + column / 2) % (COLUMNS / 2);  // beyond the row: of no window
     return column % 2 * ODD_COLUMNS + pair * COLUMN_BYTES;
 }
 
 // Nine taps of a plane of the kernel: the pairs 0 2, 3 5, 6 8 and 1 7, and the middle one. Positions of a window are numbered
-// d, h, w in binary; those of depth 0 meet one plane of x with a plane of the kernel, those of depth 1 the next one.
+// d, h, w in binary; x: the planes from the one that position 0 meets with tap 0.
 constexpr int PLANE_TAPS = 9, PAIRS = 4, MIDDLE = 4;
 DEVICE constexpr int first_of_pair(int pair) { return pair < 3 ? 3 * pair : 1; }
 DEVICE constexpr int second_of_pair(int pair) { return pair < 3 ? 3 * pair + 2 : 7; }
-DEVICE uint32_t pixels(const Plane& x, const Plane& next_x, int position, int tap) {
-    const int row = position / 2 % 2 + tap / 3, column = position % 2 + tap % 3;
-    return (position < 4 ? x : next_x).at[row][column_of_matrix(column)];
+DEVICE uint32_t pixels(const Plane* x, int position, int tap) {
+    return x[position / 4 + tap / PLANE_TAPS].at[position / 2 % 2 + tap / 3 % 3][position % 2 + tap % 3];
 }
 
 using Sums = float[8][4];  // [position][element: window 2t, 2t + 1 of output g, then of g + 8]
-DEVICE void add_pair(Sums& sums, int pair, uint2 w, uint2 next_w, const Plane& x, const Plane& next_x) {
-    UNROLL for (int i = 0; i < 8; ++i)
-        mma_pair(sums[i], w, next_w, pixels(x, next_x, i, first_of_pair(pair)), pixels(x, next_x, i, second_of_pair(pair)));
+DEVICE void add_pair(Sums& sums, const Plane* x, int tap, int next_tap, uint2 w, uint2 next_w) {
+    UNROLL for (int i = 0; i < 8; ++i) mma_pair(sums[i], w, next_w, pixels(x, i, tap), pixels(x, i, next_tap));
 }
 
 // visit(sums) for a unit's slabs, slab to end, in order. A slab's planes 2 and 3 are the next one's planes 0 and 1 and stay in
@@ -464,16 +456,14 @@ DEVICE void convolve(const uint2 (&weights)[TAPS], const Bands& bands, uint32_t 
         offset += 2 * PLANE_BYTES;
         load_plane(bands, offset, x[2]);
         Sums sums = {};
+        const auto add = [&](int tap, int next_tap) { add_pair(sums, x, tap, next_tap, weights[tap], weights[next_tap]); };
         UNROLL for (int r = 0; r < 3; ++r) {
-            const uint2* const w = weights + r * PLANE_TAPS;
-            UNROLL for (int i = 0; i < 8 && r == 1; ++i)
-                mma_pair(sums[i], weights[MIDDLE], w[MIDDLE], pixels(x[0], x[1], i, MIDDLE), pixels(x[1], x[2], i, MIDDLE));
+            if (r == 1) add(MIDDLE, PLANE_TAPS + MIDDLE);
             if (r == 1) load_plane(bands, offset + PLANE_BYTES, x[3]);
-            UNROLL for (int pair = 0; pair < PAIRS; ++pair)
-                add_pair(sums, pair, w[first_of_pair(pair)], w[second_of_pair(pair)], x[r], x[r + 1]);
+            UNROLL for (int i = 0; i < PAIRS; ++i) add(r * PLANE_TAPS + first_of_pair(i), r * PLANE_TAPS + second_of_pair(i));
         }
-        UNROLL for (int i = 0; i < 8; ++i)
-            mma_m16n8k8_f32_f16(sums[i], weights[2 * PLANE_TAPS + MIDDLE], pixels(x[2], x[3], i, MIDDLE));
+        constexpr int LAST = 2 * PLANE_TAPS + MIDDLE;
+        UNROLL for (int i = 0; i < 8; ++i) mma_m16n8k8_f32_f16(sums[i], weights[LAST], pixels(x, i, LAST));
         visit(sums);
         x[0] = x[2], x[1] = x[3];
     }
@@ -483,33 +473,33 @@ DEVICE void convolve(const uint2 (&weights)[TAPS], const Bands& bands, uint32_t 
 // at zero and are added as fp32 numbers. The small ones are kept apart, and do not count where x is infinite: the low part of a
 // weight may have the other sign.
 template <class Visit>
-DEVICE void convolve_strictly(uint32_t weights, const Bands& bands, int lower, uint32_t start, int slab, int end, Visit visit) {
+DEVICE void convolve_strict(const uint2* weights, const Bands& bands, int lower, uint32_t at, int slab, int end, Visit visit) {
     UNROLL_1 for (; slab < end; ++slab) {
         Sums sums = {}, small = {};
-        uint32_t here = start + 2 * slab * PLANE_BYTES, plane_weights = weights;
-        Plane high, low, next_high, next_low;  // those that positions 0 to 3 and 4 to 7 meet with plane r of the kernel
-        load_plane(bands, here, next_high);
-        load_plane(bands, here + lower, next_low);
-        UNROLL_1 for (int r = 0; r < 3; ++r, plane_weights += PLANE_TAPS * TAP_BYTES) {
-            const auto high_w = [&](int tap) { return ld_shared_v2_u32(plane_weights + tap * TAP_BYTES); };
-            const auto low_w = [&](int tap) { return ld_shared_v2_u32(plane_weights + tap * TAP_BYTES + WEIGHT_BYTES); };
-            high = next_high, low = next_low;
+        uint32_t here = at + 2 * slab * PLANE_BYTES;
+        const uint2* of_plane = weights;
+        Plane high[2], low[2];  // those that positions 0 to 3 and 4 to 7 meet with plane r of the kernel
+        load_plane(bands, here, high[1]);
+        load_plane(bands, here + lower, low[1]);
+        UNROLL_1 for (int r = 0; r < 3; ++r, of_plane += PLANE_TAPS * WARP) {
+            const auto high_w = [&](int tap) { return of_plane[tap * WARP]; };
+            const auto low_w = [&](int tap) { return of_plane[(TAPS + tap) * WARP]; };
+            high[0] = high[1], low[0] = low[1];
             here += PLANE_BYTES;
-            load_plane(bands, here, next_high);
-            load_plane(bands, here + lower, next_low);
+            load_plane(bands, here, high[1]);
+            load_plane(bands, here + lower, low[1]);
             Sums part = {};
             UNROLL for (int pair = 0; pair < PAIRS; ++pair) {
                 const int tap = first_of_pair(pair), second = second_of_pair(pair);
                 const uint2 w = high_w(tap), next_w = high_w(second), small_w = low_w(tap), next_small_w = low_w(second);
-                add_pair(small, pair, small_w, next_small_w, high, next_high);
-                add_pair(part, pair, w, next_w, high, next_high);
-                add_pair(small, pair, w, next_w, low, next_low);
+                add_pair(small, high, tap, second, small_w, next_small_w);
+                add_pair(part, high, tap, second, w, next_w);
+                add_pair(small, low, tap, second, w, next_w);
             }
             const uint2 w = high_w(MIDDLE), small_w = low_w(MIDDLE);
             UNROLL for (int i = 0; i < 8; ++i) {
-                const uint32_t x = pixels(high, next_high, i, MIDDLE);
-                mma_pair(small[i], small_w, w, x, pixels(low, next_low, i, MIDDLE));
-                mma_m16n8k8_f32_f16(part[i], w, x);
+                mma_pair(small[i], small_w, w, pixels(high, i, MIDDLE), pixels(low, i, MIDDLE));
+                mma_m16n8k8_f32_f16(part[i], w, pixels(high, i, MIDDLE));
             }
             UNROLL for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] += part[i / 4][i % 4];
         }
@@ -560,9 +550,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) shared.segments[0].set(shape, line, end);
     bar_sync(2, CONSUMERS);
     const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    const uint32_t stored_weights = shared_address(stored) + lane * 8;
     uint2 weights[TAPS];
-    if (!STRICT) UNROLL for (int tap = 0; tap < TAPS; ++tap) weights[tap] = ld_shared_v2_u32(stored_weights + tap * TAP_BYTES);
+    if (!STRICT) UNROLL for (int tap = 0; tap < TAPS; ++tap) weights[tap] = stored[tap * WARP + lane];
     unsigned first_band = 0, attempt = 0;
     for (int turn = 0; line < end; turn ^= 1) {
         const Segment& segment = shared.segments[turn];
@@ -580,7 +569,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                 };
                 const uint32_t offset = matrix_row(lane, window);
                 if constexpr (STRICT)
-                    convolve_strictly(stored_weights, bands, shape.band_bytes / 2, offset, slab, slabs_end, take_maxima);
+                    convolve_strict(stored + lane, bands, shape.band_bytes / 2, offset, slab, slabs_end, take_maxima);
                 else
                     convolve(weights, bands, offset, slab, slabs_end, take_maxima);
             });
