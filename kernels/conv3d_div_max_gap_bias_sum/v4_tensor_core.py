@@ -384,8 +384,10 @@ DEVICE uint32_t pixels(const Plane& x, int hw, int tap) { return x[hw / 2 + tap 
 
 using Sums = float[8][4];  // [position][element: window 2t, 2t + 1 of output g, then of g + 8]
 
-DEVICE void add_pair(float (*sums)[4], const Plane& x, int tap, int next_tap, uint2 w, uint2 next_w) {
-    UNROLL for (int hw = 0; hw < 4; ++hw) mma_pair(sums[hw], w, next_w, pixels(x, hw, tap), pixels(x, hw, next_tap));
+template <int STRIDE>  // of weights: from tap to tap
+DEVICE void add_pair(float (*sums)[4], const uint2* w, const Plane& x, int tap, int next_tap) {
+    UNROLL for (int hw = 0; hw < 4; ++hw)
+        mma_pair(sums[hw], w[tap * STRIDE], w[next_tap * STRIDE], pixels(x, hw, tap), pixels(x, hw, next_tap));
 }
 
 // The convolution of a tile, a plane of x at a time. Plane p meets plane r = p - d of the kernel at positions of depth d. All
@@ -402,10 +404,8 @@ DEVICE void convolve(const uint2 (&weights)[TAPS], uint32_t band, uint32_t next_
             const uint2* const w = weights + r * PLANE_TAPS;
             UNROLL for (int hw = 0; hw < 4 && r == 1; ++hw)
                 mma_pair(sums[4 * d + hw], weights[MIDDLE], w[MIDDLE], middle[hw], pixels(x, hw, MIDDLE));
-            UNROLL for (int pair = 0; pair < PAIRS; ++pair) {
-                const int tap = first_of_pair(pair), second = second_of_pair(pair);
-                add_pair(sums + 4 * d, x, tap, second, w[tap], w[second]);
-            }
+            UNROLL for (int pair = 0; pair < PAIRS; ++pair)
+                add_pair<1>(sums + 4 * d, w, x, first_of_pair(pair), second_of_pair(pair));
             UNROLL for (int hw = 0; hw < 4 && r == 2; ++hw)
                 mma_m16n8k8_f32_f16(sums[4 * d + hw], w[MIDDLE], pixels(x, hw, MIDDLE));
         }
@@ -425,17 +425,14 @@ DEVICE void convolve_strictly(const uint2* weights, uint32_t band, uint32_t next
         load_plane(band + lower + p * PLANE_BYTES, next_band + lower + p * PLANE_BYTES, low);
         UNROLL for (int d = 0; d < 2; ++d) {
             if (p < d || p > d + 2) continue;
-            const auto high_w = [&](int tap) { return weights[((p - d) * PLANE_TAPS + tap) * WARP]; };
-            const auto low_w = [&](int tap) { return weights[((p - d) * PLANE_TAPS + TAPS + tap) * WARP]; };
+            const uint2 *const high_w = weights + (p - d) * PLANE_TAPS * WARP, *const low_w = high_w + TAPS * WARP;
             float part[4][4] = {};
             UNROLL for (int pair = 0; pair < PAIRS; ++pair) {
-                const int tap = first_of_pair(pair), second = second_of_pair(pair);
-                const uint2 w = high_w(tap), next_w = high_w(second), small_w = low_w(tap), next_small_w = low_w(second);
-                add_pair(small + 4 * d, high, tap, second, small_w, next_small_w);
-                add_pair(part, high, tap, second, w, next_w);
-                add_pair(small + 4 * d, low, tap, second, w, next_w);
+                add_pair<WARP>(small + 4 * d, low_w, high, first_of_pair(pair), second_of_pair(pair));
+                add_pair<WARP>(part, high_w, high, first_of_pair(pair), second_of_pair(pair));
+                add_pair<WARP>(small + 4 * d, high_w, low, first_of_pair(pair), second_of_pair(pair));
             }
-            const uint2 w = high_w(MIDDLE), small_w = low_w(MIDDLE);
+            const uint2 w = high_w[MIDDLE * WARP], small_w = low_w[MIDDLE * WARP];
             UNROLL for (int hw = 0; hw < 4; ++hw) {
                 mma_pair(small[4 * d + hw], small_w, w, pixels(high, hw, MIDDLE), pixels(low, hw, MIDDLE));
                 mma_m16n8k8_f32_f16(part[hw], w, pixels(high, hw, MIDDLE));

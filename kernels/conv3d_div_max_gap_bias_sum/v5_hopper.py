@@ -439,8 +439,10 @@ DEVICE uint32_t pixels(const Plane* x, int position, int tap) {
 }
 
 using Sums = float[8][4];  // [position][element: window 2t, 2t + 1 of output g, then of g + 8]
-DEVICE void add_pair(Sums& sums, const Plane* x, int tap, int next_tap, uint2 w, uint2 next_w) {
-    UNROLL for (int i = 0; i < 8; ++i) mma_pair(sums[i], w, next_w, pixels(x, i, tap), pixels(x, i, next_tap));
+template <int STRIDE>  // of weights: from tap to tap
+DEVICE void add_pair(Sums& sums, const uint2* w, const Plane* x, int tap, int next_tap) {
+    UNROLL for (int i = 0; i < 8; ++i)
+        mma_pair(sums[i], w[tap * STRIDE], w[next_tap * STRIDE], pixels(x, i, tap), pixels(x, i, next_tap));
 }
 
 // visit(sums) for a unit's slabs, slab to end, in order. A slab's planes 2 and 3 are the next one's planes 0 and 1 and stay in
@@ -456,11 +458,11 @@ DEVICE void convolve(const uint2 (&weights)[TAPS], const Bands& bands, uint32_t 
         offset += 2 * PLANE_BYTES;
         load_plane(bands, offset, x[2]);
         Sums sums = {};
-        const auto add = [&](int tap, int next_tap) { add_pair(sums, x, tap, next_tap, weights[tap], weights[next_tap]); };
         UNROLL for (int r = 0; r < 3; ++r) {
-            if (r == 1) add(MIDDLE, PLANE_TAPS + MIDDLE);
+            if (r == 1) add_pair<1>(sums, weights, x, MIDDLE, PLANE_TAPS + MIDDLE);
             if (r == 1) load_plane(bands, offset + PLANE_BYTES, x[3]);
-            UNROLL for (int i = 0; i < PAIRS; ++i) add(r * PLANE_TAPS + first_of_pair(i), r * PLANE_TAPS + second_of_pair(i));
+            UNROLL for (int i = 0; i < PAIRS; ++i)
+                add_pair<1>(sums, weights, x, r * PLANE_TAPS + first_of_pair(i), r * PLANE_TAPS + second_of_pair(i));
         }
         constexpr int LAST = 2 * PLANE_TAPS + MIDDLE;
         UNROLL for (int i = 0; i < 8; ++i) mma_m16n8k8_f32_f16(sums[i], weights[LAST], pixels(x, i, LAST));
@@ -477,26 +479,22 @@ DEVICE void convolve_strict(const uint2* weights, const Bands& bands, int lower,
     UNROLL_1 for (; slab < end; ++slab) {
         Sums sums = {}, small = {};
         uint32_t here = at + 2 * slab * PLANE_BYTES;
-        const uint2* of_plane = weights;
+        const uint2 *high_w = weights, *low_w = weights + TAPS * WARP;
         Plane high[2], low[2];  // those that positions 0 to 3 and 4 to 7 meet with plane r of the kernel
         load_plane(bands, here, high[1]);
         load_plane(bands, here + lower, low[1]);
-        UNROLL_1 for (int r = 0; r < 3; ++r, of_plane += PLANE_TAPS * WARP) {
-            const auto high_w = [&](int tap) { return of_plane[tap * WARP]; };
-            const auto low_w = [&](int tap) { return of_plane[(TAPS + tap) * WARP]; };
+        UNROLL_1 for (int r = 0; r < 3; ++r, high_w += PLANE_TAPS * WARP, low_w += PLANE_TAPS * WARP) {
             high[0] = high[1], low[0] = low[1];
             here += PLANE_BYTES;
             load_plane(bands, here, high[1]);
             load_plane(bands, here + lower, low[1]);
             Sums part = {};
             UNROLL for (int pair = 0; pair < PAIRS; ++pair) {
-                const int tap = first_of_pair(pair), second = second_of_pair(pair);
-                const uint2 w = high_w(tap), next_w = high_w(second), small_w = low_w(tap), next_small_w = low_w(second);
-                add_pair(small, high, tap, second, small_w, next_small_w);
-                add_pair(part, high, tap, second, w, next_w);
-                add_pair(small, low, tap, second, w, next_w);
+                add_pair<WARP>(small, low_w, high, first_of_pair(pair), second_of_pair(pair));
+                add_pair<WARP>(part, high_w, high, first_of_pair(pair), second_of_pair(pair));
+                add_pair<WARP>(small, high_w, low, first_of_pair(pair), second_of_pair(pair));
             }
-            const uint2 w = high_w(MIDDLE), small_w = low_w(MIDDLE);
+            const uint2 w = high_w[MIDDLE * WARP], small_w = low_w[MIDDLE * WARP];
             UNROLL for (int i = 0; i < 8; ++i) {
                 mma_pair(small[i], small_w, w, pixels(high, i, MIDDLE), pixels(low, i, MIDDLE));
                 mma_m16n8k8_f32_f16(part[i], w, pixels(high, i, MIDDLE));
