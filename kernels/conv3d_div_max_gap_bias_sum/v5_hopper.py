@@ -716,20 +716,17 @@ def stream_max_mean(kernels, x, weight, conv_bias, bias, divisor, pool, sizes=si
     """Return each sample's sum (batch, 1, 1, 1); for an empty bias the averages (batch, outputs, 1, 1, 1)."""
     if not (found := sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), is_strict(), *pool)):
         return kernels.original(x, weight, conv_bias, bias, divisor, pool)
-    x, weight, conv_bias, bias = in_aligned_rows(x), weight.contiguous(), conv_bias.contiguous(), bias.contiguous()
+    if x.shape[-1] % 4 or x.data_ptr() % 16:  # TMA needs rows of a multiple of 16 bytes; what is added is never read
+        rows = x.new_empty(*x.shape[:-1], -(-x.shape[-1] // 4) * 4)
+        rows[..., : x.shape[-1]].copy_(x)
+    else:
+        rows = x.contiguous()
+    weight, conv_bias, bias = weight.contiguous(), conv_bias.contiguous(), bias.contiguous()
     shape, floats, numbers = found
     scratch, out = x.new_empty(floats), x.new_empty(shape)
     if shape[0]:
-        launch(kernels.launch_stream_max_mean, x, weight, conv_bias, bias, scratch, out, divisor, *numbers)
+        launch(kernels.launch_stream_max_mean, rows, weight, conv_bias, bias, scratch, out, divisor, *numbers)
     return out
-
-
-def in_aligned_rows(x):
-    """Return x contiguous; copied into rows of a multiple of 16 bytes, whose ends are never read, where it has others."""
-    if x.shape[-1] % 4 == 0 and x.data_ptr() % 16 == 0:
-        return x.contiguous()
-    rows = x.new_empty(*x.shape[:-1], -(-x.shape[-1] // 4) * 4)
-    return rows[..., : x.shape[-1]].copy_(x)
 
 
 def original(x, weight, conv_bias, bias, divisor, pool):
