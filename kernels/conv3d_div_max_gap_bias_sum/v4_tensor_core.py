@@ -106,7 +106,6 @@ struct Problem {
     const Element *x, *weight;
     int64_t batch;
     int depth, height, width, slabs, rows, columns;  // of x, and of its windows; a channel has less than 2^31 pixels
-    bool strict;
     int slab_parts, part_slabs, column_parts, part_columns, row_parts, part_rows, parts, band_bytes, dynamic_bytes;
 };
 
@@ -526,7 +525,7 @@ __global__ void __launch_bounds__(WARP) finish_samples(const float* __restrict__
 // ---- launches
 // The problem, cut into parts for that device.
 static Problem planned(int64_t batch, int depth, int height, int width, bool strict, int device) {
-    Problem p = {nullptr, nullptr, batch, depth, height, width, (depth - 2) / 2, (height - 2) / 2, (width - 2) / 2, strict};
+    Problem p = {nullptr, nullptr, batch, depth, height, width, (depth - 2) / 2, (height - 2) / 2, (width - 2) / 2};
     int limit = 0, sm_count = 0;
     cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
@@ -534,8 +533,8 @@ static Problem planned(int64_t batch, int depth, int height, int width, bool str
     p.parts = 1;
     do {  // as many slabs a segment as shared memory takes, in equal parts
         p.part_slabs = ceil_div(p.slabs, p.parts), p.slab_parts = ceil_div(p.slabs, p.part_slabs);
-        p.band_bytes = (p.strict ? 2 : 1) * (2 * p.part_slabs + 2) * PLANE_BYTES;
-        p.dynamic_bytes = STAGES * p.band_bytes + (p.strict ? 2 * WEIGHT_BYTES : 0);
+        p.band_bytes = (strict ? 2 : 1) * (2 * p.part_slabs + 2) * PLANE_BYTES;
+        p.dynamic_bytes = STAGES * p.band_bytes + (strict ? 2 * WEIGHT_BYTES : 0);
     } while (p.dynamic_bytes + static_cast<int>(sizeof(Shared)) > limit && p.parts++ < p.slabs);
     p.part_columns = p.columns < COLUMNS / 2 ? p.columns : COLUMNS / 2 - 2;  // even: parts begin 16-byte aligned
     p.column_parts = ceil_div(p.columns, p.part_columns);
