@@ -320,12 +320,12 @@ __attribute__((noinline)) void transform_depth(const vec* t, vec* v, int64_t cha
         }
 }
 
-__attribute__((always_inline)) inline void accumulate(vec (&acc)[OUTS][ROWS], const vec* v, const float* u, int64_t channels) {
+__attribute__((always_inline)) inline void accumulate(vec (&acc)[OUTS * ROWS], const vec* v, const float* u, int64_t channels) {
     for (int64_t c = 0; c < channels; ++c, v += ROWS, u += OUTS) {
         vec in[ROWS];
         UNROLL for (int r = 0; r < ROWS; ++r) in[r] = v[r];
         UNROLL for (int o = 0; o < OUTS; ++o)
-            UNROLL for (int r = 0; r < ROWS; ++r) acc[o][r] += in[r] * u[o];
+            UNROLL for (int r = 0; r < ROWS; ++r) acc[o * ROWS + r] += in[r] * u[o];
     }
 }
 
@@ -333,24 +333,21 @@ __attribute__((always_inline)) inline void accumulate(vec (&acc)[OUTS][ROWS], co
 // y1 = (m1 - m2) + m3, whose last terms are accumulated on the sums. z: [2][OUTS][ROWS]. Between two points what waits stays in
 // memory: GCC would keep it in registers, and spill.
 __attribute__((noinline)) void multiply(const vec* v, const float* u, int64_t channels, vec* z) {
-    vec acc[OUTS][ROWS];
-    vec *z0 = z, *z1 = z + OUTS * ROWS;
+    vec acc[OUTS * ROWS] = {}, *z0 = z, *z1 = z + OUTS * ROWS;
     const int64_t point_v = channels * ROWS, point_u = channels * OUTS;
-    UNROLL for (int i = 0; i < OUTS * ROWS; ++i) acc[i / ROWS][i % ROWS] = vec{};
     accumulate(acc, v, u, channels);
-    UNROLL for (int i = 0; i < OUTS * ROWS; ++i) z0[i] = acc[i / ROWS][i % ROWS], acc[i / ROWS][i % ROWS] = vec{};
+    UNROLL for (int i = 0; i < OUTS * ROWS; ++i) z0[i] = acc[i], acc[i] = vec{};
     asm("" ::: "memory");
     accumulate(acc, v + point_v, u + point_u, channels);
     UNROLL for (int i = 0; i < OUTS * ROWS; ++i) {
         const vec m1 = z0[i];
-        z1[i] = m1 - acc[i / ROWS][i % ROWS];
-        acc[i / ROWS][i % ROWS] += m1;
+        z1[i] = m1 - acc[i], acc[i] += m1;
     }
     asm("" ::: "memory");
     accumulate(acc, v + 2 * point_v, u + 2 * point_u, channels);
-    UNROLL for (int i = 0; i < OUTS * ROWS; ++i) z0[i] = acc[i / ROWS][i % ROWS], acc[i / ROWS][i % ROWS] = z1[i];
+    UNROLL for (int i = 0; i < OUTS * ROWS; ++i) z0[i] = acc[i], acc[i] = z1[i];
     accumulate(acc, v + 3 * point_v, u + 3 * point_u, channels);
-    UNROLL for (int i = 0; i < OUTS * ROWS; ++i) z1[i] = acc[i / ROWS][i % ROWS];
+    UNROLL for (int i = 0; i < OUTS * ROWS; ++i) z1[i] = acc[i];
 }
 
 // The output transform along rows: products -> folded, of one point w.
