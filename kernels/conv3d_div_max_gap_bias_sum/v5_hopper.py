@@ -370,10 +370,11 @@ DEVICE void produce(const CUtensorMap& x, const Shape& shape, const Pipeline& pi
 }
 
 // ---- consumers: their way through the bands
+using Bands = uint32_t[2];  // shared addresses of those that a row of windows reads
+
 // A unit is a tile in half of the slabs of a row of windows; which half has the larger part changes from row to row. Calls
 // visit(first window, slab, slabs_end, its two bands) for the warp's units, every CONSUMER_WARPS-th of all, and releases the
 // bands. Warps may be a row apart: one waits for the bands of a row once, and arrives when its next unit is in a later row.
-using Bands = uint32_t[2];
 template <class Visit>
 DEVICE void for_units(const Segment& segment, const Pipeline& pipeline, unsigned first_band, Visit visit) {
     int number = threadIdx.x / WARP;  // of the warp's next unit, counted from the row's first
@@ -430,7 +431,7 @@ DEVICE uint32_t matrix_row(int lane, int first_window) {
 }
 
 // Nine taps of a plane of the kernel: the pairs 0 2, 3 5, 6 8 and 1 7, and the middle one. Positions of a window are numbered
-// d, h, w in binary; x: the planes from the one that position 0 meets with tap 0.
+// d, h, w in binary. x: planes, from the one that position 0 meets with tap 0; taps go on from plane to plane.
 constexpr int PLANE_TAPS = 9, PAIRS = 4, MIDDLE = 4;
 DEVICE constexpr int first_of_pair(int pair) { return pair < 3 ? 3 * pair : 1; }
 DEVICE constexpr int second_of_pair(int pair) { return pair < 3 ? 3 * pair + 2 : 7; }
