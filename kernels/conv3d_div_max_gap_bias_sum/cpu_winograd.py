@@ -53,7 +53,7 @@ CPP = r"""
 #include <limits>
 #include <memory>
 #include <new>
-#include <type_traits>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -131,18 +131,13 @@ struct Workspace {
     std::unique_ptr<vec[]> memory;
 
     explicit Workspace(Shape s) {
-        int64_t end;
-        const auto take = [&](auto*& pointer, int64_t vectors) {
-            pointer = (std::remove_reference_t<decltype(pointer)>)(memory.get() + end), end += vectors;
-        };
-        const int64_t row = s.channels * ROWS, outputs = s.groups() * OUTS;
-        for (int pass = 0; pass < 2; ++pass) {  // the first one only counts
-            memory.reset(pass ? new vec[end] : nullptr), end = 0;
-            take(planes, SLICES * DEPTHS * row), take(slice, DEPTHS * row);
-            take(products, POINTS * 2 * outputs * ROWS), take(folded, POINTS * 8 * outputs * ROWS);
-            take(totals, outputs), take(direct, s.padded_outputs() / LANES);
-            take(region, s.octs() * SLOTS * SLOT / LANES + 1), take(argmax, s.padded_outputs() * WINDOWS / LANES);
-        }
+        const int64_t row = s.channels * ROWS, outputs = s.groups() * OUTS, padded = s.padded_outputs();
+        const int64_t sizes[] = {SLICES * DEPTHS * row, DEPTHS * row, POINTS * 2 * outputs * ROWS, POINTS * 8 * outputs * ROWS,
+                                 outputs, padded / LANES, s.octs() * SLOTS * SLOT / LANES + 1, padded * WINDOWS / LANES};
+        memory.reset(new vec[std::accumulate(std::begin(sizes), std::end(sizes), int64_t{0})]);
+        planes = memory.get(), slice = planes + sizes[0], products = slice + sizes[1], folded = products + sizes[2];
+        totals = folded + sizes[3], direct = totals + sizes[4];
+        region = (float*)(direct + sizes[5]), argmax = (int32_t*)(direct + sizes[5] + sizes[6]);
     }
 };
 
@@ -241,12 +236,21 @@ void transform_weights(const float* weight, float* transformed, float sign, Shap
         }
 }
 
-// weight (outputs, channels, taps) * sign -> [outputs / LANES][channel][tap][LANES].
-void pack(const float* weight, float* packed, float sign, Shape s) {
+// weight (outputs, channels, taps) * sign -> packed [outputs / LANES][channel][tap][LANES]; and tolerance[o], see Job. Returns
+// whether the weights are so small that no sum in Winograd's algorithm can overflow where the input's squares do not.
+bool pack(const float* weight, float* packed, float* tolerance, float sign, Shape s) {
     const int64_t inner = s.channels * TAPS;
-    for (int64_t o = 0; o < s.padded_outputs(); ++o)
-        for (int64_t k = 0; k < inner; ++k)
-            packed[(o / LANES * inner + k) * LANES + o % LANES] = o < s.outputs ? sign * weight[o * inner + k] : 0.0f;
+    double all = 0;
+    for (int64_t o = 0; o < s.padded_outputs(); ++o) {
+        double squares = 0;
+        for (int64_t k = 0; k < inner; ++k) {
+            const double value = o < s.outputs ? sign * weight[o * inner + k] : 0;
+            packed[(o / LANES * inner + k) * LANES + o % LANES] = value;
+            squares += value * value, all += std::abs(value);
+        }
+        tolerance[o] = std::sqrt(squares) / (1 << 18);
+    }
+    return all < 1e15;
 }
 
 // What is seen of the input on the way: a sum of squares, which is finite if all is, and the largest value.
@@ -316,12 +320,12 @@ __attribute__((noinline)) void transform_depth(const vec* t, vec* v, int64_t cha
         }
 }
 
-__attribute__((always_inline)) inline void accumulate(vec (&acc)[OUTS][ROWS], const vec* v, const float* u, int64_t channels) {
+__attribute__((always_inline)) inline void accumulate(vec (&acc)[OUTS * ROWS], const vec* v, const float* u, int64_t channels) {
     for (int64_t c = 0; c < channels; ++c, v += ROWS, u += OUTS) {
         vec in[ROWS];
         UNROLL for (int r = 0; r < ROWS; ++r) in[r] = v[r];
         UNROLL for (int o = 0; o < OUTS; ++o)
-            UNROLL for (int r = 0; r < ROWS; ++r) acc[o][r] += in[r] * u[o];
+            UNROLL for (int r = 0; r < ROWS; ++r) acc[o * ROWS + r] += in[r] * u[o];
     }
 }
 
@@ -329,24 +333,21 @@ __attribute__((always_inline)) inline void accumulate(vec (&acc)[OUTS][ROWS], co
 // y1 = (m1 - m2) + m3, whose last terms are accumulated on the sums. z: [2][OUTS][ROWS]. Between two points what waits stays in
 // memory: GCC would keep it in registers, and spill.
 __attribute__((noinline)) void multiply(const vec* v, const float* u, int64_t channels, vec* z) {
-    vec acc[OUTS][ROWS];
-    vec *z0 = z, *z1 = z + OUTS * ROWS;
+    vec acc[OUTS * ROWS] = {}, *z0 = z, *z1 = z + OUTS * ROWS;
     const int64_t point_v = channels * ROWS, point_u = channels * OUTS;
-    UNROLL for (int i = 0; i < OUTS * ROWS; ++i) acc[i / ROWS][i % ROWS] = vec{};
     accumulate(acc, v, u, channels);
-    UNROLL for (int i = 0; i < OUTS * ROWS; ++i) z0[i] = acc[i / ROWS][i % ROWS], acc[i / ROWS][i % ROWS] = vec{};
+    UNROLL for (int i = 0; i < OUTS * ROWS; ++i) z0[i] = acc[i], acc[i] = vec{};
     asm("" ::: "memory");
     accumulate(acc, v + point_v, u + point_u, channels);
     UNROLL for (int i = 0; i < OUTS * ROWS; ++i) {
         const vec m1 = z0[i];
-        z1[i] = m1 - acc[i / ROWS][i % ROWS];
-        acc[i / ROWS][i % ROWS] += m1;
+        z1[i] = m1 - acc[i], acc[i] += m1;
     }
     asm("" ::: "memory");
     accumulate(acc, v + 2 * point_v, u + 2 * point_u, channels);
-    UNROLL for (int i = 0; i < OUTS * ROWS; ++i) z0[i] = acc[i / ROWS][i % ROWS], acc[i / ROWS][i % ROWS] = z1[i];
+    UNROLL for (int i = 0; i < OUTS * ROWS; ++i) z0[i] = acc[i], acc[i] = z1[i];
     accumulate(acc, v + 3 * point_v, u + 3 * point_u, channels);
-    UNROLL for (int i = 0; i < OUTS * ROWS; ++i) z1[i] = acc[i / ROWS][i % ROWS];
+    UNROLL for (int i = 0; i < OUTS * ROWS; ++i) z1[i] = acc[i];
 }
 
 // The output transform along rows: products -> folded, of one point w.
@@ -684,22 +685,6 @@ int parallel_for(int64_t count, int64_t threads, F f) {
     return error;
 }
 
-// tolerance[o], see Job, and whether the weights are so small that no sum in Winograd's algorithm can overflow where the
-// input's squares do not.
-static bool measure_weights(const float* weight, float* tolerance, Shape s) {
-    double all = 0;
-    for (int64_t o = 0; o < s.outputs; ++o) {
-        double squares = 0;
-        for (int64_t i = 0; i < s.channels * TAPS; ++i) {
-            const double value = weight[o * s.channels * TAPS + i];
-            squares += value * value;
-            all += std::abs(value);
-        }
-        tolerance[o] = std::sqrt(squares) / (1 << 18);
-    }
-    return all < 1e15;
-}
-
 // The outputs: averages (batch, outputs), or with `biases`, 1 or one a channel, their sum with these (batch,).
 static void finish(const std::vector<float>& sums, const float* conv_bias, const float* bias, int64_t biases, double divisor,
                    float* out, Shape s) {
@@ -722,12 +707,11 @@ extern "C" int run_forward(const float* x, const float* weight, const float* con
                            float* patches, uint8_t* argmax, double divisor, int64_t biases, int64_t batch, int64_t channels,
                            int64_t depth, int64_t height, int64_t width, int64_t outputs, int64_t threads) try {
     const Shape s{batch, channels, depth, height, width, outputs};
-    std::vector<float> transformed(DEPTHS * SLICES * channels * s.groups() * OUTS), tolerance(s.groups() * OUTS);
+    std::vector<float> transformed(DEPTHS * SLICES * channels * s.groups() * OUTS), tolerance(s.padded_outputs());
     std::vector<float> packed(s.padded_outputs() * channels * TAPS), sums(batch * s.sample_units() * outputs);
     const float sign = divisor < 0 ? -1 : 1;
-    const bool tame = measure_weights(weight, tolerance.data(), s);
+    const bool tame = pack(weight, packed.data(), tolerance.data(), sign, s);
     if (tame) transform_weights(weight, transformed.data(), sign, s);
-    pack(weight, packed.data(), sign, s);
     const Job job{s, tame, x, transformed.data(), packed.data(), tolerance.data(), sums.data(), patches, argmax};
     const int error = parallel_for(batch * s.sample_units(), threads, [&](int64_t begin, int64_t end) {
         Workspace work(s);

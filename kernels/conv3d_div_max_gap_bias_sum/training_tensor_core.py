@@ -85,6 +85,7 @@ struct Problem {
     // rows, where samples are too few to fill all SMs. A block has one part of one sample: a segment.
     int slab_parts, part_slabs, column_parts, part_columns, row_parts, part_rows, parts, band_bytes, dynamic_bytes;
     int64_t gradients;  // parts that the weights' gradient is summed in: rows of WEIGHTS values
+    __host__ __device__ int64_t windows() const { return static_cast<int64_t>(slabs) * rows * columns; }
 };
 
 // What a sample's sums become: with a bias the sum over all outputs, else the average of each.
@@ -410,14 +411,13 @@ __device__ void store_weights(const Element* __restrict__ weight, float scale, u
     }
 }
 
-// A plane of 8 windows: [row][column 0, 2, 1, 3], channels 2t and 2t + 1 of window g. Two taps at once take neighbouring
-// registers: taps 0 and 2 of a row, three of four pairs, need no moves, at a window's even and odd positions.
+// A plane of 8 windows: [row][column], channels 2t and 2t + 1 of window g. Two taps at once take neighbouring registers. As
+// ldmatrix loads columns 0 2 1 3, taps 0 and 2 of a row need no moves, at a window's even and odd positions.
 using Plane = uint32_t[SIDE][SIDE];
-DEVICE int column_of_matrix(int matrix) { return matrix % 2 * 2 + matrix / 2; }  // its own inverse
 DEVICE void load_plane(uint32_t band, uint32_t next_band, Plane& x) {
     UNROLL for (int row = 0; row < SIDE; ++row) {
         const uint4 v = ldmatrix_m8n8_x4((row < 2 ? band : next_band) + row % 2 * ROW_BYTES);
-        x[row][0] = v.x, x[row][1] = v.y, x[row][2] = v.z, x[row][3] = v.w;
+        x[row][0] = v.x, x[row][2] = v.y, x[row][1] = v.z, x[row][3] = v.w;
     }
 }
 
@@ -426,9 +426,13 @@ DEVICE void load_plane(uint32_t band, uint32_t next_band, Plane& x) {
 constexpr int PLANE_TAPS = 9, PAIRS = 4, MIDDLE = 4;
 DEVICE constexpr int first_of_pair(int pair) { return pair < 3 ? 3 * pair : 1; }
 DEVICE constexpr int second_of_pair(int pair) { return pair < 3 ? 3 * pair + 2 : 7; }
-DEVICE uint32_t pixels(const Plane& x, int hw, int tap) { return x[hw / 2 + tap / 3][column_of_matrix(hw % 2 + tap % 3)]; }
+DEVICE uint32_t pixels(const Plane& x, int hw, int tap) { return x[hw / 2 + tap / 3][hw % 2 + tap % 3]; }
 
 using Sums = float[8][4];  // [position][element: window 2t, 2t + 1 of output g, then of g + 8]
+
+DEVICE void add_pair(float (*sums)[4], const Plane& x, int tap, int next_tap, uint2 w, uint2 next_w) {
+    UNROLL for (int hw = 0; hw < 4; ++hw) mma_pair(sums[hw], w, next_w, pixels(x, hw, tap), pixels(x, hw, next_tap));
+}
 
 // The convolution of a tile, a plane of x at a time. Plane p meets plane r = p - d of the kernel at positions of depth d. All
 // positions add in the same order, so equal inputs give equal bits.
@@ -444,10 +448,10 @@ DEVICE void convolve(const uint2 (&weights)[TAPS], uint32_t band, uint32_t next_
             const uint2* const w = weights + r * PLANE_TAPS;
             UNROLL for (int hw = 0; hw < 4 && r == 1; ++hw)
                 mma_pair(sums[4 * d + hw], weights[MIDDLE], w[MIDDLE], middle[hw], pixels(x, hw, MIDDLE));
-            UNROLL for (int pair = 0; pair < PAIRS; ++pair)
-                UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_pair(sums[4 * d + hw], w[first_of_pair(pair)], w[second_of_pair(pair)],
-                                 pixels(x, hw, first_of_pair(pair)), pixels(x, hw, second_of_pair(pair)));
+            UNROLL for (int pair = 0; pair < PAIRS; ++pair) {
+                const int tap = first_of_pair(pair), second = second_of_pair(pair);
+                add_pair(sums + 4 * d, x, tap, second, w[tap], w[second]);
+            }
             UNROLL for (int hw = 0; hw < 4 && r == 2; ++hw)
                 mma_m16n8k8_f32_f16(sums[4 * d + hw], w[MIDDLE], pixels(x, hw, MIDDLE));
         }
@@ -474,12 +478,9 @@ DEVICE void convolve_strictly(uint32_t weights, uint32_t band, uint32_t next_ban
             UNROLL for (int pair = 0; pair < PAIRS; ++pair) {
                 const int tap = first_of_pair(pair), second = second_of_pair(pair);
                 const uint2 w = high_w(tap), next_w = high_w(second), small_w = low_w(tap), next_small_w = low_w(second);
-                UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_pair(small[4 * d + hw], small_w, next_small_w, pixels(high, hw, tap), pixels(high, hw, second));
-                UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_pair(part[hw], w, next_w, pixels(high, hw, tap), pixels(high, hw, second));
-                UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_pair(small[4 * d + hw], w, next_w, pixels(low, hw, tap), pixels(low, hw, second));
+                add_pair(small + 4 * d, high, tap, second, small_w, next_small_w);
+                add_pair(part, high, tap, second, w, next_w);
+                add_pair(small + 4 * d, low, tap, second, w, next_w);
             }
             const uint2 w = high_w(MIDDLE), small_w = low_w(MIDDLE);
             UNROLL for (int hw = 0; hw < 4; ++hw) {
@@ -550,10 +551,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     __shared__ Segment segment;  // in no registers, which are short
     if (threadIdx.x == 0) segment.set(problem);
     const Pipeline pipeline(memory, shared, problem.band_bytes);
-    if (threadIdx.x >= CONSUMERS) {
-        produce<STRICT>(problem, segment, pipeline, shared, threadIdx.x - CONSUMERS);
-        return;
-    }
+    if (threadIdx.x >= CONSUMERS) return produce<STRICT>(problem, segment, pipeline, shared, threadIdx.x - CONSUMERS);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const int weight_exponent = scale_exponent(largest_weight<CONSUMER_WARPS>(problem.weight, shared.weight_largest, 2), 14);
     uint2* const stored = reinterpret_cast<uint2*>(memory + (STRICT ? STAGES : STAGES - 1) * pipeline.band_bytes);
@@ -570,7 +568,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     do {
         totals[0] = totals[1] = 0;
         for_tiles(segment, pipeline, n, [&](const Tile& tile, uint32_t band, uint32_t next_band) {
-            const uint32_t offset = matrix_row(lane, tile, column_of_matrix(lane / 8));
+            const uint32_t offset = matrix_row(lane, tile, lane / 8 % 2 * 2 + lane / 16);
             Sums sums;
             if constexpr (STRICT)
                 convolve_strictly(stored_weights, band + offset, next_band + offset, pipeline.band_bytes / 2, sums);
@@ -638,10 +636,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     __shared__ Segment segment;
     if (threadIdx.x == 0) segment.set(problem);
     const Pipeline pipeline(memory, shared, problem.band_bytes);
-    if (threadIdx.x >= CONSUMERS) {
-        produce<false>(problem, segment, pipeline, shared, threadIdx.x - CONSUMERS);
-        return;
-    }
+    if (threadIdx.x >= CONSUMERS) return produce<false>(problem, segment, pipeline, shared, threadIdx.x - CONSUMERS);
     pipeline.consumer_release(STAGES - 1);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     Gradient gradient;
@@ -844,8 +839,7 @@ constexpr int GROUPS = WEIGHTS / PLANE_TAPS;
 __global__ void __launch_bounds__(WARP)
     weight_gradient_fp32(const Problem p, const uint8_t* __restrict__ argmax, const Upstream upstream,
                          float* __restrict__ gradients) {
-    const int64_t splits = p.gradients, group = blockIdx.x / splits;
-    const int64_t windows = static_cast<int64_t>(p.slabs) * p.rows * p.columns;
+    const int64_t splits = p.gradients, group = blockIdx.x / splits, windows = p.windows();
     const int r = group % 3, c = group / 3 % IN_CHANNELS, o = group / 3 / IN_CHANNELS, lane = threadIdx.x;
     float sums[PLANE_TAPS] = {};
     for (int64_t sample = blockIdx.x % splits; sample < p.batch; sample += splits)
@@ -865,9 +859,8 @@ __global__ void __launch_bounds__(WARP)
 
 // ---- launches
 // The problem, cut into parts for that device.
-static Problem planned(const Element* x, const Element* weight, int64_t batch, int depth, int height, int width, bool strict,
-                       int device) {
-    Problem p = {x, weight, batch, depth, height, width, (depth - 2) / 2, (height - 2) / 2, (width - 2) / 2, strict};
+static Problem planned(int64_t batch, int depth, int height, int width, bool strict, int device) {
+    Problem p = {nullptr, nullptr, batch, depth, height, width, (depth - 2) / 2, (height - 2) / 2, (width - 2) / 2, strict};
     int limit = 0, sm_count = 0;
     cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
@@ -895,26 +888,24 @@ static Problem planned(const Element* x, const Element* weight, int64_t batch, i
 }
 
 extern "C" int64_t count_blocks(int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t strict, int64_t device) {
-    return batch * planned(nullptr, nullptr, batch, depth, height, width, strict, device).parts;
+    return batch * planned(batch, depth, height, width, strict, device).parts;
 }
 
 extern "C" int64_t count_gradients(int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t strict,
                                    int64_t device) {
-    return planned(nullptr, nullptr, batch, depth, height, width, strict, device).gradients;
+    return planned(batch, depth, height, width, strict, device).gradients;
 }
 
-// argmax (batch, slabs, rows, columns, OUTPUTS bytes) may be null.
-// scratch: OUTPUTS floats a block. Without a bias `out` is (batch, OUT_CHANNELS), else (batch,).
+// argmax (batch, slabs, rows, columns, OUTPUTS bytes) may be null. scratch: OUTPUTS floats a block. out: (batch,), without a
+// bias (batch, OUT_CHANNELS).
 extern "C" int launch_conv_max_mean(const Element* x, const Element* weight, const Element* conv_bias, const Element* bias,
                                     float* scratch, float* out, uint32_t* argmax, double divisor, int64_t biases,
                                     int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t strict,
-                                    cudaStream_t stream) {
-    int device = 0;
-    cudaGetDevice(&device);
-    const Problem p = planned(x, weight, batch, depth, height, width, strict, device);
-    const auto windows = static_cast<float>(static_cast<int64_t>(p.slabs) * p.rows * p.columns);
-    const Result result = {conv_bias, biases ? bias : nullptr, static_cast<int>(biases), static_cast<float>(divisor), windows,
-                           out};
+                                    int64_t device, cudaStream_t stream) {
+    Problem p = planned(batch, depth, height, width, strict, device);
+    p.x = x, p.weight = weight;
+    const Result result = {conv_bias, biases ? bias : nullptr, static_cast<int>(biases), static_cast<float>(divisor),
+                           static_cast<float>(p.windows()), out};
     const auto kernel = strict ? (argmax ? conv_max_mean<true, true> : conv_max_mean<true, false>)
                                : (argmax ? conv_max_mean<false, true> : conv_max_mean<false, false>);
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.dynamic_bytes);
@@ -924,20 +915,13 @@ extern "C" int launch_conv_max_mean(const Element* x, const Element* weight, con
     return cudaGetLastError();
 }
 
-// grad (batch,), or with `by_channel` (batch, OUT_CHANNELS), of the averages.
-static Upstream upstream_of(const Problem& p, const float* grad, int64_t by_channel, double divisor) {
-    const int64_t windows = static_cast<int64_t>(p.slabs) * p.rows * p.columns;
-    return {grad, !by_channel, static_cast<float>(1 / (windows * divisor))};
-}
-
-// scratch: WEIGHTS floats for each of count_gradients
+// grad (batch,), or with `by_channel` (batch, OUT_CHANNELS), of the averages. scratch: WEIGHTS floats each of count_gradients.
 extern "C" int launch_weight_gradient(const Element* x, const uint32_t* argmax, const float* grad, float* scratch,
                                       float* grad_weight, double divisor, int64_t by_channel, int64_t batch, int64_t depth,
-                                      int64_t height, int64_t width, int64_t strict, cudaStream_t stream) {
-    int device = 0;
-    cudaGetDevice(&device);
-    const Problem p = planned(x, nullptr, batch, depth, height, width, strict, device);
-    const Upstream upstream = upstream_of(p, grad, by_channel, divisor);
+                                      int64_t height, int64_t width, int64_t strict, int64_t device, cudaStream_t stream) {
+    Problem p = planned(batch, depth, height, width, strict, device);
+    p.x = x;
+    const Upstream upstream = {grad, !by_channel, static_cast<float>(1 / (p.windows() * divisor))};
     if (strict) {
         const auto bytes = reinterpret_cast<const uint8_t*>(argmax);
         weight_gradient_fp32<<<GROUPS * p.gradients, WARP, 0, stream>>>(p, bytes, upstream, scratch);
@@ -954,17 +938,17 @@ extern "C" int launch_weight_gradient(const Element* x, const uint32_t* argmax, 
 
 extern "C" int launch_input_gradient(const Element* weight, const uint32_t* argmax, const float* grad, Element* grad_x,
                                      double divisor, int64_t by_channel, int64_t batch, int64_t depth, int64_t height,
-                                     int64_t width, int64_t strict, cudaStream_t stream) {
-    int device = 0, sm_count = 0;
-    cudaGetDevice(&device);
+                                     int64_t width, int64_t strict, int64_t device, cudaStream_t stream) {
+    int sm_count = 0;
     cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
-    const Problem p = planned(nullptr, weight, batch, depth, height, width, strict, device);
+    Problem p = planned(batch, depth, height, width, strict, device);
+    p.weight = weight;
+    const Upstream upstream = {grad, !by_channel, static_cast<float>(1 / (p.windows() * divisor))};
     const int64_t lines = batch * ceil_div(depth, 2);
     const bool paired = width % 2 == 0 && reinterpret_cast<uintptr_t>(grad_x) % 8 == 0;
     const auto kernel = strict ? (paired ? input_gradient<true, true, 8> : input_gradient<true, false, 8>)
                                : (paired ? input_gradient<false, true, 12> : input_gradient<false, false, 12>);
-    kernel<<<lines < sm_count ? lines : sm_count, (strict ? 8 : 12) * WARP, 0, stream>>>(
-        p, argmax, upstream_of(p, grad, by_channel, divisor), grad_x);
+    kernel<<<lines < sm_count ? lines : sm_count, (strict ? 8 : 12) * WARP, 0, stream>>>(p, argmax, upstream, grad_x);
     return cudaGetLastError();
 }
 #endif  // SERVED
@@ -996,8 +980,8 @@ def sizes(kernels, x, weight, conv_bias, bias, strict, *pool):
         limits = "at most 8 channels in and 16 out, a kernel of 3 x 3 x 3 and windows of 2 x 2 x 2"
         warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")
         return None
-    numbers, device = (shape[0], *shape[2:], strict), x[2].index or 0
-    blocks, parts = (kernels.count_blocks(*numbers, device), kernels.count_gradients(*numbers, device)) if shape[0] else (0, 0)
+    numbers = shape[0], *shape[2:], strict, x[2].index or 0
+    blocks, parts = (kernels.count_blocks(*numbers), kernels.count_gradients(*numbers)) if shape[0] else (0, 0)
     if blocks >= 2**31:
         raise RuntimeError(f"{NAME}: the batch needs {blocks} blocks, more than a grid has")
     return 16 * blocks, parts * weight[0].numel(), numbers
@@ -1088,10 +1072,10 @@ class ModelNew(nn.Module):
     @torch.compiler.assume_constant_result
     def namespace(self):
         conv = self._modules["conv"]
-        channels = {"IN_CHANNELS": conv.in_channels, "OUT_CHANNELS": conv.out_channels}
-        kernel = dict(zip(("KERNEL_D", "KERNEL_H", "KERNEL_W"), conv.kernel_size, strict=True))
-        pool = dict(zip(("POOL_D", "POOL_H", "POOL_W"), self.pool_size, strict=True))
-        return build(*self.sources, (fuse, *self.fused), **channels, **kernel, **pool, SHARED_LIMIT_KB=self.shared_limit_kb)
+        names = "IN_CHANNELS", "OUT_CHANNELS", "KERNEL_D", "KERNEL_H", "KERNEL_W", "POOL_D", "POOL_H", "POOL_W"
+        values = conv.in_channels, conv.out_channels, *conv.kernel_size, *self.pool_size
+        constants = dict(zip(names, values, strict=True), SHARED_LIMIT_KB=self.shared_limit_kb)
+        return build(*self.sources, (fuse, *self.fused), **constants)
 
     def operands(self, x):
         conv = self._modules["conv"]  # self.conv takes nn.Module half a microsecond

@@ -313,10 +313,9 @@ class ModelNew(nn.Module):
     @torch.compiler.assume_constant_result
     def namespace(self):
         conv = self._modules["conv"]
-        channels = {"IN_CHANNELS": conv.in_channels, "OUT_CHANNELS": conv.out_channels}
-        kernel = dict(zip(("KERNEL_D", "KERNEL_H", "KERNEL_W"), conv.kernel_size, strict=True))
-        pool = dict(zip(("POOL_D", "POOL_H", "POOL_W"), self.pool_size, strict=True))
-        return build(*self.sources, **channels, **kernel, **pool)
+        names = "IN_CHANNELS", "OUT_CHANNELS", "KERNEL_D", "KERNEL_H", "KERNEL_W", "POOL_D", "POOL_H", "POOL_W"
+        values = conv.in_channels, conv.out_channels, *conv.kernel_size, *self.pool_size
+        return build(*self.sources, **dict(zip(names, values, strict=True)))
 
     def operands(self, x):
         conv = self._modules["conv"]  # self.conv takes nn.Module half a microsecond

@@ -92,7 +92,7 @@ constexpr int TAPS = KERNEL_D * KERNEL_H * KERNEL_W, WEIGHTS = TAPS * IN_CHANNEL
 //   weights   8 consumer warps, once: in the last band, from    nobody
 //             where registers take them; strict: in their place
 constexpr int COLUMN_BYTES = CHANNELS * 2, ODD_COLUMNS = COLUMNS / 2 * COLUMN_BYTES, ROW_BYTES = 2 * ODD_COLUMNS;
-constexpr int PLANE_BYTES = 2 * ROW_BYTES, TAP_BYTES = WARP * 8, WEIGHT_BYTES = TAPS * TAP_BYTES;
+constexpr int PLANE_BYTES = 2 * ROW_BYTES, WEIGHT_BYTES = TAPS * WARP * 8;  // of high or low parts
 
 struct Shared {
     uint64_t full[STAGES], empty[STAGES];      // mbarriers
@@ -106,7 +106,6 @@ struct Problem {
     const Element *x, *weight;
     int64_t batch;
     int depth, height, width, slabs, rows, columns;  // of x, and of its windows; a channel has less than 2^31 pixels
-    bool strict;
     int slab_parts, part_slabs, column_parts, part_columns, row_parts, part_rows, parts, band_bytes, dynamic_bytes;
 };
 
@@ -135,11 +134,6 @@ DEVICE void mbarrier_test_wait(uint32_t barrier, uint32_t parity) {
 DEVICE void bar_sync(int name, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
 DEVICE void st_shared_v4_u32(uint32_t at, uint4 v) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
-DEVICE uint2 ld_shared_v2_u32(uint32_t at) {
-    uint2 v;
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
-    return v;
 }
 // Four matrices of 8 rows x 16 bytes: lane 8 * i + r has the address of row r of matrix i. Lane 4 * n + q gets elements 2 * q
 // and 2 * q + 1 of row n.
@@ -364,19 +358,18 @@ __device__ int store_weights(const Element* __restrict__ weight, float sign, uin
     return exponent;
 }
 
-// A plane of 8 windows: [row][column 0, 2, 1, 3], channels 2t and 2t + 1 of window g. Two taps at once take neighbouring
-// registers: taps 0 and 2 of a row, three of four pairs, need no moves, at a window's even and odd positions.
+// A plane of 8 windows: [row][column], channels 2t and 2t + 1 of window g. Two taps at once take neighbouring registers. As
+// ldmatrix loads columns 0 2 1 3, taps 0 and 2 of a row need no moves, at a window's even and odd positions.
 using Plane = uint32_t[SIDE][SIDE];
-DEVICE int column_of_matrix(int matrix) { return matrix % 2 * 2 + matrix / 2; }  // its own inverse
 DEVICE void load_plane(uint32_t band, uint32_t next_band, Plane& x) {
     UNROLL for (int row = 0; row < SIDE; ++row) {
         const uint4 v = ldmatrix_m8n8_x4((row < 2 ? band : next_band) + row % 2 * ROW_BYTES);
-        x[row][0] = v.x, x[row][1] = v.y, x[row][2] = v.z, x[row][3] = v.w;
+        x[row][0] = v.x, x[row][2] = v.y, x[row][1] = v.z, x[row][3] = v.w;
     }
 }
 // Where in a band the row of 16 bytes lies that a lane names in load_plane.
 DEVICE uint32_t matrix_row(int lane, int first_window, int slab) {
-    const int column = column_of_matrix(lane / 8);
+    const int column = lane / 8 % 2 * 2 + lane / 16;
     const int pair = (first_window + lane % 8 + column / 2) % (COLUMNS / 2);  // beyond the row: of no window
     return 2 * slab * PLANE_BYTES + column % 2 * ODD_COLUMNS + pair * COLUMN_BYTES;
 }
@@ -386,9 +379,15 @@ DEVICE uint32_t matrix_row(int lane, int first_window, int slab) {
 constexpr int PLANE_TAPS = 9, PAIRS = 4, MIDDLE = 4;
 DEVICE constexpr int first_of_pair(int pair) { return pair < 3 ? 3 * pair : 1; }
 DEVICE constexpr int second_of_pair(int pair) { return pair < 3 ? 3 * pair + 2 : 7; }
-DEVICE uint32_t pixels(const Plane& x, int hw, int tap) { return x[hw / 2 + tap / 3][column_of_matrix(hw % 2 + tap % 3)]; }
+DEVICE uint32_t pixels(const Plane& x, int hw, int tap) { return x[hw / 2 + tap / 3][hw % 2 + tap % 3]; }
 
 using Sums = float[8][4];  // [position][element: window 2t, 2t + 1 of output g, then of g + 8]
+
+template <int STRIDE>  // of weights: from tap to tap
+DEVICE void add_pair(float (*sums)[4], const uint2* w, const Plane& x, int tap, int next_tap) {
+    UNROLL for (int hw = 0; hw < 4; ++hw)
+        mma_pair(sums[hw], w[tap * STRIDE], w[next_tap * STRIDE], pixels(x, hw, tap), pixels(x, hw, next_tap));
+}
 
 // The convolution of a tile, a plane of x at a time. Plane p meets plane r = p - d of the kernel at positions of depth d. All
 // positions add in the same order, so equal inputs give equal bits.
@@ -405,9 +404,7 @@ DEVICE void convolve(const uint2 (&weights)[TAPS], uint32_t band, uint32_t next_
             UNROLL for (int hw = 0; hw < 4 && r == 1; ++hw)
                 mma_pair(sums[4 * d + hw], weights[MIDDLE], w[MIDDLE], middle[hw], pixels(x, hw, MIDDLE));
             UNROLL for (int pair = 0; pair < PAIRS; ++pair)
-                UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_pair(sums[4 * d + hw], w[first_of_pair(pair)], w[second_of_pair(pair)],
-                                 pixels(x, hw, first_of_pair(pair)), pixels(x, hw, second_of_pair(pair)));
+                add_pair<1>(sums + 4 * d, w, x, first_of_pair(pair), second_of_pair(pair));
             UNROLL for (int hw = 0; hw < 4 && r == 2; ++hw)
                 mma_m16n8k8_f32_f16(sums[4 * d + hw], w[MIDDLE], pixels(x, hw, MIDDLE));
         }
@@ -418,7 +415,7 @@ DEVICE void convolve(const uint2 (&weights)[TAPS], uint32_t band, uint32_t next_
 // The same, error-compensated: low * high + high * low + high * high. The tensor core truncates its sums, so each plane's begin
 // at zero and are added as fp32 numbers. The small ones are kept apart, and do not count where x is infinite: the low part of a
 // weight may have the other sign.
-DEVICE void convolve_strictly(uint32_t weights, uint32_t band, uint32_t next_band, int lower, Sums& sums) {
+DEVICE void convolve_strictly(const uint2* weights, uint32_t band, uint32_t next_band, int lower, Sums& sums) {
     Sums small;
     UNROLL for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] = small[i / 4][i % 4] = 0;
     UNROLL_1 for (int p = 0; p < SIDE; ++p) {
@@ -427,21 +424,14 @@ DEVICE void convolve_strictly(uint32_t weights, uint32_t band, uint32_t next_ban
         load_plane(band + lower + p * PLANE_BYTES, next_band + lower + p * PLANE_BYTES, low);
         UNROLL for (int d = 0; d < 2; ++d) {
             if (p < d || p > d + 2) continue;
-            const uint32_t at = weights + (p - d) * PLANE_TAPS * TAP_BYTES;
-            const auto high_w = [&](int tap) { return ld_shared_v2_u32(at + tap * TAP_BYTES); };
-            const auto low_w = [&](int tap) { return ld_shared_v2_u32(at + WEIGHT_BYTES + tap * TAP_BYTES); };
+            const uint2 *const high_w = weights + (p - d) * PLANE_TAPS * WARP, *const low_w = high_w + TAPS * WARP;
             float part[4][4] = {};
             UNROLL for (int pair = 0; pair < PAIRS; ++pair) {
-                const int tap = first_of_pair(pair), second = second_of_pair(pair);
-                const uint2 w = high_w(tap), next_w = high_w(second), small_w = low_w(tap), next_small_w = low_w(second);
-                UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_pair(small[4 * d + hw], small_w, next_small_w, pixels(high, hw, tap), pixels(high, hw, second));
-                UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_pair(part[hw], w, next_w, pixels(high, hw, tap), pixels(high, hw, second));
-                UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_pair(small[4 * d + hw], w, next_w, pixels(low, hw, tap), pixels(low, hw, second));
+                add_pair<WARP>(small + 4 * d, low_w, high, first_of_pair(pair), second_of_pair(pair));
+                add_pair<WARP>(part, high_w, high, first_of_pair(pair), second_of_pair(pair));
+                add_pair<WARP>(small + 4 * d, high_w, low, first_of_pair(pair), second_of_pair(pair));
             }
-            const uint2 w = high_w(MIDDLE), small_w = low_w(MIDDLE);
+            const uint2 w = high_w[MIDDLE * WARP], small_w = low_w[MIDDLE * WARP];
             UNROLL for (int hw = 0; hw < 4; ++hw) {
                 mma_pair(small[4 * d + hw], small_w, w, pixels(high, hw, MIDDLE), pixels(low, hw, MIDDLE));
                 mma_m16n8k8_f32_f16(part[hw], w, pixels(high, hw, MIDDLE));
@@ -480,18 +470,14 @@ __global__ void __launch_bounds__(THREADS, 1)
     __shared__ Segment segment;  // in no registers, which are short
     if (threadIdx.x == 0) segment.set(problem);
     const Pipeline pipeline(memory, shared, problem.band_bytes);
-    if (threadIdx.x >= CONSUMERS) {
-        produce<STRICT>(problem, segment, pipeline, shared, threadIdx.x - CONSUMERS);
-        return;
-    }
+    if (threadIdx.x >= CONSUMERS) return produce<STRICT>(problem, segment, pipeline, shared, threadIdx.x - CONSUMERS);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     uint2* const stored = reinterpret_cast<uint2*>(memory + (STRICT ? STAGES : STAGES - 1) * pipeline.band_bytes);
     const int weight_exponent = store_weights(problem.weight, copysignf(1, result.divisor), stored,
                                               STRICT ? stored + TAPS * WARP : nullptr, shared);
     bar_sync(2, CONSUMERS);
-    const uint32_t stored_weights = shared_address(stored) + lane * 8;
     uint2 weights[TAPS];
-    if (!STRICT) UNROLL for (int tap = 0; tap < TAPS; ++tap) weights[tap] = ld_shared_v2_u32(stored_weights + tap * TAP_BYTES);
+    if (!STRICT) UNROLL for (int tap = 0; tap < TAPS; ++tap) weights[tap] = stored[tap * WARP + lane];
     pipeline.consumer_release(STAGES - 1);
 
     float totals[2];  // of outputs g and g + 8
@@ -503,7 +489,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             const uint32_t offset = matrix_row(lane, first_window, slab);
             Sums sums;
             if constexpr (STRICT)
-                convolve_strictly(stored_weights, band + offset, next_band + offset, pipeline.band_bytes / 2, sums);
+                convolve_strictly(stored + lane, band + offset, next_band + offset, pipeline.band_bytes / 2, sums);
             else
                 convolve(weights, band + offset, next_band + offset, sums);
             const float maxima[4] = {maximum(sums, 0), maximum(sums, 1), maximum(sums, 2), maximum(sums, 3)};
@@ -538,9 +524,8 @@ __global__ void __launch_bounds__(WARP) finish_samples(const float* __restrict__
 
 // ---- launches
 // The problem, cut into parts for that device.
-static Problem planned(const Element* x, const Element* weight, int64_t batch, int depth, int height, int width, bool strict,
-                       int device) {
-    Problem p = {x, weight, batch, depth, height, width, (depth - 2) / 2, (height - 2) / 2, (width - 2) / 2, strict};
+static Problem planned(int64_t batch, int depth, int height, int width, bool strict, int device) {
+    Problem p = {nullptr, nullptr, batch, depth, height, width, (depth - 2) / 2, (height - 2) / 2, (width - 2) / 2};
     int limit = 0, sm_count = 0;
     cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
@@ -548,8 +533,8 @@ static Problem planned(const Element* x, const Element* weight, int64_t batch, i
     p.parts = 1;
     do {  // as many slabs a segment as shared memory takes, in equal parts
         p.part_slabs = ceil_div(p.slabs, p.parts), p.slab_parts = ceil_div(p.slabs, p.part_slabs);
-        p.band_bytes = (p.strict ? 2 : 1) * (2 * p.part_slabs + 2) * PLANE_BYTES;
-        p.dynamic_bytes = STAGES * p.band_bytes + (p.strict ? 2 * WEIGHT_BYTES : 0);
+        p.band_bytes = (strict ? 2 : 1) * (2 * p.part_slabs + 2) * PLANE_BYTES;
+        p.dynamic_bytes = STAGES * p.band_bytes + (strict ? 2 * WEIGHT_BYTES : 0);
     } while (p.dynamic_bytes + static_cast<int>(sizeof(Shared)) > limit && p.parts++ < p.slabs);
     p.part_columns = p.columns < COLUMNS / 2 ? p.columns : COLUMNS / 2 - 2;  // even: parts begin 16-byte aligned
     p.column_parts = ceil_div(p.columns, p.part_columns);
@@ -566,16 +551,15 @@ static Problem planned(const Element* x, const Element* weight, int64_t batch, i
 }
 
 extern "C" int64_t count_blocks(int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t strict, int64_t device) {
-    return batch * planned(nullptr, nullptr, batch, depth, height, width, strict, device).parts;
+    return batch * planned(batch, depth, height, width, strict, device).parts;
 }
 
 // scratch: OUTPUTS floats a block. Without a bias `out` is (batch, OUT_CHANNELS), else (batch,).
 extern "C" int launch_conv_max_mean(const Element* x, const Element* weight, const Element* conv_bias, const Element* bias,
                                     float* scratch, float* out, double divisor, int64_t biases, int64_t batch, int64_t depth,
-                                    int64_t height, int64_t width, int64_t strict, cudaStream_t stream) {
-    int device = 0;
-    cudaGetDevice(&device);
-    const Problem p = planned(x, weight, batch, depth, height, width, strict, device);
+                                    int64_t height, int64_t width, int64_t strict, int64_t device, cudaStream_t stream) {
+    Problem p = planned(batch, depth, height, width, strict, device);
+    p.x = x, p.weight = weight;
     const auto windows = static_cast<float>(static_cast<int64_t>(p.slabs) * p.rows * p.columns);
     const Result result = {conv_bias, biases ? bias : nullptr, static_cast<int>(biases), static_cast<float>(divisor), windows,
                            out};
@@ -615,8 +599,8 @@ def sizes(kernels, x, weight, conv_bias, bias, strict, *pool):
         limits = "at most 8 channels in and 16 out, a kernel of 3 x 3 x 3 and windows of 2 x 2 x 2"
         warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")
         return None
-    numbers = bias[0].numel(), shape[0], *shape[2:], strict
-    blocks = kernels.count_blocks(*numbers[1:], x[2].index or 0) if shape[0] else 0
+    numbers = bias[0].numel(), shape[0], *shape[2:], strict, x[2].index or 0
+    blocks = kernels.count_blocks(*numbers[1:]) if shape[0] else 0
     if blocks >= 2**31:
         raise RuntimeError(f"{NAME}: the batch needs {blocks} blocks, more than a grid has")
     return (shape[0], *([] if numbers[0] else [outs]), 1, 1, 1), 16 * blocks, numbers
@@ -664,10 +648,9 @@ class ModelNew(nn.Module):
     @torch.compiler.assume_constant_result
     def namespace(self):
         conv = self._modules["conv"]
-        channels = {"IN_CHANNELS": conv.in_channels, "OUT_CHANNELS": conv.out_channels}
-        kernel = dict(zip(("KERNEL_D", "KERNEL_H", "KERNEL_W"), conv.kernel_size, strict=True))
-        pool = dict(zip(("POOL_D", "POOL_H", "POOL_W"), self.pool_size, strict=True))
-        return build(*self.sources, **channels, **kernel, **pool, SHARED_LIMIT_KB=self.shared_limit_kb)
+        names = "IN_CHANNELS", "OUT_CHANNELS", "KERNEL_D", "KERNEL_H", "KERNEL_W", "POOL_D", "POOL_H", "POOL_W"
+        values = conv.in_channels, conv.out_channels, *conv.kernel_size, *self.pool_size
+        return build(*self.sources, **dict(zip(names, values, strict=True)), SHARED_LIMIT_KB=self.shared_limit_kb)
 
     def operands(self, x):
         conv = self._modules["conv"]  # self.conv takes nn.Module half a microsecond

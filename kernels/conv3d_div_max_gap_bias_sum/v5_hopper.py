@@ -95,7 +95,7 @@ constexpr int BANDS = 4;                     // so that consumer warps may be a 
 constexpr int ATTEMPTS = BANDS / 2 + 1;      // whose exponents may be unread: each has two bands or more
 constexpr int STAGE_ROW_BYTES = COLUMNS * 4, COLUMN_BYTES = CHANNELS * 2, ODD_COLUMNS = COLUMNS / 2 * COLUMN_BYTES;
 constexpr int BAND_ROW_BYTES = 2 * ODD_COLUMNS, PLANE_BYTES = 2 * BAND_ROW_BYTES;
-constexpr int TAP_BYTES = WARP * 8, WEIGHT_BYTES = TAPS * TAP_BYTES;  // of high or low parts
+constexpr int WEIGHT_BYTES = TAPS * WARP * 8;  // of high or low parts
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
@@ -184,11 +184,6 @@ DEVICE float4 ld_shared_v4_f32(uint32_t at) {
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
     return v;
 }
-DEVICE uint2 ld_shared_v2_u32(uint32_t at) {
-    uint2 v;
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
-    return v;
-}
 DEVICE void st_shared_v4_u32(uint32_t at, uint4 v) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
@@ -238,14 +233,6 @@ DEVICE int scale_exponent(float largest, int target) {
     const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 126;  // largest < 2^exponent
     return smaller(target - exponent, 126);
 }
-template <int N>
-DEVICE float largest_finite(const float (&v)[N]) {
-    float all = 0, finite = 0;
-    UNROLL for (int i = 0; i < N; ++i) all = fmaxf(all, fabsf(v[i]));
-    if (all < INFINITY) return all;
-    UNROLL for (int i = 0; i < N; ++i) finite = fmaxf(finite, fabsf(finite_or_zero(v[i])));
-    return finite;
-}
 // The largest of the values of WARPS whole warps, which all call it. Two calls with one array need a barrier between them.
 template <int WARPS>
 DEVICE float largest_of_warps(float v, float (&by_warp)[WARPS], int warp, int barrier) {
@@ -258,7 +245,7 @@ DEVICE float largest_of_warps(float v, float (&by_warp)[WARPS], int warp, int ba
 
 // ---- the pipelines
 // Stages and bands are counted over all segments and attempts: number n is in place n % STAGES or n % BANDS. All threads call
-// the constructor: it initialises the mbarriers and synchronizes. Later each thread waits and arrives for itself.
+// the constructor; later each one waits and arrives for itself.
 struct Pipeline {
     const Shape& shape;
     Shared& shared;
@@ -291,11 +278,16 @@ constexpr int FIRST_TARGET = 11, LAST_TARGET = 15, WEIGHT_TARGET = 14, REJECTED 
 constexpr float LARGEST_FP16 = 65504;
 
 using Piece = float[CHANNELS * 4];  // four columns of a row, in all channels
-DEVICE void load_piece(uint32_t from, int channel_bytes, Piece& v) {
+DEVICE float load_piece(uint32_t from, int channel_bytes, Piece& v) {  // returns the largest finite size
     UNROLL for (int c = 0; c < CHANNELS; ++c) {
         const float4 four = ld_shared_v4_f32(from + c * channel_bytes);
         v[4 * c] = four.x, v[4 * c + 1] = four.y, v[4 * c + 2] = four.z, v[4 * c + 3] = four.w;
     }
+    float all = 0, finite = 0;
+    UNROLL for (int i = 0; i < CHANNELS * 4; ++i) all = fmaxf(all, fabsf(v[i]));
+    if (all < INFINITY) return all;
+    UNROLL for (int i = 0; i < CHANNELS * 4; ++i) finite = fmaxf(finite, fabsf(finite_or_zero(v[i])));
+    return finite;
 }
 // A piece goes to its row as fp16, a column's channels side by side. Every other group of four lanes swaps its two pairs of
 // columns, so that a quarter-warp's stores touch all banks.
@@ -343,20 +335,17 @@ DEVICE void produce(const CUtensorMap& x, const Shape& shape, const Pipeline& pi
                     const uint32_t from = pipeline.stage(first_stage + k) + piece * 16;
                     const int rows = 2 * smaller(shape.stage_planes, segment.planes() - plane);
                     Piece v;
-                    const auto load_row = [&](int row) {
-                        load_piece(from + row * STAGE_ROW_BYTES, channel_bytes, v);
-                        largest = fmaxf(largest, largest_finite(v));
-                    };
                     pipeline.stage_wait(first_stage + k);
                     if (k == 0 && !exact) {
-                        UNROLL_1 for (int row = thread / PIECES; row < rows; row += PRODUCERS / PIECES) load_row(row);
+                        UNROLL_1 for (int row = thread / PIECES; row < rows; row += PRODUCERS / PIECES)
+                            largest = fmaxf(largest, load_piece(from + row * STAGE_ROW_BYTES, channel_bytes, v));
                         const float of_all = largest_of_warps(largest, shared.producer_largest[0], thread / WARP, 1);
                         exponent = scale_exponent(of_all, FIRST_TARGET);
                     }
                     if (plane == 0) pipeline.producer_acquire(band);
                     const uint32_t to = pipeline.band(band) + plane * PLANE_BYTES;
                     UNROLL_1 for (int row = thread / PIECES; row < rows; row += PRODUCERS / PIECES) {
-                        load_row(row);
+                        largest = fmaxf(largest, load_piece(from + row * STAGE_ROW_BYTES, channel_bytes, v));
                         UNROLL for (int e = 0; e < 4 * CHANNELS; ++e) v[e] *= power_of_2(exponent);
                         store_piece(to + row * BAND_ROW_BYTES, piece, v);
                         if (STRICT) {
@@ -381,6 +370,8 @@ DEVICE void produce(const CUtensorMap& x, const Shape& shape, const Pipeline& pi
 }
 
 // ---- consumers: their way through the bands
+using Bands = uint32_t[2];  // shared addresses of those that a row of windows reads
+
 // A unit is a tile in half of the slabs of a row of windows; which half has the larger part changes from row to row. Calls
 // visit(first window, slab, slabs_end, its two bands) for the warp's units, every CONSUMER_WARPS-th of all, and releases the
 // bands. Warps may be a row apart: one waits for the bands of a row once, and arrives when its next unit is in a later row.
@@ -389,7 +380,7 @@ DEVICE void for_units(const Segment& segment, const Pipeline& pipeline, unsigned
     int number = threadIdx.x / WARP;  // of the warp's next unit, counted from the row's first
     UNROLL_1 for (unsigned band = first_band; band != first_band + segment.rows; ++band) {
         pipeline.consumer_wait(band), pipeline.consumer_wait(band + 1);
-        const uint32_t bands[2] = {pipeline.band(band), pipeline.band(band + 1)};
+        const Bands bands = {pipeline.band(band), pipeline.band(band + 1)};
         UNROLL_1 for (; number < segment.row_units(); number += CONSUMER_WARPS) {
             const int tiles = segment.row_units() / 2, middle = (segment.slabs + (band - first_band) % 2) / 2;
             const bool later = number >= tiles;
@@ -403,17 +394,12 @@ DEVICE void for_units(const Segment& segment, const Pipeline& pipeline, unsigned
 
 // ---- consumers: the products
 // An implicit GEMM for each of a window's 8 positions: M = 16 outputs, N = 8 windows, K = 8 channels of 27 taps, two at a time.
-// wgmma, M = 64 positions, was not built: by count it is bound as early, by reading the weights for every 64.
-
 // The consumers store weight[o][c][tap] as left operands, [high, low][tap][lane]. Returns the exponent of what scales them.
 __device__ int store_weights(const Element* __restrict__ weight, float sign, uint2* stored, Shared& shared) {
-    float mine[ceil_div(WEIGHTS, CONSUMERS)];
-    UNROLL for (int k = 0; k < ceil_div(WEIGHTS, CONSUMERS); ++k) {
-        const int i = threadIdx.x + k * CONSUMERS;
-        mine[k] = i < WEIGHTS ? weight[i] : 0;
-    }
-    const float largest = largest_of_warps(largest_finite(mine), shared.weight_largest, threadIdx.x / WARP, 2);
-    const int exponent = scale_exponent(largest, WEIGHT_TARGET);
+    float largest = 0;
+    UNROLL for (int i = 0; i < WEIGHTS; i += CONSUMERS)  // all loads at once; behind the end the last weight again
+        largest = fmaxf(largest, fabsf(finite_or_zero(weight[smaller(i + threadIdx.x, WEIGHTS - 1)])));
+    const int exponent = scale_exponent(largest_of_warps(largest, shared.weight_largest, threadIdx.x / WARP, 2), WEIGHT_TARGET);
     const float scale = sign * power_of_2(exponent);
     UNROLL for (int i = threadIdx.x; i < TAPS * WARP; i += CONSUMERS) {
         const int g = i % WARP / 4, t = i % 4, tap = i / WARP;
@@ -428,45 +414,43 @@ __device__ int store_weights(const Element* __restrict__ weight, float sign, uin
     return exponent;
 }
 
-// A plane of 8 windows: [row][column 0, 2, 1, 3], channels 2t and 2t + 1 of window g, in lane 4g + t. Two taps at once take
-// neighbouring registers: taps 0 and 2 of a row, three of four pairs, need no moves, at a window's even and odd positions.
+// A plane of 8 windows: [row][column], channels 2t and 2t + 1 of window g, in lane 4g + t. Two taps at once take neighbouring
+// registers. As ldmatrix loads columns 0 2 1 3, taps 0 and 2 of a row need no moves, at a window's even and odd positions.
 struct Plane { uint32_t at[SIDE][SIDE]; };
-DEVICE int column_of_matrix(int matrix) { return matrix % 2 * 2 + matrix / 2; }  // its own inverse
-DEVICE void load_plane(const uint32_t (&bands)[2], uint32_t offset, Plane& x) {
+DEVICE void load_plane(const Bands& bands, uint32_t offset, Plane& x) {
     UNROLL for (int row = 0; row < SIDE; ++row) {
         const uint4 v = ldmatrix_m8n8_x4(bands[row / 2] + row % 2 * BAND_ROW_BYTES + offset);
-        x.at[row][0] = v.x, x.at[row][1] = v.y, x.at[row][2] = v.z, x.at[row][3] = v.w;
+        x.at[row][0] = v.x, x.at[row][2] = v.y, x.at[row][1] = v.z, x.at[row][3] = v.w;
     }
 }
 // The offset in a plane of the 16 bytes, a column's 8 channels, whose address this lane gives to ldmatrix.
 DEVICE uint32_t matrix_row(int lane, int first_window) {
-    const int column = column_of_matrix(lane / 8);
+    const int column = lane / 8 % 2 * 2 + lane / 16;
     const int pair = (first_window + lane % 8 + column / 2) % (COLUMNS / 2);  // beyond the row: of no window
     return column % 2 * ODD_COLUMNS + pair * COLUMN_BYTES;
 }
 
 // Nine taps of a plane of the kernel: the pairs 0 2, 3 5, 6 8 and 1 7, and the middle one. Positions of a window are numbered
-// d, h, w in binary; those of depth 0 meet one plane of x with a plane of the kernel, those of depth 1 the next one.
+// d, h, w in binary. x: planes, from the one that position 0 meets with tap 0; taps go on from plane to plane.
 constexpr int PLANE_TAPS = 9, PAIRS = 4, MIDDLE = 4;
 DEVICE constexpr int first_of_pair(int pair) { return pair < 3 ? 3 * pair : 1; }
 DEVICE constexpr int second_of_pair(int pair) { return pair < 3 ? 3 * pair + 2 : 7; }
-DEVICE uint32_t pixels(const Plane& x, const Plane& next_x, int position, int tap) {
-    const int row = position / 2 % 2 + tap / 3, column = position % 2 + tap % 3;
-    return (position < 4 ? x : next_x).at[row][column_of_matrix(column)];
+DEVICE uint32_t pixels(const Plane* x, int position, int tap) {
+    return x[position / 4 + tap / PLANE_TAPS].at[position / 2 % 2 + tap / 3 % 3][position % 2 + tap % 3];
 }
 
 using Sums = float[8][4];  // [position][element: window 2t, 2t + 1 of output g, then of g + 8]
-DEVICE void add_pair(Sums& sums, int pair, uint2 w, uint2 next_w, const Plane& x, const Plane& next_x) {
+template <int STRIDE>  // of weights: from tap to tap
+DEVICE void add_pair(Sums& sums, const uint2* w, const Plane* x, int tap, int next_tap) {
     UNROLL for (int i = 0; i < 8; ++i)
-        mma_pair(sums[i], w, next_w, pixels(x, next_x, i, first_of_pair(pair)), pixels(x, next_x, i, second_of_pair(pair)));
+        mma_pair(sums[i], w[tap * STRIDE], w[next_tap * STRIDE], pixels(x, i, tap), pixels(x, i, next_tap));
 }
 
 // visit(sums) for a unit's slabs, slab to end, in order. A slab's planes 2 and 3 are the next one's planes 0 and 1 and stay in
 // registers. The middle taps of the kernel's first two planes make a pair, that of the third stands alone. All positions add in
 // the same order: where pixels are equal, so are the sums, and the maximum is not the largest of eight roundings.
 template <class Visit>
-DEVICE void convolve(const uint2 (&weights)[TAPS], const uint32_t (&bands)[2], uint32_t offset, int slab, int end,
-                     Visit visit) {
+DEVICE void convolve(const uint2 (&weights)[TAPS], const Bands& bands, uint32_t offset, int slab, int end, Visit visit) {
     offset += 2 * slab * PLANE_BYTES;
     Plane x[4];
     load_plane(bands, offset, x[0]);
@@ -476,15 +460,13 @@ DEVICE void convolve(const uint2 (&weights)[TAPS], const uint32_t (&bands)[2], u
         load_plane(bands, offset, x[2]);
         Sums sums = {};
         UNROLL for (int r = 0; r < 3; ++r) {
-            const uint2* const w = weights + r * PLANE_TAPS;
-            UNROLL for (int i = 0; i < 8 && r == 1; ++i)
-                mma_pair(sums[i], weights[MIDDLE], w[MIDDLE], pixels(x[0], x[1], i, MIDDLE), pixels(x[1], x[2], i, MIDDLE));
+            if (r == 1) add_pair<1>(sums, weights, x, MIDDLE, PLANE_TAPS + MIDDLE);
             if (r == 1) load_plane(bands, offset + PLANE_BYTES, x[3]);
-            UNROLL for (int pair = 0; pair < PAIRS; ++pair)
-                add_pair(sums, pair, w[first_of_pair(pair)], w[second_of_pair(pair)], x[r], x[r + 1]);
+            UNROLL for (int i = 0; i < PAIRS; ++i)
+                add_pair<1>(sums, weights, x, r * PLANE_TAPS + first_of_pair(i), r * PLANE_TAPS + second_of_pair(i));
         }
-        UNROLL for (int i = 0; i < 8; ++i)
-            mma_m16n8k8_f32_f16(sums[i], weights[2 * PLANE_TAPS + MIDDLE], pixels(x[2], x[3], i, MIDDLE));
+        constexpr int LAST = 2 * PLANE_TAPS + MIDDLE;
+        UNROLL for (int i = 0; i < 8; ++i) mma_m16n8k8_f32_f16(sums[i], weights[LAST], pixels(x, i, LAST));
         visit(sums);
         x[0] = x[2], x[1] = x[3];
     }
@@ -494,34 +476,29 @@ DEVICE void convolve(const uint2 (&weights)[TAPS], const uint32_t (&bands)[2], u
 // at zero and are added as fp32 numbers. The small ones are kept apart, and do not count where x is infinite: the low part of a
 // weight may have the other sign.
 template <class Visit>
-DEVICE void convolve_strictly(uint32_t weights, const uint32_t (&bands)[2], int lower, uint32_t offset, int slab, int end,
-                              Visit visit) {
+DEVICE void convolve_strict(const uint2* weights, const Bands& bands, int lower, uint32_t at, int slab, int end, Visit visit) {
     UNROLL_1 for (; slab < end; ++slab) {
         Sums sums = {}, small = {};
-        uint32_t here = offset + 2 * slab * PLANE_BYTES, plane_weights = weights;
-        Plane high, low, next_high, next_low;  // those that positions 0 to 3 and 4 to 7 meet with plane r of the kernel
-        load_plane(bands, here, next_high);
-        load_plane(bands, here + lower, next_low);
-        UNROLL_1 for (int r = 0; r < 3; ++r, plane_weights += PLANE_TAPS * TAP_BYTES) {
-            const auto high_w = [&](int tap) { return ld_shared_v2_u32(plane_weights + tap * TAP_BYTES); };
-            const auto low_w = [&](int tap) { return ld_shared_v2_u32(plane_weights + tap * TAP_BYTES + WEIGHT_BYTES); };
-            high = next_high, low = next_low;
+        uint32_t here = at + 2 * slab * PLANE_BYTES;
+        const uint2 *high_w = weights, *low_w = weights + TAPS * WARP;
+        Plane high[2], low[2];  // those that positions 0 to 3 and 4 to 7 meet with plane r of the kernel
+        load_plane(bands, here, high[1]);
+        load_plane(bands, here + lower, low[1]);
+        UNROLL_1 for (int r = 0; r < 3; ++r, high_w += PLANE_TAPS * WARP, low_w += PLANE_TAPS * WARP) {
+            high[0] = high[1], low[0] = low[1];
             here += PLANE_BYTES;
-            load_plane(bands, here, next_high);
-            load_plane(bands, here + lower, next_low);
+            load_plane(bands, here, high[1]);
+            load_plane(bands, here + lower, low[1]);
             Sums part = {};
             UNROLL for (int pair = 0; pair < PAIRS; ++pair) {
-                const int tap = first_of_pair(pair), second = second_of_pair(pair);
-                const uint2 w = high_w(tap), next_w = high_w(second), small_w = low_w(tap), next_small_w = low_w(second);
-                add_pair(small, pair, small_w, next_small_w, high, next_high);
-                add_pair(part, pair, w, next_w, high, next_high);
-                add_pair(small, pair, w, next_w, low, next_low);
+                add_pair<WARP>(small, low_w, high, first_of_pair(pair), second_of_pair(pair));
+                add_pair<WARP>(part, high_w, high, first_of_pair(pair), second_of_pair(pair));
+                add_pair<WARP>(small, high_w, low, first_of_pair(pair), second_of_pair(pair));
             }
-            const uint2 w = high_w(MIDDLE), small_w = low_w(MIDDLE);
+            const uint2 w = high_w[MIDDLE * WARP], small_w = low_w[MIDDLE * WARP];
             UNROLL for (int i = 0; i < 8; ++i) {
-                const uint32_t x = pixels(high, next_high, i, MIDDLE);
-                mma_pair(small[i], small_w, w, x, pixels(low, next_low, i, MIDDLE));
-                mma_m16n8k8_f32_f16(part[i], w, x);
+                mma_pair(small[i], small_w, w, pixels(high, i, MIDDLE), pixels(low, i, MIDDLE));
+                mma_m16n8k8_f32_f16(part[i], w, pixels(high, i, MIDDLE));
             }
             UNROLL for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] += part[i / 4][i % 4];
         }
@@ -562,8 +539,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / WARP, 0);
     if (warp >= CONSUMER_WARPS) {
         warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
-        produce<STRICT>(x, shape, pipeline, shared);
-        return;
+        return produce<STRICT>(x, shape, pipeline, shared);
     }
     warpgroup_reg_alloc<CONSUMER_REGISTERS>();
     uint2* const stored = reinterpret_cast<uint2*>(memory + STAGES * shape.stage_bytes + BANDS * shape.band_bytes);
@@ -573,9 +549,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) shared.segments[0].set(shape, line, end);
     bar_sync(2, CONSUMERS);
     const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    const uint32_t stored_weights = shared_address(stored) + lane * 8;
     uint2 weights[TAPS];
-    if (!STRICT) UNROLL for (int tap = 0; tap < TAPS; ++tap) weights[tap] = ld_shared_v2_u32(stored_weights + tap * TAP_BYTES);
+    if (!STRICT) UNROLL for (int tap = 0; tap < TAPS; ++tap) weights[tap] = stored[tap * WARP + lane];
     unsigned first_band = 0, attempt = 0;
     for (int turn = 0; line < end; turn ^= 1) {
         const Segment& segment = shared.segments[turn];
@@ -585,7 +560,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         int exponent;
         do {
             totals[0] = totals[1] = 0;
-            for_units(segment, pipeline, first_band, [&](int window, int slab, int slabs_end, const uint32_t(&bands)[2]) {
+            for_units(segment, pipeline, first_band, [&](int window, int slab, int slabs_end, const Bands& bands) {
                 const bool exist[2] = {window + 2 * t < segment.columns, window + 2 * t + 1 < segment.columns};
                 const auto take_maxima = [&](const Sums& sums) {
                     const float maxima[4] = {maximum(sums, 0), maximum(sums, 1), maximum(sums, 2), maximum(sums, 3)};
@@ -593,7 +568,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                 };
                 const uint32_t offset = matrix_row(lane, window);
                 if constexpr (STRICT)
-                    convolve_strictly(stored_weights, bands, shape.band_bytes / 2, offset, slab, slabs_end, take_maxima);
+                    convolve_strict(stored + lane, bands, shape.band_bytes / 2, offset, slab, slabs_end, take_maxima);
                 else
                     convolve(weights, bands, offset, slab, slabs_end, take_maxima);
             });
@@ -656,28 +631,25 @@ static Shape planned(int64_t batch, int depth, int height, int width, bool stric
     else s.blocks = images * s.rows < sm_count ? images * s.rows : sm_count;
     return s;
 }
-// Sums of segments that scratch has room for.
+// How many segments' sums scratch is to have room for.
 extern "C" int64_t count_segments(int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t strict, int64_t device) {
     const Shape s = planned(batch, depth, height, width, strict, device);
     return s.sample_is_segment() ? 0 : s.images() + s.blocks;
 }
 
-// The driver's cuTensorMapEncodeTiled, without linking the driver; null if it has none.
-static auto find_encode() {
-    void* encode = nullptr;
-    cudaDriverEntryPointQueryResult found = {};
-#if CUDART_VERSION >= 12050
-    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found);
-#else
-    cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &encode, cudaEnableDefault, &found);
-#endif
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found == cudaDriverEntryPointSuccess ? encode : nullptr);
-}
-
 // A tensor map of x, in boxes of a stage. What lies outside of x, and channels that do not exist, become zeros. The driver
 // needs a context in this thread, which may be autograd's: a call of the runtime must come first.
 static cudaError_t encode_map(const Element* x, const Shape& s, CUtensorMap* map) {
-    static const auto encode = find_encode();
+    static const auto encode = [] {  // the driver's function, without linking the driver; null if it has none
+        void* function = nullptr;
+        cudaDriverEntryPointQueryResult found = {};
+#if CUDART_VERSION >= 12050
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+#else
+        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found);
+#endif
+        return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found == cudaDriverEntryPointSuccess ? function : nullptr);
+    }();
     if (!encode) return cudaErrorNotSupported;
     const cuuint64_t width = s.width, height = s.height, depth = s.depth, batch = s.batch, row_bytes = (width + 3) / 4 * 16;
     const cuuint64_t sizes[5] = {width, height, depth, IN_CHANNELS, batch}, channel_bytes = row_bytes * height * depth;
@@ -692,9 +664,7 @@ static cudaError_t encode_map(const Element* x, const Shape& s, CUtensorMap* map
 // x: rows of a multiple of 16 bytes. scratch: OUTPUTS floats a segment. out: (batch,), without a bias (batch, OUT_CHANNELS).
 extern "C" int launch_stream_max_mean(const Element* x, const Element* weight, const Element* conv_bias, const Element* bias,
                                       float* scratch, float* out, double divisor, int64_t biases, int64_t batch, int64_t depth,
-                                      int64_t height, int64_t width, int64_t strict, cudaStream_t stream) {
-    int device = 0;
-    cudaGetDevice(&device);
+                                      int64_t height, int64_t width, int64_t strict, int64_t device, cudaStream_t stream) {
     const Shape shape = planned(batch, depth, height, width, strict, device);
     const auto windows = static_cast<float>(static_cast<int64_t>(shape.slabs) * shape.rows * shape.columns);
     const Result result = {conv_bias, biases ? bias : nullptr, static_cast<int>(biases), static_cast<float>(divisor), windows,
@@ -738,8 +708,8 @@ def sizes(kernels, x, weight, conv_bias, bias, strict, *pool):
         limits = "at most 8 channels in and 16 out, a kernel of 3 x 3 x 3 and windows of 2 x 2 x 2"
         warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")
         return None
-    numbers = bias[0].numel(), shape[0], *shape[2:], strict
-    segments = kernels.count_segments(*numbers[1:], x[2].index or 0) if shape[0] else 0
+    numbers = bias[0].numel(), shape[0], *shape[2:], strict, x[2].index or 0
+    segments = kernels.count_segments(*numbers[1:]) if shape[0] else 0
     return (shape[0], *([] if numbers[0] else [outs]), 1, 1, 1), 16 * segments, numbers  # 16: OUTPUTS
 
 
@@ -747,20 +717,17 @@ def stream_max_mean(kernels, x, weight, conv_bias, bias, divisor, pool, sizes=si
     """Return each sample's sum (batch, 1, 1, 1); for an empty bias the averages (batch, outputs, 1, 1, 1)."""
     if not (found := sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), is_strict(), *pool)):
         return kernels.original(x, weight, conv_bias, bias, divisor, pool)
-    x, weight, conv_bias, bias = in_aligned_rows(x), weight.contiguous(), conv_bias.contiguous(), bias.contiguous()
+    if x.shape[-1] % 4 or x.data_ptr() % 16:  # TMA needs rows of a multiple of 16 bytes; what is added is never read
+        rows = x.new_empty(*x.shape[:-1], -(-x.shape[-1] // 4) * 4)
+        rows[..., : x.shape[-1]].copy_(x)
+    else:
+        rows = x.contiguous()
+    weight, conv_bias, bias = weight.contiguous(), conv_bias.contiguous(), bias.contiguous()
     shape, floats, numbers = found
     scratch, out = x.new_empty(floats), x.new_empty(shape)
     if shape[0]:
-        launch(kernels.launch_stream_max_mean, x, weight, conv_bias, bias, scratch, out, divisor, *numbers)
+        launch(kernels.launch_stream_max_mean, rows, weight, conv_bias, bias, scratch, out, divisor, *numbers)
     return out
-
-
-def in_aligned_rows(x):
-    """Return x contiguous; copied into rows of a multiple of 16 bytes, whose ends are never read, where it has others."""
-    if x.shape[-1] % 4 == 0 and x.data_ptr() % 16 == 0:
-        return x.contiguous()
-    rows = x.new_empty(*x.shape[:-1], -(-x.shape[-1] // 4) * 4)
-    return rows[..., : x.shape[-1]].copy_(x)
 
 
 def original(x, weight, conv_bias, bias, divisor, pool):
@@ -792,11 +759,10 @@ class ModelNew(nn.Module):
     @torch.compiler.assume_constant_result
     def namespace(self):
         conv = self._modules["conv"]
-        channels = {"IN_CHANNELS": conv.in_channels, "OUT_CHANNELS": conv.out_channels}
-        kernel = dict(zip(("KERNEL_D", "KERNEL_H", "KERNEL_W"), conv.kernel_size, strict=True))
-        pool = dict(zip(("POOL_D", "POOL_H", "POOL_W"), self.pool_size, strict=True))
+        names = "IN_CHANNELS", "OUT_CHANNELS", "KERNEL_D", "KERNEL_H", "KERNEL_W", "POOL_D", "POOL_H", "POOL_W"
+        values = conv.in_channels, conv.out_channels, *conv.kernel_size, *self.pool_size
         hopper = ("-gencode=arch=compute_90a,code=sm_90a",)  # load_inline would build for 9.0, which lacks setmaxnreg
-        return build(*self.sources, flags=hopper, **channels, **kernel, **pool)
+        return build(*self.sources, flags=hopper, **dict(zip(names, values, strict=True)))
 
     def operands(self, x):
         conv = self._modules["conv"]  # self.conv takes nn.Module half a microsecond

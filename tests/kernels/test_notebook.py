@@ -28,7 +28,7 @@ CUDA_VARIANT = "conv_pool_sigmoid_sum/v1_fused_tail"
 # biases are zero the edited variant must give exactly twice what it gave before.
 EDITS = {
     "conv_pool_sigmoid_sum/cpu_box_sums": ("i < LANES; ++i) sum += total[i];", "i < LANES; ++i) sum += 2 * total[i];"),
-    "conv3d_div_max_gap_bias_sum/cpu_winograd": ("sums[unit * s.outputs + o] = sum;", "sums[unit * s.outputs + o] = 2 * sum;"),
+    "conv3d_div_max_gap_bias_sum/cpu_winograd": ("s.outputs + o] = add_lanes(", "s.outputs + o] = 2 * add_lanes("),
     "alexnet_conv1/cpu_polyphase_winograd": ("s * LANES, out[s] + bias);", "s * LANES, 2 * out[s] + bias);"),
     CUDA_VARIANT: ("out[blockIdx.x] = sum;", "out[blockIdx.x] = 2 * sum;"),
 }
