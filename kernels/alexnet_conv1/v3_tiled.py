@@ -174,12 +174,12 @@ __device__ __forceinline__ void fill(Stage& stage, const Image& image, const Til
     UNROLL_1 for (int k = threadIdx.x / WARP; k < SLICE_C * ROWS; k += THREADS / WARP) {
         const int c = slice.c + k / ROWS, r = k % ROWS;
         const int h = tile.row * STRIDE_H - image.pad_h + slice.u + r / STEP_H * STRIDE_H + r % STEP_H;
-        const bool exists = c < IN_CHANNELS && h >= 0 && h < image.height;
+        const int width = c < IN_CHANNELS && h >= 0 && h < image.height ? image.width : 0;
         const Element* row = x + ((tile.sample * IN_CHANNELS + c) * image.height + h) * image.width;
         UNROLL for (int first = 0; first < WIDTH; first += WARP) {
             const int s = first + threadIdx.x % WARP, w = left + s / STEP_W * STRIDE_W + s % STEP_W;
             float* const to = &stage.inputs[k / ROWS][r][s];
-            if (first + WARP <= WIDTH || s < WIDTH) async_copy_4(to, row + w, (unsigned)w < (unsigned)(exists ? image.width : 0));
+            if (first + WARP <= WIDTH || s < WIDTH) async_copy_4(to, row + w, (unsigned)w < (unsigned)width);
         }
     }
     float* weights = &stage.weights[0][0][0][0];
