@@ -68,15 +68,12 @@ __host__ DEVICE constexpr T larger(T a, T b) { return a > b ? a : b; }
 // Row pairs are sorted by their remainder modulo PHASES into planes: within a plane the next output row reads the next row.
 //
 // What a block keeps in shared memory; bytes at the original's size, strict in brackets:
-//   +-----------------------------------------------------+ 0
-//   | weights [high, low][channel][unit][output], 16 B    | 82,944 (82,944)   filled once by the consumers, by cp.async
-//   +-----------------------------------------------------+ WEIGHT_BYTES
-//   | staging: 8 channels of each consumer warp's outputs | 17,408 (9,216)    a warp writes it, and out from it
-//   | what undoes the weights' scales; biases             | 768 (384)
-//   +-----------------------------------------------------+ FIXED_BYTES
-//   | stages [high, low][plane][row][unit], 16 B          | 4 x 14,592 (4 x 29,184)    producers fill one (full mbarrier),
-//   | mbarriers, exponents, warps' largest                | 112                        consumers empty it (empty mbarrier)
-//   +-----------------------------------------------------+
+//
+//     weights  82,944 (82,944)          [high, low][channel][unit][output], 16 B     consumers fill it once, by cp.async
+//     staging  17,408 (9,216)           8 channels of each consumer warp's outputs   a warp writes it, and out from it
+//     scales   768 (384)                what undoes the weights' scales; biases      ends at FIXED_BYTES
+//     stages   4 x 14,592 (4 x 29,184)  [high, low][plane][row][unit], 16 B          producers fill one (full mbarrier),
+//     others   112                      mbarriers, exponents, warps' largest         consumers empty it (empty mbarrier)
 constexpr bool FITS_UNITS = STRIDE_W == 4 && STRIDE_H % 2 == 0;
 constexpr int TAPS = KERNEL_H * KERNEL_W, QUADS = ceil_div(KERNEL_W, 4);  // QUADS: units across the kernel
 constexpr int PHASES = larger(STRIDE_H / 2, 1), TAP_PAIRS = ceil_div(KERNEL_H, 2);
