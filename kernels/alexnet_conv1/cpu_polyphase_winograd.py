@@ -88,9 +88,15 @@ bool all(Lanes lanes) {
 constexpr int64_t ceil_div(int64_t n, int64_t parts) { return (n + parts - 1) / parts; }
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return ceil_div(n, multiple) * multiple; }
 
-// x (batch, IN_CHANNELS, height, width), out (batch, out_channels, out_h, out_w).
+constexpr int TILE = 2, POINTS = TILE + 2;  // TILE x TILE outputs at once; larger tiles are faster, but err too much
+
+// x (batch, IN_CHANNELS, height, width), out (batch, out_channels, out_h, out_w). Tiles of one row, up to MAX_TILES of them
+// beside each other, are a strip; strips are numbered over the whole batch.
 struct Sizes {
-    int64_t batch, height, width, out_channels, out_h, out_w, pad_h, pad_w;
+    int64_t batch, height, width, out_channels, pad_h, pad_w, out_h, out_w;
+    int64_t tile_rows = ceil_div(out_h, TILE), tile_columns = ceil_div(out_w, TILE);
+    int64_t strips_a_row = ceil_div(tile_columns, MAX_TILES), strip_tiles = ceil_div(tile_columns, strips_a_row);
+    int64_t strips = batch * tile_rows * strips_a_row, strips_a_block = BLOCK_TILES / strip_tiles;
 
     int64_t plane() const { return out_h * out_w; }
     int64_t groups() const { return ceil_div(out_channels, CHANNELS); }
@@ -113,16 +119,6 @@ public:
 };
 
 // ---- Shuffles
-// Lanes of a and, counted on, of b, in another order.
-template <int... FROM>
-INLINE Register shuffle(Register a, Register b) {
-#if defined(__clang__)
-    return __builtin_shufflevector(a, b, FROM...);
-#else
-    return __builtin_shuffle(a, b, Lanes{FROM...});
-#endif
-}
-constexpr std::make_integer_sequence<int, LANES> EVERY_LANE{};
 // Two rows of a square, DISTANCE apart, exchange blocks of DISTANCE lanes: where a lane of the first, or second, is from.
 template <int DISTANCE, bool SECOND>
 constexpr int source(int lane) {
@@ -131,8 +127,13 @@ constexpr int source(int lane) {
 }
 template <int DISTANCE, bool SECOND, int... LANE>
 INLINE Register exchange(Register a, Register b, std::integer_sequence<int, LANE...>) {
-    return shuffle<source<DISTANCE, SECOND>(LANE)...>(a, b);
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, source<DISTANCE, SECOND>(LANE)...);
+#else
+    return __builtin_shuffle(a, b, Lanes{source<DISTANCE, SECOND>(LANE)...});
+#endif
 }
+constexpr std::make_integer_sequence<int, LANES> EVERY_LANE{};
 template <int DISTANCE>
 INLINE void transpose(Register (&square)[LANES]) {
     UNROLL for (int i = 0; i < LANES; ++i)
@@ -212,71 +213,43 @@ void with_constant(int taps, F function) {
     function(std::integral_constant<int, 1>{});
 }
 
-// ---- Small matrices of constants
-template <int OUT, int IN>
-struct Matrix {
-    float at[OUT][IN] = {};
-};
+// ---- Winograd's minimal filtering by the points 0, 1, -1 and infinity
+// F(TILE, N) for a piece of N taps: the matrices of input (B^T) and taps (G), one row for each of its N + 1 points, the first N
+// and infinity; and that of outputs (A^T), the same for all pieces.
+template <int N>
+constexpr float INPUT_MATRIX[N + 1][N + 1] = {};
+template <>
+constexpr float INPUT_MATRIX<1>[2][2] = {{1, 0}, {0, 1}};
+template <>
+constexpr float INPUT_MATRIX<2>[3][3] = {{-1, 1, 0}, {0, 1, 0}, {0, -1, 1}};
+template <>
+constexpr float INPUT_MATRIX<3>[4][4] = {{-1, 0, 1, 0}, {0, 1, 1, 0}, {0, -1, 1, 0}, {0, -1, 0, 1}};
+template <int N>
+constexpr double TAP_MATRIX[N + 1][N] = {};
+template <>
+constexpr double TAP_MATRIX<1>[2][1] = {{1}, {1}};
+template <>
+constexpr double TAP_MATRIX<2>[3][2] = {{-1, 0}, {1, 1}, {0, 1}};
+template <>
+constexpr double TAP_MATRIX<3>[4][3] = {{-1, 0, 0}, {0.5, 0.5, 0.5}, {0.5, -0.5, 0.5}, {0, 0, 1}};
+constexpr float OUTPUT_MATRIX[TILE][POINTS] = {{1, 1, 1, 0}, {0, 1, -1, 1}};
+// The index among all POINTS of the i-th of a piece of that many taps.
+constexpr int point_of(int i, int taps) { return i < taps ? i : POINTS - 1; }
 
 // out = matrix * in; the compiler unrolls it and leaves out the zeros of a constant matrix.
 template <int OUT, int IN>
-INLINE void apply(const Matrix<OUT, IN>& matrix, const Register (&in)[IN], Register (&out)[OUT]) {
+INLINE void apply(const float (&matrix)[OUT][IN], const Register (&in)[IN], Register (&out)[OUT]) {
     UNROLL for (int i = 0; i < OUT; ++i) {
         Register sum{};
         bool first = true;
         UNROLL for (int j = IN - 1; j >= 0; --j) {
-            if (matrix.at[i][j] == 0) continue;
-            sum = first ? in[j] * matrix.at[i][j] : sum + in[j] * matrix.at[i][j];
+            if (matrix[i][j] == 0) continue;
+            sum = first ? in[j] * matrix[i][j] : sum + in[j] * matrix[i][j];
             first = false;
         }
         out[i] = sum;
     }
 }
-
-// ---- Winograd's minimal filtering: TILE x TILE outputs at once
-constexpr double FINITE_POINTS[] = {0, 1, -1};  // infinity is the last point
-constexpr int TILE = 2, POINTS = TILE + 2;  // larger tiles are faster, but err too much
-constexpr int PERIOD_W = TILE * STRIDE_W;  // columns from a tile's input to the next one's
-
-// F(TILE, N) for a piece of N taps: the matrices of input (B^T) and taps (G), one row for each of its COUNT points.
-template <int N>
-struct Transform {
-    static constexpr int COUNT = TILE + N - 1;
-    Matrix<COUNT, COUNT> input;
-    double taps[COUNT][N] = {};
-
-    constexpr Transform() {
-        for (int i = 0; i < COUNT; ++i) {
-            double polynomial[COUNT] = {1}, scale = 1;  // the product of (z - point) over the other finite points
-            for (int j = 0; j < COUNT - 1; ++j) {
-                if (j == i) continue;
-                for (int d = COUNT - 1; d >= 0; --d)
-                    polynomial[d] = (d ? polynomial[d - 1] : 0) - FINITE_POINTS[j] * polynomial[d];
-                if (i < COUNT - 1) scale *= FINITE_POINTS[i] - FINITE_POINTS[j];
-            }
-            for (int d = 0; d < COUNT; ++d) input.at[i][d] = float(polynomial[d]);
-            double power = 1 / scale;
-            for (int t = 0; t < N; ++t) {
-                taps[i][t] = i < COUNT - 1 ? power : t == N - 1;
-                power *= FINITE_POINTS[i < COUNT - 1 ? i : 0];
-            }
-        }
-    }
-    static constexpr int point(int i) { return i < COUNT - 1 ? i : POINTS - 1; }  // its index among all POINTS
-};
-template <int N>
-constexpr Transform<N> TRANSFORM{};
-// A^T: from the points to the outputs of a tile, the same for all pieces.
-constexpr Matrix<TILE, POINTS> output_transform() {
-    Matrix<TILE, POINTS> result;
-    for (int p = 0; p < POINTS - 1; ++p) {
-        double power = 1;
-        for (int r = 0; r < TILE; ++r, power *= FINITE_POINTS[p]) result.at[r][p] = float(power);
-    }
-    result.at[TILE - 1][POINTS - 1] = 1;
-    return result;
-}
-constexpr Matrix<TILE, POINTS> OUTPUT = output_transform();
 
 // The products at point (i, l) have a term for each input channel and each pair of pieces that have the point.
 struct Terms {
@@ -294,7 +267,7 @@ struct Terms {
     template <class P>
     static constexpr int pieces_with(const P& pieces, int point) {
         int n = 0;
-        while (n < pieces.count && (point == POINTS - 1 || point < TILE + pieces.list[n].taps - 2)) ++n;
+        while (n < pieces.count && (point == POINTS - 1 || point < pieces.list[n].taps)) ++n;
         return n;
     }
     constexpr int index(int i, int l, int c, int h, int w) const {
@@ -303,28 +276,15 @@ struct Terms {
 };
 constexpr Terms TERMS{};
 
-// Tiles of one row, up to MAX_TILES of them beside each other, are a strip; strips are numbered over the whole batch.
-struct Plan {
-    int64_t tile_rows, tile_columns, strips_a_row, strip_tiles, strips, strips_a_block, blocks;
-
-    explicit Plan(const Sizes& size) {
-        tile_rows = ceil_div(size.out_h, TILE), tile_columns = ceil_div(size.out_w, TILE);
-        strips_a_row = ceil_div(tile_columns, MAX_TILES);
-        strip_tiles = ceil_div(tile_columns, strips_a_row);
-        strips = size.batch * tile_rows * strips_a_row;
-        strips_a_block = BLOCK_TILES / strip_tiles;
-        blocks = ceil_div(strips, strips_a_block);
-    }
-};
 struct Strip {
     int64_t sample, row, column, tiles;  // its first output is at (row, column)
     int64_t rows, columns;               // of outputs, without those beyond the image
 
-    Strip(const Sizes& size, const Plan& plan, int64_t index) {
-        const int64_t first = index % plan.strips_a_row * plan.strip_tiles;
-        tiles = std::min(plan.strip_tiles, plan.tile_columns - first);
-        row = index / plan.strips_a_row % plan.tile_rows * TILE, column = first * TILE;
-        sample = index / plan.strips_a_row / plan.tile_rows;
+    Strip(const Sizes& size, int64_t index) {
+        const int64_t first = index % size.strips_a_row * size.strip_tiles;
+        tiles = std::min(size.strip_tiles, size.tile_columns - first);
+        row = index / size.strips_a_row % size.tile_rows * TILE, column = first * TILE;
+        sample = index / size.strips_a_row / size.tile_rows;
         rows = std::min<int64_t>(TILE, size.out_h - row);
         columns = std::min(tiles * TILE, size.out_w - column);
     }
@@ -335,18 +295,18 @@ struct Strip {
 template <int H, int W>
 NOINLINE void transform_pieces(const float* taps, int c, int h, int w, float* points) {
     const float* first = taps + (ROWS.list[h].offset * KERNEL_W + COLUMNS.list[w].offset) * LANES;
-    for (int i = 0; i < Transform<H>::COUNT; ++i) {
+    for (int i = 0; i <= H; ++i) {
         Double half[W];
         for (int b = 0; b < W; ++b) {
             half[b] = Double{};
             for (int a = 0; a < H; ++a)
-                half[b] += TRANSFORM<H>.taps[i][a] *
+                half[b] += TAP_MATRIX<H>[i][a] *
                            __builtin_convertvector(load(first + (a * STRIDE_H * KERNEL_W + b * STRIDE_W) * LANES), Double);
         }
-        for (int l = 0; l < Transform<W>::COUNT; ++l) {
+        for (int l = 0; l <= W; ++l) {
             Double sum{};
-            for (int b = 0; b < W; ++b) sum += TRANSFORM<W>.taps[l][b] * half[b];
-            store(points + TERMS.index(Transform<H>::point(i), Transform<W>::point(l), c, h, w) * CHANNELS,
+            for (int b = 0; b < W; ++b) sum += TAP_MATRIX<W>[l][b] * half[b];
+            store(points + TERMS.index(point_of(i, H), point_of(l, W), c, h, w) * CHANNELS,
                   __builtin_convertvector(sum, Register));
         }
     }
@@ -371,6 +331,7 @@ constexpr int reach() {
     for (const Piece& piece : COLUMNS.list) end = std::max(end, piece.offset + (TILE + piece.taps - 2) * STRIDE_W);
     return end;
 }
+constexpr int PERIOD_W = TILE * STRIDE_W;  // columns from a tile's input to the next one's
 constexpr int SHIFT = reach() / PERIOD_W;  // tiles to the right that a tile's input reaches into
 constexpr int LINE_TILES = int(round_up(MAX_TILES + SHIFT, LANES)), LINE = LINE_TILES + LANES;
 constexpr int LINES = std::max(PERIOD_W, LANES);  // the last ones are none of a period's, but make a square
@@ -391,43 +352,37 @@ struct Window {
     }
 };
 
-// sums (COUNT, ROW) = the transform along the height of COUNT rows of the image.
+// sums (N + 1, ROW) = the transform along the height of N + 1 rows of the image.
 template <int N>
 NOINLINE void transform_rows(const float* const* rows, const Window& window, float* sums) {
-    constexpr int COUNT = Transform<N>::COUNT;
-    Register in[COUNT], out[COUNT];
+    Register in[N + 1], out[N + 1];
     int64_t w = window.left;
     for (; w + LANES <= window.right; w += LANES) {
-        UNROLL for (int j = 0; j < COUNT; ++j) in[j] = load(rows[j] + w);
-        apply(TRANSFORM<N>.input, in, out);
-        UNROLL for (int i = 0; i < COUNT; ++i) store(sums + i * ROW + w, out[i]);
+        UNROLL for (int j = 0; j <= N; ++j) in[j] = load(rows[j] + w);
+        apply(INPUT_MATRIX<N>, in, out);
+        UNROLL for (int i = 0; i <= N; ++i) store(sums + i * ROW + w, out[i]);
     }
     for (; w < window.right; ++w)
-        for (int i = 0; i < COUNT; ++i) {
+        for (int i = 0; i <= N; ++i) {
             float sum = 0;
-            for (int j = COUNT - 1; j >= 0; --j)
-                if (TRANSFORM<N>.input.at[i][j] != 0) sum += TRANSFORM<N>.input.at[i][j] * rows[j][w];
+            for (int j = N; j >= 0; --j)
+                if (INPUT_MATRIX<N>[i][j] != 0) sum += INPUT_MATRIX<N>[i][j] * rows[j][w];
             sums[i * ROW + w] = sum;
         }
 }
 
-// One register of tiles: the transform along the width for piece W; values[l] is where point l is for piece 0.
+// One register of tiles: the transform along the width for pieces W and following; values[l] is where point l is for piece 0.
 template <int W>
 NOINLINE void transform_columns(const float* lines, float* const* values) {
     constexpr Piece piece = COLUMNS.list[W];
-    constexpr int COUNT = Transform<piece.taps>::COUNT;
-    Register in[COUNT], out[COUNT];
-    UNROLL for (int j = 0; j < COUNT; ++j) {
+    Register in[piece.taps + 1], out[piece.taps + 1];
+    UNROLL for (int j = 0; j <= piece.taps; ++j) {
         const int column = piece.offset + j * STRIDE_W;
         in[j] = load(lines + column % PERIOD_W * LINE + column / PERIOD_W);
     }
-    apply(TRANSFORM<piece.taps>.input, in, out);
-    UNROLL for (int l = 0; l < COUNT; ++l) store(values[Transform<piece.taps>::point(l)] + W * LANES, out[l]);
-}
-constexpr std::make_integer_sequence<int, COLUMNS.count> EACH_COLUMN{};
-template <int... W>
-void transform_all_columns(const float* lines, float* const* values, std::integer_sequence<int, W...>) {
-    (transform_columns<W>(lines, values), ...);
+    apply(INPUT_MATRIX<piece.taps>, in, out);
+    UNROLL for (int l = 0; l <= piece.taps; ++l) store(values[point_of(l, piece.taps)] + W * LANES, out[l]);
+    if constexpr (W + 1 < COLUMNS.count) transform_columns<W + 1>(lines, values);
 }
 
 // values (terms, LANES) = the transformed input of a strip, a lane for each tile. What later lanes hold is of no use.
@@ -440,7 +395,7 @@ void transform_input(const Sizes& size, const float* x, const Strip& strip, floa
     const float* plane = x + strip.sample * IN_CHANNELS * size.height * size.width;
     for (int c = 0; c < IN_CHANNELS; ++c, plane += size.height * size.width)
         for (int h = 0; h < ROWS.count; ++h) {
-            const int count = TILE + ROWS.list[h].taps - 1;
+            const int count = ROWS.list[h].taps + 1;
             const float* rows[POINTS];
             for (int j = 0; j < count; ++j) {
                 const int64_t row = (strip.row + j) * STRIDE_H + ROWS.list[h].offset - size.pad_h;
@@ -450,10 +405,10 @@ void transform_input(const Sizes& size, const float* x, const Strip& strip, floa
             for (int i = 0; i < count; ++i)
                 copy_transposed(space.rows + i * ROW, PERIOD_W, LINE_TILES, LINES, space.lines + i * LINES * LINE, LINE);
             for (int i = 0; i < count; ++i) {
-                const int point = i < count - 1 ? i : POINTS - 1;
                 float* first[POINTS];
-                for (int l = 0; l < POINTS; ++l) first[l] = values + TERMS.index(point, l, c, h, 0) * LANES;
-                transform_all_columns(space.lines + i * LINES * LINE, first, EACH_COLUMN);
+                for (int l = 0; l < POINTS; ++l)
+                    first[l] = values + TERMS.index(point_of(i, count - 1), l, c, h, 0) * LANES;
+                transform_columns<0>(space.lines + i * LINES * LINE, first);
             }
         }
 }
@@ -494,13 +449,13 @@ INLINE Register transform_output(const float* product, Register bias, float* out
     UNROLL for (int l = 0; l < POINTS; ++l) {
         Register in[POINTS];
         UNROLL for (int i = 0; i < POINTS; ++i) in[i] = load(product + (i * POINTS + l) * MAX_TILES * CHANNELS);
-        apply(OUTPUT, in, half[l]);
+        apply(OUTPUT_MATRIX, in, half[l]);
     }
     Register check{};
     UNROLL for (int r = 0; r < TILE; ++r) {
         Register in[POINTS], out[TILE];
         UNROLL for (int l = 0; l < POINTS; ++l) in[l] = half[l][r];
-        apply(OUTPUT, in, out);
+        apply(OUTPUT_MATRIX, in, out);
         UNROLL for (int s = 0; s < TILE; ++s) {
             store(outputs + r * pitch + s * LANES, out[s] + bias);
             check += (out[s] + bias) * 0.0f;
@@ -512,9 +467,9 @@ INLINE Register transform_output(const float* product, Register bias, float* out
 struct ForwardSpace {
     Floats values, products, outputs{TILE * TILE * MAX_TILES * LANES};
     InputSpace input;
-    explicit ForwardSpace(const Plan& plan)
-        : values(plan.strips_a_block * TERMS.total * LANES),
-          products(plan.strips_a_block * POINTS * POINTS * MAX_TILES * CHANNELS) {}
+    explicit ForwardSpace(const Sizes& size)
+        : values(size.strips_a_block * TERMS.total * LANES),
+          products(size.strips_a_block * POINTS * POINTS * MAX_TILES * CHANNELS) {}
 };
 
 // Outputs (rows, columns of the strip) that came out not finite, once more, as the definition says.
@@ -550,12 +505,11 @@ void finish_strip(const Sizes& size, const ForwardArguments& arguments, const St
     }
 }
 
-void forward_block(const Sizes& size, const Plan& plan, const ForwardArguments& arguments, int64_t block,
-                   const ForwardSpace& space) {
-    const int64_t first = block * plan.strips_a_block, count = std::min(plan.strips_a_block, plan.strips - first);
+void forward_block(const Sizes& size, const ForwardArguments& arguments, int64_t block, const ForwardSpace& space) {
+    const int64_t first = block * size.strips_a_block, count = std::min(size.strips_a_block, size.strips - first);
     for (int64_t s = 0; s < count; ++s)
-        transform_input(size, arguments.x, Strip(size, plan, first + s), space.values + s * TERMS.total * LANES, space.input);
-    const Multiply multiply_strip = multiply_for(plan.strip_tiles);
+        transform_input(size, arguments.x, Strip(size, first + s), space.values + s * TERMS.total * LANES, space.input);
+    const Multiply multiply_strip = multiply_for(size.strip_tiles);
     constexpr int64_t PRODUCT = MAX_TILES * CHANNELS;
     for (int64_t group = 0; group < size.groups(); ++group) {
         for (int p = 0; p < POINTS * POINTS; ++p)
@@ -566,7 +520,7 @@ void forward_block(const Sizes& size, const Plan& plan, const ForwardArguments& 
                                TERMS.count[p / POINTS][p % POINTS], space.products + (s * POINTS * POINTS + p) * PRODUCT);
             }
         for (int64_t s = 0; s < count; ++s)
-            finish_strip(size, arguments, Strip(size, plan, first + s), group * CHANNELS,
+            finish_strip(size, arguments, Strip(size, first + s), group * CHANNELS,
                          space.products + s * POINTS * POINTS * PRODUCT, space.outputs);
     }
 }
@@ -594,9 +548,9 @@ constexpr int NO_MEMORY = 12;
 
 // bias may be null
 extern "C" int run_forward(const float* x, const float* weight, const float* bias, float* out, int64_t batch, int64_t height,
-                           int64_t width, int64_t out_channels, int64_t pad_h, int64_t pad_w, int64_t threads) try {
-    const int64_t out_h = (height + 2 * pad_h - KERNEL_H) / STRIDE_H + 1, out_w = (width + 2 * pad_w - KERNEL_W) / STRIDE_W + 1;
-    const Sizes size{batch, height, width, out_channels, out_h, out_w, pad_h, pad_w};
+                           int64_t width, int64_t out_channels, int64_t pad_h, int64_t pad_w, int64_t out_h, int64_t out_w,
+                           int64_t threads) try {
+    const Sizes size{batch, height, width, out_channels, pad_h, pad_w, out_h, out_w};
     const Floats taps(size.vectors() * TAPS * LANES), points(size.groups() * TERMS.total * CHANNELS);
     const Floats biases(size.vectors() * LANES, true);
     pack_taps(size, weight, taps);
@@ -604,11 +558,9 @@ extern "C" int run_forward(const float* x, const float* weight, const float* bia
     parallel_for(size.vectors(), threads, [&](int64_t begin, int64_t end) {
         for (int64_t vector = begin; vector < end; ++vector) transform_taps(taps, vector, points);
     });
-    const Plan plan(size);
-    const bool done = parallel_for(plan.blocks, threads, [&](int64_t begin, int64_t end) {
-        const ForwardSpace space(plan);
-        for (int64_t block = begin; block < end; ++block)
-            forward_block(size, plan, {x, taps, points, biases, out}, block, space);
+    const bool done = parallel_for(ceil_div(size.strips, size.strips_a_block), threads, [&](int64_t begin, int64_t end) {
+        const ForwardSpace space(size);
+        for (int64_t block = begin; block < end; ++block) forward_block(size, {x, taps, points, biases, out}, block, space);
     });
     return done ? 0 : NO_MEMORY;
 } catch (const std::bad_alloc&) {
@@ -631,7 +583,7 @@ def sizes(kernels, x, weight, bias, stride, padding):
         got = f"{image} padded by {[*padding]}, strides {[*stride]}"
         raise RuntimeError(f"{NAME}: a kernel of {[*weight[0][2:]]} at strides {[*built]} does not fit {got}")
     shape = batch, outs, *[size // step + 1 for size, step in zip(room, stride, strict=True)]
-    return shape, (batch, *image, outs, *padding)
+    return shape, (batch, *image, outs, *padding, *shape[2:])
 
 
 def conv2d(kernels, x, weight, bias, stride, padding, sizes=sizes):

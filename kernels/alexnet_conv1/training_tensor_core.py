@@ -1,7 +1,5 @@
 """alexnet_conv1, training on the tensor cores: v4's forward pass, and the gradients of weights and bias by the same units.
 
-Like v4, but it has a gradient of its own: x (taps x positions) times grad (positions x outputs), summed over all positions.
-
 Why it is faster
     PyTorch's gradient of the weights reads x and grad as images of NHWC, after copies. Here a unit's 8 taps at 8 positions,
     transposed by ldmatrix, are a quarter of operand a as they lie, and a tile's im2col is written nowhere. All 12 warps load,
@@ -70,15 +68,12 @@ __host__ DEVICE constexpr T larger(T a, T b) { return a > b ? a : b; }
 // Row pairs are sorted by their remainder modulo PHASES into planes: within a plane the next output row reads the next row.
 //
 // What a block of convolve keeps in shared memory; bytes at the original's size, strict in brackets:
-//   +-----------------------------------------------------+ 0
-//   | weights [high, low][channel][unit][output], 16 B    | 82,944 (82,944)   filled once by the consumers, by cp.async
-//   +-----------------------------------------------------+ WEIGHT_BYTES
-//   | staging: 8 channels of each consumer warp's outputs | 17,408 (9,216)    a warp writes it, and out from it
-//   | what undoes the weights' scales; biases             | 768 (384)
-//   +-----------------------------------------------------+ FIXED_BYTES
-//   | stages [high, low][plane][row][unit], 16 B          | 4 x 14,592 (4 x 29,184)    producers fill one (full mbarrier),
-//   | mbarriers, exponents, warps' largest                | 112                        consumers empty it (empty mbarrier)
-//   +-----------------------------------------------------+
+//
+//     weights  82,944 (82,944)          [high, low][channel][unit][output], 16 B     consumers fill it once, by cp.async
+//     staging  17,408 (9,216)           8 channels of each consumer warp's outputs   a warp writes it, and out from it
+//     scales   768 (384)                what undoes the weights' scales; biases      ends at FIXED_BYTES
+//     stages   4 x 14,592 (4 x 29,184)  [high, low][plane][row][unit], 16 B          producers fill one (full mbarrier),
+//     others   112                      mbarriers, exponents, warps' largest         consumers empty it (empty mbarrier)
 constexpr bool FITS_UNITS = STRIDE_W == 4 && STRIDE_H % 2 == 0;
 constexpr int TAPS = KERNEL_H * KERNEL_W, QUADS = ceil_div(KERNEL_W, 4);  // QUADS: units across the kernel
 constexpr int PHASES = larger(STRIDE_H / 2, 1), TAP_PAIRS = ceil_div(KERNEL_H, 2);
@@ -234,9 +229,7 @@ struct Tap {
     }
 };
 
-// The pipeline between producers and consumers, and where a thread is in it: a stage, and its mbarriers' parity. A producer
-// waits until a stage is empty, fills it and arrives at its full mbarrier; a consumer the other way round. Each lane arrives
-// for itself.
+// The pipeline between producers and consumers, at a stage and its parity. All threads of a side arrive.
 struct Pipeline {
     uint32_t data, barriers;  // shared addresses; barriers: full, then empty
     int* exponents;           // of a stage: x was scaled by 2^exponent
@@ -359,15 +352,15 @@ struct Batch {
 // Each consumer warp has M_TILES x 16 positions and WARP_OUTS outputs.
 template <int OUTS_, int M_TILES_, bool STRICT_>
 struct Forward {
+    static constexpr bool FITS = FITS_UNITS;
     static constexpr int OUTS = OUTS_, M_TILES = M_TILES_;
     static constexpr bool STRICT = STRICT_;
     static constexpr int WARP_OUTS = smaller(OUTS, 48), N_TILES = WARP_OUTS / 8, WARPS_ACROSS = OUTS / WARP_OUTS;
     static constexpr int WARP_POSITIONS = 16 * M_TILES, POSITIONS = WARP_POSITIONS * CONSUMER_WARPS / WARPS_ACROSS;
     static constexpr int GROUPS = ceil_div(OUT_CHANNELS, OUTS), PARTS = STRICT ? 2 : 1, BLOCKS_A_TILE = GROUPS, MOST_STAGES = 4;
     static constexpr int PAIRS = POSITIONS > 256 ? 5 : 4;  // of a producer's batch
-    // Weights: [high, low][channel][unit][output], 16 bytes each.
-    static constexpr int64_t WEIGHT_BYTES = static_cast<int64_t>(PARTS) * IN_CHANNELS * STEPS * 2 * OUTS * UNIT_BYTES;
     static constexpr int CHANNEL_BYTES = STEPS * 2 * OUTS * UNIT_BYTES;
+    static constexpr int64_t WEIGHT_BYTES = static_cast<int64_t>(PARTS) * IN_CHANNELS * CHANNEL_BYTES;
     // A warp's outputs on their way out: 8 channels. The pitch avoids bank conflicts.
     static constexpr int STAGING_ROW = WARP_POSITIONS + 4, STAGING_BYTES = CONSUMER_WARPS * 8 * STAGING_ROW * 4;
     static constexpr int64_t FIXED_BYTES = WEIGHT_BYTES + STAGING_BYTES + 2 * OUTS * 4;
@@ -497,8 +490,8 @@ DEVICE void multiply_stage(const uint32_t (&x)[F::M_TILES], uint32_t weights, co
             sums[i / (4 * F::N_TILES)][i / 4 % F::N_TILES][i % 4] += parts[i / (4 * F::N_TILES)][i / 4 % F::N_TILES][i % 4];
 }
 
-// Writes a warp's outputs, `count` positions from `out` on. Through shared memory, 8 channels at a time, so that stores are
-// coalesced. The first rows of scales are what undoes the weights' scales, the second the biases.
+// Writes a warp's outputs, `count` positions from `out` on. Through staging, 8 channels at a time, so that stores are
+// coalesced. scales: what undoes the weights' scales, then the biases.
 template <class F>
 DEVICE void write_outputs(const float (&sums)[F::M_TILES][F::N_TILES][4], int exponent, const float* scales, float* staging,
                           Element* __restrict__ out, int64_t out_size, int channels, int count) {
@@ -516,10 +509,9 @@ DEVICE void write_outputs(const float (&sums)[F::M_TILES][F::N_TILES][4], int ex
             to[8 * i + F::STAGING_ROW] = fmaf(sums[i / 2][j][i % 2 * 2 + 1] * factors[1], other_half, bias.y);
         }
         __syncwarp();
-        UNROLL for (int row = 0; row < 8; ++row, out += out_size) {
+        UNROLL for (int row = 0; row < 8; ++row, out += out_size)
             UNROLL for (int i = lane; i < F::WARP_POSITIONS; i += WARP)
                 if (8 * j + row < channels && i < count) out[i] = staging[row * F::STAGING_ROW + i];
-        }
     }
 }
 
@@ -888,44 +880,37 @@ static Shape make_shape(const Element* x, int64_t batch, int64_t height, int64_t
     return s;
 }
 
-// The one predicate of what a kernel takes: whether weights and a pipeline of `least_stages` or more fit into the device's
-// shared memory; `plan` is how. Whole channels are lines where they fit.
-template <class F>  // Forward or Gradient
-static bool make_plan(Plan& plan, const Shape& shape, int device, int least_stages) {
+// Calls visit(F(), plan) if that kernel takes the shape: if weights and a pipeline of `least_stages` or more fit into the
+// device's shared memory. Whole channels are lines where they fit. Returns whether it does; there is no other predicate.
+template <class F, class Visit>  // Forward or Gradient
+static bool visit_kernel(const Shape& shape, int device, int least_stages, const Visit& visit) {
     int sm_count, shared_bytes;
     cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
     cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     if (SHARED_LIMIT_KB) shared_bytes = smaller(shared_bytes, SHARED_LIMIT_KB * 1024);
-    for (const bool by_rows : {false, true})
-        for (int stages = F::MOST_STAGES; stages >= least_stages; --stages) {
-            const int columns = by_rows ? F::POSITIONS : shape.out_w, pitch = columns + QUADS - 1;
-            const int64_t line = by_rows ? shape.out_w : shape.out_size(), lines = by_rows ? shape.out_h : 1;
-            const int64_t of_line = (line + F::POSITIONS - 1) / F::POSITIONS, tiles = shape.batch * lines * of_line;
-            if (pitch > 1 << 14 || line > 1 << 30 || tiles > 1 << 30) continue;
-            const int rows = (by_rows ? 0 : (columns - 1 + F::POSITIONS - 1) / columns) + TAP_ROWS;
-            plan = {by_rows, F::POSITIONS, columns, pitch, rows, stages};
-            plan.line = line, plan.lines = lines, plan.tiles_of_line = of_line, plan.tiles = tiles;
-            plan.blocks = smaller(plan.tiles, larger(sm_count / F::BLOCKS_A_TILE, 1));
-            if (F::bytes(plan) <= shared_bytes) return true;
-        }
+    if constexpr (F::FITS)
+        for (const bool by_rows : {false, true})
+            for (int stages = F::MOST_STAGES; stages >= least_stages; --stages) {
+                const int columns = by_rows ? F::POSITIONS : shape.out_w, pitch = columns + QUADS - 1;
+                const int64_t line = by_rows ? shape.out_w : shape.out_size(), lines = by_rows ? shape.out_h : 1;
+                const int64_t of_line = (line + F::POSITIONS - 1) / F::POSITIONS, tiles = shape.batch * lines * of_line;
+                if (pitch > 1 << 14 || line > 1 << 30 || tiles > 1 << 30) continue;
+                const int rows = (by_rows ? 0 : (columns - 1 + F::POSITIONS - 1) / columns) + TAP_ROWS;
+                Plan plan = {by_rows, F::POSITIONS, columns, pitch, rows, stages};
+                plan.line = line, plan.lines = lines, plan.tiles_of_line = of_line, plan.tiles = tiles;
+                plan.blocks = smaller(plan.tiles, larger(sm_count / F::BLOCKS_A_TILE, 1));
+                if (F::bytes(plan) <= shared_bytes) return visit(F(), plan), true;
+            }
     return false;
 }
 
-// Calls visit(kernel, plan) for the fastest kernel that takes the shape; false where none does.
+// The fastest kernel that takes the shape.
 template <class Visit>
 static bool visit_forward(const Shape& shape, int device, bool strict, const Visit& visit) {
-    if constexpr (FITS_UNITS) {
-        const auto takes = [&](auto kernel, int least_stages) {
-            Plan plan;
-            const bool fits = make_plan<decltype(kernel)>(plan, shape, device, least_stages);
-            if (fits) visit(kernel, plan);
-            return fits;
-        };
-        if (strict) return takes(Forward<48, 2, true>(), 2) || takes(Forward<24, 2, true>(), 1);
-        if (OUT_CHANNELS > 48 && takes(Forward<96, 4, false>(), 2)) return true;
-        return takes(Forward<48, 3, false>(), 2) || takes(Forward<24, 2, false>(), 1);
-    }
-    return false;
+    const auto takes = [&](auto kernel, int least) { return visit_kernel<decltype(kernel)>(shape, device, least, visit); };
+    if (strict) return takes(Forward<48, 2, true>(), 2) || takes(Forward<24, 2, true>(), 1);
+    if (OUT_CHANNELS > 48 && takes(Forward<96, 4, false>(), 2)) return true;
+    return takes(Forward<48, 3, false>(), 2) || takes(Forward<24, 2, false>(), 1);
 }
 
 // The floats that the packed weights take; 0: what no kernel takes.
@@ -938,11 +923,10 @@ extern "C" int64_t count_packed(int64_t strict, int64_t batch, int64_t height, i
 
 // out (batch, OUT_CHANNELS, out_h, out_w); `packed` has count_packed() floats; bias may be null.
 extern "C" int launch_convolve(const Element* x, const Element* weight, const Element* bias, float* packed, Element* out,
-                               int64_t strict, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
+                               int64_t strict, int64_t batch, int64_t height, int64_t width, int64_t device,
+                               cudaStream_t stream) {
     const Shape shape = make_shape(x, batch, height, width);
     const Tensors tensors = {x, weight, bias, out};
-    int device = 0;
-    cudaGetDevice(&device);
     cudaError_t error = cudaErrorNotSupported;
     visit_forward(shape, device, strict, [&](auto kernel, const Plan& plan) {
         using F = decltype(kernel);
@@ -962,16 +946,8 @@ extern "C" int launch_convolve(const Element* x, const Element* weight, const El
 // The order of additions depends on it.
 template <class Visit>
 static bool visit_gradient(const Shape& shape, int device, bool strict, const Visit& visit) {
-    const auto takes = [&](auto kernel) {
-        using G = decltype(kernel);
-        if constexpr (G::FITS) {
-            Plan plan;
-            if (!make_plan<G>(plan, shape, device, 1)) return false;
-            visit(kernel, plan);
-        }
-        return G::FITS;
-    };
-    return strict ? takes(Gradient<true>()) : takes(Gradient<false>());
+    if (strict) return visit_kernel<Gradient<true>>(shape, device, 1, visit);
+    return visit_kernel<Gradient<false>>(shape, device, 1, visit);
 }
 
 // The floats between the gradient's kernels; 0: what they do not take.
@@ -984,10 +960,9 @@ extern "C" int64_t count_terms(int64_t strict, int64_t batch, int64_t height, in
 
 // `terms` has count_terms() floats; grad_bias may be null.
 extern "C" int launch_gradient(const Element* x, const Element* grad, float* terms, Element* grad_weight, Element* grad_bias,
-                               int64_t strict, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
+                               int64_t strict, int64_t batch, int64_t height, int64_t width, int64_t device,
+                               cudaStream_t stream) {
     const Shape shape = make_shape(x, batch, height, width);
-    int device = 0;
-    cudaGetDevice(&device);
     cudaError_t error = cudaErrorNotSupported;
     visit_gradient(shape, device, strict, [&](auto kernel, const Plan& plan) {
         using G = decltype(kernel);
@@ -1026,9 +1001,9 @@ def sizes(kernels, x, weight, bias, stride, padding, strict):
     if x[2].type == "cuda" and torch.cuda.get_device_capability(x[2]) < (8, 0):
         raise RuntimeError(f"{NAME}: expected a GPU of compute capability 8.0 or later; v1_direct runs on any")
     shape = batch, outs, *[size // step + 1 for size, step in zip(room, stride, strict=True)]
-    numbers = strict, batch, *image
-    floats = kernels.count_packed(*numbers, x[2].index or 0) if math.prod(shape) else 1
-    terms = kernels.count_terms(*numbers, x[2].index or 0) if math.prod(shape) else 1
+    numbers = strict, batch, *image, x[2].index or 0
+    floats = kernels.count_packed(*numbers) if math.prod(shape) else 1
+    terms = kernels.count_terms(*numbers) if math.prod(shape) else 1
     if not floats or not terms:
         limits = "a stride of 4 across and an even one down, weights for 24 outputs and a stage in shared memory"
         warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")

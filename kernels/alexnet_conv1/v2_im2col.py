@@ -52,7 +52,6 @@ CUDA = r"""
 using Element = float;  // of all tensors
 
 constexpr int THREADS = 256;
-constexpr int64_t SCRATCH_BYTES = 256 << 20;  // for the matrix of a chunk
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
@@ -64,24 +63,7 @@ struct Chunk {
     int count, height, width, pad_h, pad_w, out_h, out_w;
     int64_t first_sample;
     unsigned first_in_sample;  // of the first sample's positions
-
-    Chunk(int64_t first, int count, int height, int width, int pad_h, int pad_w)
-        : count(count), height(height), width(width), pad_h(pad_h), pad_w(pad_w),
-          out_h((height + 2 * pad_h - KERNEL_H) / STRIDE_H + 1), out_w((width + 2 * pad_w - KERNEL_W) / STRIDE_W + 1),
-          first_sample(first / plane()), first_in_sample(first % plane()) {}
-    __host__ __device__ unsigned plane() const { return (unsigned)out_h * out_w; }
-};
-
-// The k-th position of a chunk.
-struct Position {
-    int64_t sample;
-    unsigned in_sample;
-    __device__ Position(const Chunk& chunk, int k) {
-        const unsigned from_first = chunk.first_in_sample + k;
-        sample = chunk.first_sample + from_first / chunk.plane(), in_sample = from_first % chunk.plane();
-    }
-    // Its index in a tensor (batch, OUT_CHANNELS, out_h, out_w).
-    __device__ int64_t at(const Chunk& chunk, int o) const { return (sample * OUT_CHANNELS + o) * chunk.plane() + in_sample; }
+    __device__ unsigned plane() const { return (unsigned)out_h * out_w; }
 };
 
 // columns (TERMS, chunk.count). Adjacent threads have adjacent positions, so their stores are coalesced.
@@ -90,10 +72,11 @@ __global__ void __launch_bounds__(THREADS)
     const int blocks = ceil_div(chunk.count, THREADS), k = blockIdx.x % blocks * THREADS + threadIdx.x;
     const int u = blockIdx.x / blocks % KERNEL_H, c = blockIdx.x / blocks / KERNEL_H;
     if (k >= chunk.count) return;
-    const Position position(chunk, k);
-    const int h = (int)(position.in_sample / chunk.out_w) * STRIDE_H - chunk.pad_h + u;
-    const int left = (int)(position.in_sample % chunk.out_w) * STRIDE_W - chunk.pad_w;
-    const Element* row = x + ((position.sample * IN_CHANNELS + c) * chunk.height + h) * chunk.width;
+    const unsigned from_first = chunk.first_in_sample + k, in_sample = from_first % chunk.plane();
+    const int64_t sample = chunk.first_sample + from_first / chunk.plane();
+    const int h = (int)(in_sample / chunk.out_w) * STRIDE_H - chunk.pad_h + u;
+    const int left = (int)(in_sample % chunk.out_w) * STRIDE_W - chunk.pad_w;
+    const Element* row = x + ((sample * IN_CHANNELS + c) * chunk.height + h) * chunk.width;
     Element* column = columns + (int64_t)(c * KERNEL_H + u) * KERNEL_W * chunk.count + k;
     const bool row_exists = h >= 0 && h < chunk.height;
     UNROLL for (int v = 0; v < KERNEL_W; ++v) {
@@ -107,18 +90,7 @@ __global__ void __launch_bounds__(THREADS)
 constexpr int LANES = 16, DEPTH = 16, COLUMNS = 8, TILE_N = LANES * COLUMNS;
 constexpr int ROWS = ceil_div(ceil_div(OUT_CHANNELS, ceil_div(OUT_CHANNELS, 6 * LANES)), LANES), TILE_M = ROWS * LANES;
 constexpr int TILES_M = ceil_div(OUT_CHANNELS, TILE_M);
-static_assert(LANES * LANES == THREADS);
-
-// tile[k][m] = value(m, k). Rows of the tile are 4 longer than they need be, which avoids bank conflicts.
-template <bool ALONG_K, int SIZE, class Value>
-__device__ __forceinline__ void load_tile(float (&tile)[DEPTH][SIZE + 4], Value value) {
-    static_assert(DEPTH * SIZE % THREADS == 0);
-    UNROLL for (int load = 0; load < DEPTH * SIZE / THREADS; ++load) {
-        const int index = load * THREADS + threadIdx.x;
-        const int k = ALONG_K ? index % DEPTH : index / SIZE, m = ALONG_K ? index / DEPTH : index % SIZE;
-        tile[k][m] = value(m, k);
-    }
-}
+static_assert(LANES * LANES == THREADS && DEPTH * LANES == THREADS);
 
 // A thread's columns lie in two runs of 4: it reads 16 bytes at a time, and its neighbours the 16 beside them: conflict-free.
 __device__ __forceinline__ int column_of_thread(int n) { return n / 4 * 4 * LANES + threadIdx.x % LANES * 4 + n % 4; }
@@ -127,6 +99,7 @@ __device__ __forceinline__ int column_of_thread(int n) { return n / 4 * 4 * LANE
 __global__ void __launch_bounds__(THREADS, 2)
     multiply(Chunk chunk, const Element* __restrict__ weight, const Element* __restrict__ columns,
              const Element* __restrict__ bias, Element* __restrict__ out) {
+    // Rows are 4 longer than they need be, which avoids bank conflicts.
     __shared__ alignas(16) float left[DEPTH][TILE_M + 4];
     __shared__ alignas(16) float right[DEPTH][TILE_N + 4];
     const int m0 = blockIdx.x % TILES_M * TILE_M, n0 = blockIdx.x / TILES_M * TILE_N;
@@ -135,12 +108,16 @@ __global__ void __launch_bounds__(THREADS, 2)
     float sums[ROWS][COLUMNS] = {};
 #pragma unroll 1
     for (int k0 = 0; k0 < TERMS; k0 += DEPTH) {
-        load_tile<true, TILE_M>(left, [&](int m, int k) {
-            return m0 + m < OUT_CHANNELS && k0 + k < TERMS ? weight[(int64_t)(m0 + m) * TERMS + k0 + k] : 0.0f;
-        });
-        load_tile<false, TILE_N>(right, [&](int n, int k) {
-            return n0 + n < chunk.count && k0 + k < TERMS ? columns[(int64_t)(k0 + k) * chunk.count + n0 + n] : 0.0f;
-        });
+        UNROLL for (int load = 0; load < ROWS; ++load) {
+            const int index = load * THREADS + threadIdx.x, k = index % DEPTH, m = index / DEPTH;
+            const bool exists = m0 + m < OUT_CHANNELS && k0 + k < TERMS;
+            left[k][m] = exists ? weight[(int64_t)(m0 + m) * TERMS + k0 + k] : 0.0f;
+        }
+        UNROLL for (int load = 0; load < COLUMNS; ++load) {
+            const int index = load * THREADS + threadIdx.x, k = index / TILE_N, n = index % TILE_N;
+            const bool exists = n0 + n < chunk.count && k0 + k < TERMS;
+            right[k][n] = exists ? columns[(int64_t)(k0 + k) * chunk.count + n0 + n] : 0.0f;
+        }
         __syncthreads();
         UNROLL for (int k = 0; k < DEPTH; ++k) {
             float a[ROWS], b[COLUMNS];
@@ -154,7 +131,9 @@ __global__ void __launch_bounds__(THREADS, 2)
     UNROLL for (int n = 0; n < COLUMNS; ++n) {
         const int column = n0 + column_of_thread(n);
         if (column >= chunk.count) continue;
-        Element* to = out + Position(chunk, column).at(chunk, 0);
+        const unsigned from_first = chunk.first_in_sample + column, in_sample = from_first % chunk.plane();
+        const int64_t sample = chunk.first_sample + from_first / chunk.plane();
+        Element* to = out + sample * OUT_CHANNELS * chunk.plane() + in_sample;
         UNROLL for (int m = 0; m < ROWS; ++m) {
             const int o = m0 + first_row + m;
             if (o < OUT_CHANNELS) to[(int64_t)o * chunk.plane()] = bias ? sums[m][n] + bias[o] : sums[m][n];
@@ -162,20 +141,20 @@ __global__ void __launch_bounds__(THREADS, 2)
     }
 }
 
-// As many positions as scratch memory has room for, in whole tiles; no more than there are.
-static int chunk_positions(int64_t positions) {
-    const int64_t room = SCRATCH_BYTES / sizeof(Element) / TERMS / TILE_N * TILE_N, fits = room > 0 ? room : TILE_N;
-    return static_cast<int>(fits < positions ? fits : positions);
-}
-extern "C" int64_t count_scratch(int64_t positions) { return (int64_t)chunk_positions(positions) * TERMS; }
+// A chunk has as many positions as 256 MB have room for, in whole tiles.
+constexpr int64_t FIT = (256 << 20) / sizeof(Element) / TERMS / TILE_N * TILE_N, MOST_POSITIONS = FIT > 0 ? FIT : TILE_N;
+static int64_t chunk_positions(int64_t left) { return left < MOST_POSITIONS ? left : MOST_POSITIONS; }
+extern "C" int64_t count_scratch(int64_t positions) { return chunk_positions(positions) * TERMS; }
 
 // scratch: count_scratch(positions of the batch) elements
 extern "C" int launch_conv2d(const Element* x, const Element* weight, const Element* bias, Element* scratch, Element* out,
-                             int64_t batch, int64_t height, int64_t width, int64_t pad_h, int64_t pad_w, cudaStream_t stream) {
-    const int64_t positions = batch * Chunk(0, 0, height, width, pad_h, pad_w).plane(), step = chunk_positions(positions);
-    for (int64_t first = 0; first < positions; first += step) {
-        const int count = first + step < positions ? step : positions - first;
-        const Chunk chunk(first, count, height, width, pad_h, pad_w);
+                             int64_t batch, int64_t height, int64_t width, int64_t pad_h, int64_t pad_w, int64_t out_h,
+                             int64_t out_w, cudaStream_t stream) {
+    const int64_t plane = out_h * out_w, positions = batch * plane;
+    Chunk chunk = {0, (int)height, (int)width, (int)pad_h, (int)pad_w, (int)out_h, (int)out_w};
+    for (int64_t first = 0; first < positions; first += chunk.count) {
+        chunk.count = chunk_positions(positions - first);
+        chunk.first_sample = first / plane, chunk.first_in_sample = first % plane;
         const int64_t rows = (int64_t)ceil_div(chunk.count, THREADS) * IN_CHANNELS * KERNEL_H;
         im2col<<<rows, THREADS, 0, stream>>>(chunk, x, scratch);
         multiply<<<TILES_M * ceil_div(chunk.count, TILE_N), THREADS, 0, stream>>>(chunk, weight, scratch, bias, out);
@@ -201,7 +180,7 @@ def sizes(kernels, x, weight, bias, stride, padding):
     if (image[0] + 2 * padding[0]) * (image[1] + 2 * padding[1]) >= 2**31:
         raise RuntimeError(f"{NAME}: expected less than 2^31 pixels a channel, got {image} padded by {[*padding]}")
     shape = batch, outs, *[size // step + 1 for size, step in zip(room, stride, strict=True)]
-    return shape, kernels.count_scratch(batch * shape[2] * shape[3]), (batch, *image, *padding)
+    return shape, kernels.count_scratch(batch * shape[2] * shape[3]), (batch, *image, *padding, *shape[2:])
 
 
 def conv2d(kernels, x, weight, bias, stride, padding, sizes=sizes):

@@ -1,7 +1,7 @@
 """alexnet_conv1, v3: implicit GEMM, the same product without the matrix, in register tiles; plain fp32 as fast as it goes.
 
 Like v2, but the columns are never written: a block keeps the rows of the image that its positions need in shared memory, and a
-thread finds its windows there. Strict fp32 is this variant's only precision.
+thread finds its windows there. Strict fp32, one chain of fused multiply-adds over c, u and v for each output, the bias last.
 
 Why it is faster
     v2 moves 2.25 GB for the matrix beside 0.45 that are needed. Here a thread has 7 neighbouring positions in 12 channels. A
@@ -9,13 +9,9 @@ Why it is faster
     loads of 16 bytes feed 924 multiply-adds. While a slice of the taps, four rows of the kernel, is multiplied, cp.async
     fetches the next (double buffering). The cost: a packed copy of the weights. Predicted 1.25 ms on an H200, measured 1.57.
 
-Mathematics
-    That of v1, in fp32, as one chain of fused multiply-adds for each output: over c, and in it u, and v; the bias last.
-
 Launches
     pack_weights  (weights / 256)                             256 threads  14 registers   0        one weight
     conv2d        (samples x tiles of 2 x 56 x groups of 96)  128 threads  160 registers  47.5 KB  7 positions x 12 channels
-    At the original's size; registers by nvcc 13.0 for sm_90a: an occupancy of 12 warps an SM leaves a thread 168.
 
 Floor
     154 MB in, 297 MB out, 0.106 ms on an H200; 54 GFLOP are 0.91 ms in plain fp32 at 1.755 GHz: compute bound.
@@ -44,6 +40,7 @@ EXAMPLE = (), (256, 3, 224, 224), (2, 3, 67, 63), 2e-2  # of ModelNew, x, x unde
 
 CUDA = r"""
 // Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W: loops with known ends are unrolled.
+#include <cuda_pipeline.h>
 #include <cuda_runtime.h>
 #include <cstdint>
 
@@ -61,34 +58,23 @@ __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; 
 // The largest equal parts of n, none larger than `limit`; the last may be smaller.
 constexpr int even_part(int n, int limit) { return ceil_div(n, ceil_div(n, limit)); }
 
-// The sizes of one call. `plane` is below 2^31, as is an image with its padding.
+// The sizes of one call. A channel of the image with its padding, and so one of the output, is below 2^31.
 struct Image {
     int height, width, pad_h, pad_w, out_h, out_w;
-    Image(int height, int width, int pad_h, int pad_w)
-        : height(height), width(width), pad_h(pad_h), pad_w(pad_w), out_h((height + 2 * pad_h - KERNEL_H) / STRIDE_H + 1),
-          out_w((width + 2 * pad_w - KERNEL_W) / STRIDE_W + 1) {}
-    __host__ __device__ int64_t plane() const { return (int64_t)out_h * out_w; }
 };
 
-// Copies 4 or 16 bytes to shared memory without waiting, or writes 4 bytes of zeros; then `from` is not read. The last one
-// waits for all copies of this thread.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800  // there is no cp.async: a copy is a load, which waits, and a store
-__device__ __forceinline__ void async_copy_4(float* to, const Element* from, bool exists) { *to = exists ? *from : 0; }
-__device__ __forceinline__ void async_copy_16(float* to, const Element* from) {
-    *reinterpret_cast<float4*>(to) = *reinterpret_cast<const float4*>(from);
-}
-__device__ __forceinline__ void async_copy_wait_all() {}
-#else
+// Copies 4 bytes to shared memory without waiting, or writes zeros; then `from` is not read. With CUDA's own
+// __pipeline_memcpy_async the compiler branches.
 __device__ __forceinline__ void async_copy_4(float* to, const Element* from, bool exists) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800  // there is no cp.async: a copy is a load, which waits, and a store
+    *to = exists ? *from : 0;
+#else
     const unsigned address = (unsigned)__cvta_generic_to_shared(to);
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(exists ? 4 : 0) : "memory");
-}
-__device__ __forceinline__ void async_copy_16(float* to, const Element* from) {
-    const unsigned address = (unsigned)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
-}
-__device__ __forceinline__ void async_copy_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 #endif
+}
+// Waits for all copies of this thread.
+__device__ __forceinline__ void async_copy_wait_all() { __pipeline_commit(), __pipeline_wait_prior(0); }
 
 // Shared memory holds two stages: one is computed with while the other is filled.
 constexpr int STAGE_FLOATS = 6144;
@@ -96,21 +82,9 @@ constexpr int STAGE_FLOATS = 6144;
 // Output channels in groups of equal size, at most 96.
 constexpr int OUT_GROUPS = ceil_div(OUT_CHANNELS, 96), OUT_BLOCK = round_up(ceil_div(OUT_CHANNELS, OUT_GROUPS), 8);
 
-// What `positions` neighbouring positions read of one row of the image in `taps` columns of the kernel, as it lies in shared
-// memory: position p's column v at p * row_step + v. Where the stride leaves columns out, they are not copied.
-constexpr int row_step(int taps) { return smaller(STRIDE_W, taps); }
-constexpr int row_width(int positions, int taps) { return (positions - 1) * row_step(taps) + taps; }
-
-// A warp copies such a row, beginning with column `left` of a row of the image. Columns outside it are zero: all, if its width
-// is 0.
-template <int WIDTH, int STEP>
-__device__ __forceinline__ void copy_row(float* to, const Element* row, int left, int width) {
-    const int lane = threadIdx.x % WARP;
-    UNROLL for (int first = 0; first < WIDTH; first += WARP) {
-        const int s = first + lane, w = left + s / STEP * STRIDE_W + s % STEP;
-        if (first + WARP <= WIDTH || s < WIDTH) async_copy_4(to + s, row + w, (unsigned)w < (unsigned)width);
-    }
-}
+// The extent of what neighbouring positions read in `taps` columns (or rows) of the kernel, as it lies in shared memory:
+// position p's column v at p * smaller(stride, taps) + v. Where the stride leaves columns out, they are not copied.
+constexpr int reach(int positions, int taps, int stride) { return (positions - 1) * smaller(stride, taps) + taps; }
 
 // A thread has 7 positions beside each other in 12 channels (8 where that divides the group better), 8 threads have a row of a
 // tile: 56 positions, for rows of 55. Seven, because adjacent threads then read 28 floats apart at stride 4: 16-byte loads
@@ -122,29 +96,26 @@ constexpr int POSITIONS = 7, COLUMN_LANES = 8, TILE_COLUMNS = POSITIONS * COLUMN
 // kernel. Columns divide evenly, because they are unrolled; what they need of an image's row has to fit in registers.
 constexpr int slice_v() {
     int taps = smaller(KERNEL_W, 16);
-    while (KERNEL_W % taps || row_width(POSITIONS, taps) > 40) --taps;
+    while (KERNEL_W % taps || reach(POSITIONS, taps, STRIDE_W) > 40) --taps;
     return taps;
 }
-constexpr int SLICE_V = slice_v(), VALUES = row_width(POSITIONS, SLICE_V);
-constexpr int STEP_W = row_step(SLICE_V), WIDTH = row_width(TILE_COLUMNS, SLICE_V), PITCH = round_up(WIDTH, 4);
+constexpr int SLICE_V = slice_v(), STEP_W = smaller(STRIDE_W, SLICE_V), VALUES = reach(POSITIONS, SLICE_V, STRIDE_W);
+constexpr int WIDTH = reach(TILE_COLUMNS, SLICE_V, STRIDE_W), PITCH = round_up(WIDTH, 4);
 
-constexpr int rows_read(int rows, int taps) { return (rows - 1) * smaller(STRIDE_H, taps) + taps; }
-constexpr int floats_of_slice(int rows, int c, int u) { return c * (rows_read(rows, u) * PITCH + u * SLICE_V * OUT_BLOCK); }
-
+constexpr int channel_floats(int rows, int u) { return reach(rows, u, STRIDE_H) * PITCH + u * SLICE_V * OUT_BLOCK; }
 constexpr int tile_rows() {  // as many as make 128 threads, if four rows of the kernel fit beside them
     int rows = ceil_div(16, CHANNEL_LANES);
-    while (rows > 1 && floats_of_slice(rows, 1, smaller(KERNEL_H, 4)) > STAGE_FLOATS) --rows;
+    while (rows > 1 && channel_floats(rows, smaller(KERNEL_H, 4)) > STAGE_FLOATS) --rows;
     return rows;
 }
 constexpr int TILE_ROWS = tile_rows();
 constexpr int slice_u() {
     int taps = KERNEL_H;
-    while (taps > 1 && floats_of_slice(TILE_ROWS, 1, taps) > STAGE_FLOATS) --taps;
+    while (taps > 1 && channel_floats(TILE_ROWS, taps) > STAGE_FLOATS) --taps;
     return even_part(KERNEL_H, taps);
 }
-constexpr int SLICE_U = slice_u(), STEP_H = smaller(STRIDE_H, SLICE_U), ROWS = rows_read(TILE_ROWS, SLICE_U);
-constexpr int fitting_channels = STAGE_FLOATS / floats_of_slice(TILE_ROWS, 1, SLICE_U);
-constexpr int SLICE_C = SLICE_U == KERNEL_H ? even_part(IN_CHANNELS, smaller(IN_CHANNELS, fitting_channels)) : 1;
+constexpr int SLICE_U = slice_u(), STEP_H = smaller(STRIDE_H, SLICE_U), ROWS = reach(TILE_ROWS, SLICE_U, STRIDE_H);
+constexpr int SLICE_C = SLICE_U == KERNEL_H ? even_part(IN_CHANNELS, STAGE_FLOATS / channel_floats(TILE_ROWS, SLICE_U)) : 1;
 constexpr int SLICES_C = ceil_div(IN_CHANNELS, SLICE_C), SLICES_U = ceil_div(KERNEL_H, SLICE_U);
 constexpr int SLICES_V = KERNEL_W / SLICE_V, SLICES = SLICES_C * SLICES_U * SLICES_V;
 
@@ -168,16 +139,14 @@ static_assert(sizeof(Stage) <= STAGE_FLOATS * sizeof(float));
 // weight (OUT_CHANNELS, IN_CHANNELS, KERNEL_H, KERNEL_W) -> packed (OUT_GROUPS, SLICES, a Stage's weights), in the order in
 // which a block reads them. Zeros stand for what does not exist.
 constexpr int PACK_THREADS = 256;
-
 __global__ void __launch_bounds__(PACK_THREADS) pack_weights(const Element* __restrict__ weight, Element* __restrict__ packed) {
     const int64_t index = (int64_t)blockIdx.x * PACK_THREADS + threadIdx.x;
     if (index >= PACKED) return;
     const int k = index % SLICE_WEIGHTS;
     const Slice slice(index / SLICE_WEIGHTS % SLICES);
-    const int64_t group = index / SLICE_WEIGHTS / SLICES;
-    const int in_group = k % OUT_BLOCK, v = slice.v + k / OUT_BLOCK % SLICE_V;
-    const int u = slice.u + k / OUT_BLOCK / SLICE_V % SLICE_U, c = slice.c + k / OUT_BLOCK / SLICE_V / SLICE_U;
-    const int64_t o = group * OUT_BLOCK + in_group;
+    const int v = slice.v + k / OUT_BLOCK % SLICE_V, u = slice.u + k / OUT_BLOCK / SLICE_V % SLICE_U;
+    const int c = slice.c + k / OUT_BLOCK / SLICE_V / SLICE_U;
+    const int64_t o = index / SLICE_WEIGHTS / SLICES * OUT_BLOCK + k % OUT_BLOCK;
     const bool exists = o < OUT_CHANNELS && c < IN_CHANNELS && u < KERNEL_H;
     packed[index] = exists ? weight[((o * IN_CHANNELS + c) * KERNEL_H + u) * KERNEL_W + v] : 0.0f;
 }
@@ -186,17 +155,18 @@ __global__ void __launch_bounds__(PACK_THREADS) pack_weights(const Element* __re
 struct Tile {
     int64_t sample;
     int group, row, column;  // first position
-    __host__ __device__ static int64_t down(const Image& image) { return ceil_div(image.out_h, TILE_ROWS); }
-    __host__ __device__ static int64_t across(const Image& image) { return ceil_div(image.out_w, TILE_COLUMNS); }
     __device__ Tile(const Image& image, int64_t index) {
         group = index % OUT_GROUPS;
-        column = index / OUT_GROUPS % across(image) * TILE_COLUMNS;
-        row = index / OUT_GROUPS / across(image) % down(image) * TILE_ROWS;
-        sample = index / OUT_GROUPS / across(image) / down(image);
+        const int64_t across = ceil_div(image.out_w, TILE_COLUMNS);
+        column = index / OUT_GROUPS % across * TILE_COLUMNS;
+        const int64_t down = ceil_div(image.out_h, TILE_ROWS);
+        row = index / OUT_GROUPS / across % down * TILE_ROWS;
+        sample = index / OUT_GROUPS / across / down;
     }
 };
 
-// Asks for a slice of the weights, and for what the tile's positions read of the image under it.
+// Asks for a slice of the weights, and for what the tile's positions read of the image under it: a warp for each row. Columns
+// outside the image are zero.
 __device__ __forceinline__ void fill(Stage& stage, const Image& image, const Tile& tile, const Element* __restrict__ x,
                                      const Element* __restrict__ packed, int slice_index) {
     const Slice slice(slice_index);
@@ -204,14 +174,18 @@ __device__ __forceinline__ void fill(Stage& stage, const Image& image, const Til
     UNROLL_1 for (int k = threadIdx.x / WARP; k < SLICE_C * ROWS; k += THREADS / WARP) {
         const int c = slice.c + k / ROWS, r = k % ROWS;
         const int h = tile.row * STRIDE_H - image.pad_h + slice.u + r / STEP_H * STRIDE_H + r % STEP_H;
-        const bool exists = c < IN_CHANNELS && h >= 0 && h < image.height;
+        const int width = c < IN_CHANNELS && h >= 0 && h < image.height ? image.width : 0;
         const Element* row = x + ((tile.sample * IN_CHANNELS + c) * image.height + h) * image.width;
-        copy_row<WIDTH, STEP_W>(stage.inputs[k / ROWS][r], row, left, exists ? image.width : 0);
+        UNROLL for (int first = 0; first < WIDTH; first += WARP) {
+            const int s = first + threadIdx.x % WARP, w = left + s / STEP_W * STRIDE_W + s % STEP_W;
+            float* const to = &stage.inputs[k / ROWS][r][s];
+            if (first + WARP <= WIDTH || s < WIDTH) async_copy_4(to, row + w, (unsigned)w < (unsigned)width);
+        }
     }
     float* weights = &stage.weights[0][0][0][0];
     const Element* from = packed + ((int64_t)tile.group * SLICES + slice_index) * SLICE_WEIGHTS;
 #pragma unroll 4
-    for (int k = 4 * threadIdx.x; k < SLICE_WEIGHTS; k += 4 * THREADS) async_copy_16(weights + k, from + k);
+    for (int k = 4 * threadIdx.x; k < SLICE_WEIGHTS; k += 4 * THREADS) __pipeline_memcpy_async(weights + k, from + k, 16);
 }
 
 // On the way out a tile passes through shared memory, so that stores are coalesced. The odd pitch avoids bank conflicts.
@@ -266,29 +240,29 @@ __global__ void __launch_bounds__(THREADS, 384 / THREADS)
     __syncthreads();
     const int outs = smaller(OUT_BLOCK, OUT_CHANNELS - first_out), columns = smaller(TILE_COLUMNS, image.out_w - tile.column);
     const int rows = smaller(TILE_ROWS, image.out_h - tile.row);
-    Element* first = out + (tile.sample * OUT_CHANNELS + first_out) * image.plane() + (int64_t)tile.row * image.out_w +
-                   tile.column;
+    const int64_t plane = (int64_t)image.out_h * image.out_w;
+    Element* first = out + (tile.sample * OUT_CHANNELS + first_out) * plane + (int64_t)tile.row * image.out_w + tile.column;
 #pragma unroll 2
     for (int k = threadIdx.x / WARP; k < OUT_BLOCK * TILE_ROWS; k += THREADS / WARP) {
         const int o = k / TILE_ROWS, row = k % TILE_ROWS;
-        Element* to = first + o * image.plane() + (int64_t)row * image.out_w;
+        Element* to = first + o * plane + (int64_t)row * image.out_w;
         UNROLL for (int column = threadIdx.x % WARP; column < TILE_COLUMNS; column += WARP)
             if (o < outs && row < rows && column < columns) to[column] = shared.outputs[o][row * TILE_COLUMNS + column];
     }
 }
 
 extern "C" int64_t count_scratch() { return PACKED; }
-extern "C" int64_t count_blocks(int64_t batch, int64_t height, int64_t width, int64_t pad_h, int64_t pad_w) {
-    const Image image(height, width, pad_h, pad_w);
-    return batch * Tile::down(image) * Tile::across(image) * OUT_GROUPS;
+extern "C" int64_t count_blocks(int64_t batch, int64_t out_h, int64_t out_w) {
+    return batch * ceil_div(out_h, TILE_ROWS) * ceil_div(out_w, TILE_COLUMNS) * OUT_GROUPS;
 }
 
 // scratch: count_scratch() elements, for the packed weights
 extern "C" int launch_conv2d(const Element* x, const Element* weight, const Element* bias, Element* scratch, Element* out,
-                             int64_t batch, int64_t height, int64_t width, int64_t pad_h, int64_t pad_w, cudaStream_t stream) {
-    const int64_t blocks = count_blocks(batch, height, width, pad_h, pad_w);
+                             int64_t blocks, int64_t height, int64_t width, int64_t pad_h, int64_t pad_w, int64_t out_h,
+                             int64_t out_w, cudaStream_t stream) {
+    const Image image = {(int)height, (int)width, (int)pad_h, (int)pad_w, (int)out_h, (int)out_w};
     pack_weights<<<(PACKED + PACK_THREADS - 1) / PACK_THREADS, PACK_THREADS, 0, stream>>>(weight, scratch);
-    conv2d<<<blocks, THREADS, 0, stream>>>(Image(height, width, pad_h, pad_w), x, scratch, bias, out);
+    conv2d<<<blocks, THREADS, 0, stream>>>(image, x, scratch, bias, out);
     return cudaGetLastError();
 }
 """
@@ -309,10 +283,10 @@ def sizes(kernels, x, weight, bias, stride, padding):
         raise RuntimeError(f"{NAME}: a kernel of {[*weight[0][2:]]} at strides {[*built]} does not fit {got}")
     if (image[0] + 2 * padding[0]) * (image[1] + 2 * padding[1]) >= 2**31:
         raise RuntimeError(f"{NAME}: expected less than 2^31 pixels a channel, got {image} padded by {[*padding]}")
-    if kernels.count_blocks(batch, *image, *padding) >= 2**31:
+    out_size = [size // step + 1 for size, step in zip(room, stride, strict=True)]
+    if (blocks := kernels.count_blocks(batch, *out_size)) >= 2**31:
         raise RuntimeError(f"{NAME}: a tensor of shape {list(x[0])} needs more blocks than a grid has")
-    shape = batch, outs, *[size // step + 1 for size, step in zip(room, stride, strict=True)]
-    return shape, kernels.count_scratch(), (batch, *image, *padding)
+    return (batch, outs, *out_size), kernels.count_scratch(), (blocks, *image, *padding, *out_size)
 
 
 def conv2d(kernels, x, weight, bias, stride, padding, sizes=sizes):

@@ -1,18 +1,17 @@
 """alexnet_conv1, v4: implicit GEMM on the tensor cores, on scaled fp16 operands; producer warps load and convert beside it.
 
-Like v3, but a warp multiplies with mma.sync, and the kernel is persistent and warp-specialized.
-
 Why it is faster
-    v3 is bound by fp32 multiply-adds. fp16 has TF32's 11 bits at twice TF32's rate; a power of two for each tile restores the
-    range. Four columns of two rows of x are 16 bytes of fp16, and neighbouring outputs, at stride 4, read neighbouring pieces:
-    a row of ldmatrix's matrix is a position's piece, another tap is another address, and im2col is written nowhere. Producer
-    warps fill a multistage pipeline, so that consumer warps issue little but ldmatrix and mma. Tensor bound.
+    v3 is bound by fp32 multiply-adds. Here a warp multiplies with mma.sync: fp16 has TF32's 11 bits at twice TF32's rate; a
+    power of two for each tile restores the range. Four columns of two rows of x are 16 bytes of fp16, and neighbouring
+    outputs, at stride 4, read neighbouring pieces: a row of ldmatrix's matrix is a position's piece, another tap is another
+    address, and im2col is written nowhere. The kernel is persistent and warp-specialized: producer warps fill a multistage
+    pipeline, so that consumer warps issue little but ldmatrix and mma. Tensor bound.
 
 Mathematics
-    v1's, with taps in units of 2 rows and 4 columns, 11 x 11 as 12 x 12, where weights are zero. Each channel of a tile of x
-    and each output channel's weights are scaled by a power of two: x is off by at most 2^-11 of itself, as in TF32, or by 2^-36
-    of the tile's largest. Strict (PyTorch forbids TF32): operands are two fp16 values each (fp16x3), which leaves 2^-22.
-    A tile that reads a NaN or an infinity is computed in plain fp32. An infinite weight gives NaN in strict sums.
+    v1's, with taps in units of 2 rows and 4 columns: 11 x 11 as 12 x 12, the rest zeros. Each channel of a tile of x and each
+    output channel's weights are scaled by a power of two: x is off by at most 2^-11 of itself, as in TF32, or by 2^-36 of the
+    tile's largest. Strict (PyTorch forbids TF32): operands are two fp16 values each (fp16x3), which leaves 2^-22. A tile that
+    reads a NaN or an infinity is computed in plain fp32. An infinite weight gives NaN in strict sums.
 
 Launches
     convolve: a block of 384 threads an SM, 156 KB (strict 205), tiles of 256 positions x 96 (48) outputs. Where a block has
@@ -69,15 +68,12 @@ __host__ DEVICE constexpr T larger(T a, T b) { return a > b ? a : b; }
 // Row pairs are sorted by their remainder modulo PHASES into planes: within a plane the next output row reads the next row.
 //
 // What a block keeps in shared memory; bytes at the original's size, strict in brackets:
-//   +-----------------------------------------------------+ 0
-//   | weights [high, low][channel][unit][output], 16 B    | 82,944 (82,944)   filled once by the consumers, by cp.async
-//   +-----------------------------------------------------+ WEIGHT_BYTES
-//   | staging: 8 channels of each consumer warp's outputs | 17,408 (9,216)    a warp writes it, and out from it
-//   | what undoes the weights' scales; biases             | 768 (384)
-//   +-----------------------------------------------------+ FIXED_BYTES
-//   | stages [high, low][plane][row][unit], 16 B          | 4 x 14,592 (4 x 29,184)    producers fill one (full mbarrier),
-//   | mbarriers, exponents, warps' largest                | 112                        consumers empty it (empty mbarrier)
-//   +-----------------------------------------------------+
+//
+//     weights  82,944 (82,944)          [high, low][channel][unit][output], 16 B     consumers fill it once, by cp.async
+//     staging  17,408 (9,216)           8 channels of each consumer warp's outputs   a warp writes it, and out from it
+//     scales   768 (384)                what undoes the weights' scales; biases      ends at FIXED_BYTES
+//     stages   4 x 14,592 (4 x 29,184)  [high, low][plane][row][unit], 16 B          producers fill one (full mbarrier),
+//     others   112                      mbarriers, exponents, warps' largest         consumers empty it (empty mbarrier)
 constexpr bool FITS_UNITS = STRIDE_W == 4 && STRIDE_H % 2 == 0;
 constexpr int TAPS = KERNEL_H * KERNEL_W, QUADS = ceil_div(KERNEL_W, 4);  // QUADS: units across the kernel
 constexpr int PHASES = larger(STRIDE_H / 2, 1), TAP_PAIRS = ceil_div(KERNEL_H, 2);
@@ -152,7 +148,7 @@ DEVICE int scale_exponent(uint32_t largest, int target) {
     return smaller(target + 126 - static_cast<int>(largest >> 23), MOST_EXPONENT);  // largest < 2^((largest >> 23) - 126)
 }
 
-// ---- the sizes of a call, and the static tile scheduler: blocks take tiles in turn
+// ---- a call, and the static tile scheduler: blocks take tiles in turn
 struct Shape {
     int64_t batch;
     int height, width, out_h, out_w;
@@ -169,6 +165,8 @@ struct Plan : Shape {
     bool by_rows;
     int positions, columns, pitch, rows, stages, blocks;  // blocks: that share the tiles
     int line, lines, tiles_of_line, tiles;                // positions; lines of a sample; tiles of the whole batch
+    const Element *__restrict__ x, *__restrict__ weight, *__restrict__ bias;  // bias: or null
+    Element* __restrict__ out;
 
     __host__ DEVICE int row_pairs() const { return PLANES * rows; }
     __host__ DEVICE int x_bytes() const { return row_pairs() * pitch * UNIT_BYTES; }
@@ -221,11 +219,6 @@ struct Pipeline {
     DEVICE void advance() { if (++stage == stages) stage = 0, parity ^= 1; }
 };
 
-struct Tensors {
-    const Element *__restrict__ x, *__restrict__ weight, *__restrict__ bias;  // bias: or null
-    Element* __restrict__ out;
-};
-
 // ---- the kernel: what a block does, and then the parts of it
 // Each consumer warp has M_TILES x 16 positions and WARP_OUTS outputs.
 template <int OUTS_, int M_TILES, bool STRICT>
@@ -249,7 +242,6 @@ struct Forward {
     using Sums = float[M_TILES][N_TILES][4];
 
     const Plan& plan;
-    const Tensors& tensors;
     char* const memory;
 
     DEVICE void run(const uint4* __restrict__ packed) const {
@@ -269,7 +261,7 @@ struct Forward {
         for (int i = threadIdx.x; i < OUTS; i += CONSUMERS) {
             const int o = group * OUTS + i;
             scales[i] = unscales[o];
-            scales[OUTS + i] = tensors.bias && o < OUT_CHANNELS ? tensors.bias[o] : 0;
+            scales[OUTS + i] = plan.bias && o < OUT_CHANNELS ? plan.bias[o] : 0;
         }
         cp_async_wait_all();
         bar_sync(2, CONSUMERS);
@@ -284,7 +276,7 @@ struct Forward {
         int number = blockIdx.x / GROUPS, channel = 0, first_pair = 0, first_column = 0, exponent = MOST_EXPONENT, slot = 0;
         bool storing = whole;
         uint32_t key = 0;
-        Rows rows(*this, number);
+        Rows rows(plan, number);
         Batch values;
         load_batch(rows, 0, 0, values);
         UNROLL_1 while (number < plan.tiles) {
@@ -310,7 +302,7 @@ struct Forward {
                 rows.x += plan.x_size();
                 if (++channel == IN_CHANNELS) {
                     channel = 0, number += plan.blocks, exponent = MOST_EXPONENT;
-                    if (number < plan.tiles) rows = Rows(*this, number);
+                    if (number < plan.tiles) rows = Rows(plan, number);
                 }
             }
             if (is_last) storing = whole || !storing;
@@ -355,7 +347,7 @@ struct Forward {
             const int count = smaller(tile.count - first_position, WARP_POSITIONS), position = tile.first + first_position;
             const int channels = smaller(WARP_OUTS, OUT_CHANNELS - first_channel);
             const int64_t plane = static_cast<int64_t>(tile.sample) * OUT_CHANNELS + first_channel;
-            Element* const out = tensors.out + plane * plan.out_size() + position;
+            Element* const out = plan.out + plane * plan.out_size() + position;
             if (exponent != NOT_FINITE) write_outputs(sums, exponent, scales, staging, out, channels, count);
             else
                 UNROLL_1 for (int i = lane; i < count * channels; i += WARP)
@@ -369,10 +361,10 @@ struct Forward {
         const Element* x;  // their first column, of row 0
         int top, left;
 
-        DEVICE Rows(const Forward& block, int number) {
-            const Tile tile(block.plan, number);
+        DEVICE Rows(const Plan& plan, int number) {
+            const Tile tile(plan, number);
             top = tile.row * STRIDE_H - PAD_H, left = tile.left * STRIDE_W - PAD_W;
-            x = block.tensors.x + static_cast<int64_t>(tile.sample) * IN_CHANNELS * block.plan.x_size() + left;
+            x = plan.x + static_cast<int64_t>(tile.sample) * IN_CHANNELS * plan.x_size() + left;
         }
     };
     DEVICE void load_batch(const Rows& rows, int pair, int column, Batch& values) const {
@@ -499,19 +491,18 @@ struct Forward {
         float sum = 0;
         UNROLL_1 for (int tap = 0; tap < IN_CHANNELS * TAPS; ++tap) {
             const int h = top + tap % TAPS / KERNEL_W, w = left + tap % KERNEL_W;
-            const Element* row = tensors.x + ((sample * IN_CHANNELS + tap / TAPS) * plan.height + h) * plan.width;
+            const Element* row = plan.x + ((sample * IN_CHANNELS + tap / TAPS) * plan.height + h) * plan.width;
             const bool inside = h >= 0 && h < plan.height && w >= 0 && w < plan.width;
-            if (inside) sum += row[w] * tensors.weight[static_cast<int64_t>(o) * IN_CHANNELS * TAPS + tap];
+            if (inside) sum += row[w] * plan.weight[static_cast<int64_t>(o) * IN_CHANNELS * TAPS + tap];
         }
-        return tensors.bias ? sum + tensors.bias[o] : sum;
+        return plan.bias ? sum + plan.bias[o] : sum;
     }
 };
 
 template <class F>
-__global__ void __launch_bounds__(THREADS, 1)
-    convolve(const Plan plan, const Tensors tensors, const uint4* __restrict__ packed) {
+__global__ void __launch_bounds__(THREADS, 1) convolve(const Plan plan, const uint4* __restrict__ packed) {
     extern __shared__ __align__(128) char memory[];
-    F{plan, tensors, memory}.run(packed);
+    F{plan, memory}.run(packed);
 }
 
 // Weights as they lie in shared memory, [group of outputs][high, low][channel][unit][output], then what undoes their scales.
@@ -555,35 +546,30 @@ __global__ void __launch_bounds__(PACK_THREADS) pack_weights(const Element* __re
 
 // ---- launches
 template <class F>
-static cudaError_t launch(const Plan& plan, const Tensors& tensors, uint4* packed, cudaStream_t stream) {
+static cudaError_t launch(const Plan& plan, uint4* packed, cudaStream_t stream) {
     const auto pack = pack_weights<F>;
-    pack<<<F::GROUPS * F::OUTS, PACK_THREADS, 0, stream>>>(tensors.weight, packed);
+    pack<<<F::GROUPS * F::OUTS, PACK_THREADS, 0, stream>>>(plan.weight, packed);
     const auto convolution = convolve<F>;
     const int bytes = static_cast<int>(F::bytes(plan));
     const cudaError_t error = cudaFuncSetAttribute(convolution, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error != cudaSuccess) return error;
-    convolution<<<plan.blocks * F::GROUPS, THREADS, bytes, stream>>>(plan, tensors, packed);
+    convolution<<<plan.blocks * F::GROUPS, THREADS, bytes, stream>>>(plan, packed);
     return cudaGetLastError();
 }
 
-// The fastest kernel that takes the images.
+// The fastest kernel that takes a call.
 struct Choice {
     Plan plan = {};
-    int64_t packed_floats = 0;  // of the weights; 0: no kernel takes the images
-    cudaError_t (*launch)(const Plan&, const Tensors&, uint4*, cudaStream_t) = nullptr;
+    int64_t packed_floats = 0;  // of the weights; 0: no kernel takes it
+    cudaError_t (*launch)(const Plan&, uint4*, cudaStream_t) = nullptr;
 
-    Choice(const Element* x, bool strict, int64_t batch, int64_t height, int64_t width, int device) {
+    Choice(bool strict, int64_t batch, int64_t height, int64_t width, int device) {
         plan.batch = batch;
         plan.height = height, plan.out_h = (height + 2 * PAD_H - KERNEL_H) / STRIDE_H + 1;
         plan.width = width, plan.out_w = (width + 2 * PAD_W - KERNEL_W) / STRIDE_W + 1;
-        plan.paired = width % 2 == 0 && PAD_W % 2 == 0 && reinterpret_cast<uintptr_t>(x) % 8 == 0;
-        if constexpr (FITS_UNITS) {
-            if (strict) {
-                if (!takes<Forward<48, 2, true>>(device, 2)) takes<Forward<24, 2, true>>(device, 1);
-            } else if (!(OUT_CHANNELS > 48 && takes<Forward<96, 4, false>>(device, 2))) {
-                if (!takes<Forward<48, 3, false>>(device, 2)) takes<Forward<24, 2, false>>(device, 1);
-            }
-        }
+        if (strict) takes<Forward<48, 2, true>>(device, 2) || takes<Forward<24, 2, true>>(device, 1);
+        else if (OUT_CHANNELS <= 48 || !takes<Forward<96, 4, false>>(device, 2))
+            takes<Forward<48, 3, false>>(device, 2) || takes<Forward<24, 2, false>>(device, 1);
     }
 
     // The one predicate of what a kernel takes: whether weights and a pipeline of `least_stages` or more fit into the device's
@@ -594,38 +580,39 @@ struct Choice {
         cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
         cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
         if (SHARED_LIMIT_KB) shared_bytes = smaller(shared_bytes, SHARED_LIMIT_KB * 1024);
-        for (const bool by_rows : {false, true}) {
-            plan.by_rows = by_rows, plan.positions = F::POSITIONS;
-            plan.columns = by_rows ? F::POSITIONS : plan.out_w, plan.pitch = plan.columns + QUADS - 1;
-            plan.rows = (by_rows ? 0 : (plan.columns - 1 + F::POSITIONS - 1) / plan.columns) + TAP_ROWS;
-            const int64_t line = by_rows ? plan.out_w : plan.out_size(), lines = by_rows ? plan.out_h : 1;
-            const int64_t of_line = (line + F::POSITIONS - 1) / F::POSITIONS, tiles = plan.batch * lines * of_line;
-            if (plan.pitch > 1 << 14 || line > 1 << 30 || tiles > 1 << 30) continue;
-            plan.line = line, plan.lines = lines, plan.tiles_of_line = of_line, plan.tiles = tiles;
-            plan.blocks = smaller(plan.tiles, larger(sm_count / F::GROUPS, 1));
-            for (plan.stages = 4; plan.stages >= least_stages; --plan.stages)
-                if (F::bytes(plan) <= shared_bytes) {
-                    packed_floats = F::PACKED_FLOATS, launch = ::launch<F>;
-                    return true;
-                }
-        }
+        if constexpr (FITS_UNITS)
+            for (const bool by_rows : {false, true}) {
+                plan.by_rows = by_rows, plan.positions = F::POSITIONS;
+                plan.columns = by_rows ? F::POSITIONS : plan.out_w, plan.pitch = plan.columns + QUADS - 1;
+                plan.rows = (by_rows ? 0 : (plan.columns - 1 + F::POSITIONS - 1) / plan.columns) + TAP_ROWS;
+                const int64_t line = by_rows ? plan.out_w : plan.out_size(), lines = by_rows ? plan.out_h : 1;
+                const int64_t of_line = (line + F::POSITIONS - 1) / F::POSITIONS, tiles = plan.batch * lines * of_line;
+                if (plan.pitch > 1 << 14 || line > 1 << 30 || tiles > 1 << 30) continue;
+                plan.line = line, plan.lines = lines, plan.tiles_of_line = of_line, plan.tiles = tiles;
+                plan.blocks = smaller(plan.tiles, larger(sm_count / F::GROUPS, 1));
+                packed_floats = F::PACKED_FLOATS, launch = ::launch<F>;
+                for (plan.stages = 4; plan.stages >= least_stages; --plan.stages)
+                    if (F::bytes(plan) <= shared_bytes) return true;
+            }
+        packed_floats = 0;
         return false;
     }
 };
 
 // The floats that the packed weights take; 0: what no kernel takes.
 extern "C" int64_t count_packed(int64_t strict, int64_t batch, int64_t height, int64_t width, int64_t device) {
-    return Choice(nullptr, strict, batch, height, width, device).packed_floats;
+    return Choice(strict, batch, height, width, device).packed_floats;
 }
 
 // out (batch, OUT_CHANNELS, out_h, out_w); `packed` has count_packed() floats; bias may be null.
 extern "C" int launch_convolve(const Element* x, const Element* weight, const Element* bias, float* packed, Element* out,
-                               int64_t strict, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
-    int device = 0;
-    cudaGetDevice(&device);
-    const Choice choice(x, strict, batch, height, width, device);
-    if (!choice.launch) return cudaErrorNotSupported;
-    return choice.launch(choice.plan, {x, weight, bias, out}, reinterpret_cast<uint4*>(packed), stream);
+                               int64_t strict, int64_t batch, int64_t height, int64_t width, int64_t device,
+                               cudaStream_t stream) {
+    Choice choice(strict, batch, height, width, device);
+    if (!choice.packed_floats) return cudaErrorNotSupported;
+    choice.plan.x = x, choice.plan.weight = weight, choice.plan.bias = bias, choice.plan.out = out;
+    choice.plan.paired = width % 2 == 0 && PAD_W % 2 == 0 && reinterpret_cast<uintptr_t>(x) % 8 == 0;
+    return choice.launch(choice.plan, reinterpret_cast<uint4*>(packed), stream);
 }
 """
 
@@ -652,8 +639,8 @@ def sizes(kernels, x, weight, bias, stride, padding, strict):
     if x[2].type == "cuda" and torch.cuda.get_device_capability(x[2]) < (8, 0):
         raise RuntimeError(f"{NAME}: expected a GPU of compute capability 8.0 or later; v1_direct runs on any")
     shape = batch, outs, *[size // step + 1 for size, step in zip(room, stride, strict=True)]
-    numbers = strict, batch, *image
-    floats = kernels.count_packed(*numbers, x[2].index or 0) if math.prod(shape) else 1
+    numbers = strict, batch, *image, x[2].index or 0
+    floats = kernels.count_packed(*numbers) if math.prod(shape) else 1
     if not floats:
         limits = "a stride of 4 across and an even one down, weights for 24 outputs and a stage in shared memory"
         warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")

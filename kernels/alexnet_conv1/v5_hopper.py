@@ -3,9 +3,8 @@
 Why it is faster
     wgmma reads both operands from shared memory and reaches 767 TFLOP/s; v4's mma.sync, fed from registers, 622. v4's units,
     4 columns of 2 rows of x, are wgmma's left operand as they are, and another tap is another address. TF32 would need no
-    conversion, but half the rate makes it 0.18 ms of products. Two consumer warpgroups have tiles and a producer warpgroup
-    each: one can write while the other multiplies. It takes an H200 0.200 ms, v4 0.214. It is issue bound: with fewer
-    instructions for addresses and outputs, and no other change, the kernel went from 0.230 ms to 0.195.
+    conversion, but half the rate: 0.18 ms of products. Two consumer warpgroups have tiles and a producer warpgroup each: one
+    writes while the other multiplies. Issue bound: fewer instructions alone made 0.195 ms of 0.230. An H200: 0.200, v4 0.214.
 
 Mathematics
     A tile of x is fp16 times a power of two, and so are an output's weights. x is off by at most 2^-11 of itself, as in TF32,
@@ -21,8 +20,8 @@ Floor
     154 MB in and 297 MB out take an H200 0.103 ms at 4.39 TB/s; 54 GFLOP take 0.070 at 767 TFLOP/s (in whole tiles: 0.090).
 
 Takes
-    float32 tensors on compute capability 9.0; dilation and groups raise. PyTorch computes, with a warning, the backward pass,
-    and what make_plan refuses: strides not 4 across and even down, too many weights, strict also images over 286 columns wide.
+    Compute capability 9.0. PyTorch computes, with a warning, the backward pass, and what make_plan refuses: strides not 4
+    across and even down, too many weights, strict also images over 286 columns wide.
 """
 
 import ctypes
@@ -206,7 +205,7 @@ DEVICE int scale_exponent(float largest, int target) {
     return smaller(target + 126 - static_cast<int>(__float_as_uint(largest) >> 23), 126);  // largest < 2^((bits >> 23) - 126)
 }
 
-// ---- the sizes of a call, and the static tile scheduler
+// ---- a call, and the static tile scheduler
 // A line is output positions that are contiguous in memory: a whole channel, or a row of it where the image is so wide that a
 // stage would be too large. A tile is at most TILE_M of a line. Neighbouring tiles overlap by 3 positions, so that each
 // channel's part of the output can begin 16-byte aligned. A stage holds a channel's rows for a tile: `rows` rows of each plane,
@@ -218,6 +217,8 @@ struct Plan {
     int columns, pitch, rows;                // of a stage
     int lines, step, outs, stages, blocks;   // lines: of a sample; step: from tile to tile; blocks: of a group of outputs
     int64_t line_size, tiles_per_line, all_tiles;
+    const Element *__restrict__ x, *__restrict__ weight, *__restrict__ bias;  // bias: or null
+    Element* __restrict__ out;
 
     __host__ DEVICE int stage_bytes(bool strict) const { return (strict ? 2 : 1) * PLANES * rows * pitch * UNIT_BYTES; }
     __host__ DEVICE int groups() const { return ceil_div(OUT_CHANNELS, outs); }
@@ -316,11 +317,11 @@ struct Cursor {
     int channel, row_pair, column_pair;
 
     // False where there is no such tile.
-    DEVICE bool begin_tile(const Element* x, const Plan& plan, int consumer) {
+    DEVICE bool begin_tile(const Plan& plan, int consumer) {
         const int64_t number = plan.tile_number(ordinal, consumer);
         if (number >= plan.all_tiles) return false;
         const Tile tile(plan, number);
-        sample = x + tile.sample * IN_CHANNELS * plan.x_size();
+        sample = plan.x + tile.sample * IN_CHANNELS * plan.x_size();
         row = tile.row, left = tile.left;
         row_pairs = ((tile.column + TILE_M - 1 + QUADS - 1) / plan.pitch + TAP_ROWS) * PLANES;
         channel = 0, row_pair = 0, column_pair = 0;
@@ -337,16 +338,10 @@ struct Cursor {
     }
 };
 
-struct Tensors {
-    const Element *__restrict__ x, *__restrict__ weight, *__restrict__ bias;  // bias: or null
-    Element* __restrict__ out;
-};
-
 // ---- the kernel: what a block does, and then the parts of it
 template <int OUTS, bool STRICT>
 struct Block {
     const Plan& plan;
-    const Tensors& tensors;
     char* const memory;
     const SharedLayout layout;
 
@@ -371,7 +366,7 @@ struct Block {
             const int o = group * OUTS + threadIdx.x;
             float* const scales = reinterpret_cast<float*>(memory + layout.scales);
             scales[threadIdx.x] = unscales[o];
-            scales[OUTS + threadIdx.x] = tensors.bias && o < OUT_CHANNELS ? tensors.bias[o] : 0;
+            scales[OUTS + threadIdx.x] = plan.bias && o < OUT_CHANNELS ? plan.bias[o] : 0;
         }
         __syncthreads();
         const int warpgroup = uniform(static_cast<int>(threadIdx.x / WARPGROUP));
@@ -394,7 +389,7 @@ struct Block {
         constexpr int FIRST_TARGET = 11, NO_EXPONENT = 1000;
         Pipeline pipeline = pipeline_of(consumer);
         Cursor at;
-        if (!at.begin_tile(tensors.x, plan, consumer)) return;
+        if (!at.begin_tile(plan, consumer)) return;
         Batch values;
         load_batch<PAIRED>(at, values);
         int exponent = NO_EXPONENT, slot = 0;
@@ -426,7 +421,7 @@ struct Block {
                 pipeline.advance();
                 if (is_last) {
                     ++at.ordinal;
-                    if (!at.begin_tile(tensors.x, plan, consumer)) break;
+                    if (!at.begin_tile(plan, consumer)) break;
                     exponent = NO_EXPONENT, not_finite = false;
                 }
             }
@@ -580,7 +575,7 @@ struct Block {
         const float* const scales = reinterpret_cast<const float*>(memory + layout.scales);
         float* const staging = reinterpret_cast<float*>(memory + layout.staging) + consumer * STAGING_BUFFERS * STAGING;
         const int64_t out_size = plan.out_size();
-        Element* const out = tensors.out + (tile.sample * OUT_CHANNELS + first_channel) * out_size;
+        Element* const out = plan.out + (tile.sample * OUT_CHANNELS + first_channel) * out_size;
         const int warp = uniform(static_cast<int>(threadIdx.x / WARP % 4));
         const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
         // wgmma leaves a lane columns 8j + 2t and 8j + 2t + 1 (channels) of rows g and g + 8 of a warp's 16 (units). Here are
@@ -647,28 +642,27 @@ struct Block {
     DEVICE void write_fp32_tile(const Tile& tile) const {
         const int first_channel = blockIdx.x % plan.groups() * OUTS;
         UNROLL_1 for (int o = first_channel; o < smaller(first_channel + OUTS, OUT_CHANNELS); ++o) {
-            const ChannelRange range(tensors.out + (tile.sample * OUT_CHANNELS + o) * plan.out_size(), tile);
+            const ChannelRange range(plan.out + (tile.sample * OUT_CHANNELS + o) * plan.out_size(), tile);
             UNROLL_1 for (int k = range.first + threadIdx.x % WARPGROUP; k < range.last; k += WARPGROUP) {
                 const int64_t position = tile.first + k;
                 const int i = position / plan.out_w, j = position - static_cast<int64_t>(i) * plan.out_w;
                 float sum = 0;
                 UNROLL_1 for (int tap = 0; tap < IN_CHANNELS * TAPS; ++tap) {
                     const int h = i * STRIDE_H - PAD_H + tap % TAPS / KERNEL_W, w = j * STRIDE_W - PAD_W + tap % KERNEL_W;
-                    const Element* row = tensors.x + ((tile.sample * IN_CHANNELS + tap / TAPS) * plan.height + h) * plan.width;
+                    const Element* row = plan.x + ((tile.sample * IN_CHANNELS + tap / TAPS) * plan.height + h) * plan.width;
                     const bool inside = h >= 0 && h < plan.height && w >= 0 && w < plan.width;
-                    if (inside) sum += row[w] * tensors.weight[static_cast<int64_t>(o) * IN_CHANNELS * TAPS + tap];
+                    if (inside) sum += row[w] * plan.weight[static_cast<int64_t>(o) * IN_CHANNELS * TAPS + tap];
                 }
-                range.out[k] = tensors.bias ? sum + tensors.bias[o] : sum;
+                range.out[k] = plan.bias ? sum + plan.bias[o] : sum;
             }
         }
     }
 };
 
 template <int OUTS, bool STRICT>
-__global__ void __launch_bounds__(THREADS, 1)
-    convolve(const Plan plan, const Tensors tensors, const uint4* __restrict__ packed) {
+__global__ void __launch_bounds__(THREADS, 1) convolve(const Plan plan, const uint4* __restrict__ packed) {
     extern __shared__ __align__(128) char memory[];
-    if constexpr (weights_fit(OUTS, STRICT)) Block<OUTS, STRICT>{plan, tensors, memory, {plan, STRICT}}.run(packed);
+    if constexpr (weights_fit(OUTS, STRICT)) Block<OUTS, STRICT>{plan, memory, {plan, STRICT}}.run(packed);
 }
 
 // ---- weights, for each group of outputs as in shared memory; then what undoes their scales. One block per output channel.
@@ -710,14 +704,13 @@ __global__ void __launch_bounds__(WARPGROUP)
 
 // ---- launches
 // Whether the kernel takes the strides, and weights and two stages or more fit into shared memory; if so, plan says how.
-static bool make_plan(Plan& plan, bool strict, const Element* x, int64_t batch, int64_t height, int64_t width, int device) {
+static bool make_plan(Plan& plan, bool strict, int64_t batch, int64_t height, int64_t width, int device) {
     constexpr int OVERLAP = 3, MOST_STAGES = 4, WIDEST = 4096;  // WIDEST: so that stage_bytes fits an int
     int sm_count, shared_bytes;
     cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
     cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     plan.height = height, plan.out_h = (height + 2 * PAD_H - KERNEL_H) / STRIDE_H + 1;
     plan.width = width, plan.out_w = (width + 2 * PAD_W - KERNEL_W) / STRIDE_W + 1;
-    plan.paired = width % 2 == 0 && PAD_W % 2 == 0 && reinterpret_cast<uintptr_t>(x) % 8 == 0;
     for (const int outs : {strict || OUT_CHANNELS <= FEW_OUTS ? FEW_OUTS : MOST_OUTS, FEW_OUTS})
         for (const bool by_rows : {false, true}) {
             if (!weights_fit(outs, strict) || (!by_rows && plan.out_w > WIDEST)) continue;
@@ -742,26 +735,26 @@ static bool make_plan(Plan& plan, bool strict, const Element* x, int64_t batch, 
 // The floats of the weights as pack_weights leaves them, and what undoes their scales; 0: what the kernel does not take.
 extern "C" int64_t count_packed(int64_t strict, int64_t batch, int64_t height, int64_t width, int64_t device) {
     Plan plan;
-    if (!make_plan(plan, strict, nullptr, batch, height, width, device)) return 0;
+    if (!make_plan(plan, strict, batch, height, width, device)) return 0;
     return plan.groups() * ((strict ? 2 : 1) * weight_units(plan.outs) * (UNIT_BYTES / 4) + plan.outs);
 }
 
 // out (batch, OUT_CHANNELS, out_h, out_w); `packed` has count_packed() floats; bias may be null.
 extern "C" int launch_convolve(const Element* x, const Element* weight, const Element* bias, float* packed, Element* out,
-                               int64_t strict, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
-    int device = 0;
-    cudaGetDevice(&device);
+                               int64_t strict, int64_t batch, int64_t height, int64_t width, int64_t device,
+                               cudaStream_t stream) {
     Plan plan;
-    if (!make_plan(plan, strict, x, batch, height, width, device)) return cudaErrorNotSupported;
+    if (!make_plan(plan, strict, batch, height, width, device)) return cudaErrorNotSupported;
+    plan.x = x, plan.weight = weight, plan.bias = bias, plan.out = out;
+    plan.paired = width % 2 == 0 && PAD_W % 2 == 0 && reinterpret_cast<uintptr_t>(x) % 8 == 0;
     uint4* const units = reinterpret_cast<uint4*>(packed);
     pack_weights<<<plan.groups() * plan.outs, WARPGROUP, 0, stream>>>(weight, units, plan.outs, strict);
-    const auto kernel = strict                   ? convolve<FEW_OUTS, true>
-                        : plan.outs == MOST_OUTS ? convolve<MOST_OUTS, false>
-                                                 : convolve<FEW_OUTS, false>;
+    auto kernel = plan.outs == MOST_OUTS ? convolve<MOST_OUTS, false> : convolve<FEW_OUTS, false>;
+    if (strict) kernel = convolve<FEW_OUTS, true>;
     const int bytes = static_cast<int>(SharedLayout(plan, strict).bytes);
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error != cudaSuccess) return error;
-    kernel<<<plan.blocks * plan.groups(), THREADS, bytes, stream>>>(plan, Tensors{x, weight, bias, out}, units);
+    kernel<<<plan.blocks * plan.groups(), THREADS, bytes, stream>>>(plan, units);
     return cudaGetLastError();
 }
 """
@@ -789,8 +782,8 @@ def sizes(kernels, x, weight, bias, stride, padding, strict):
     if x[2].type == "cuda" and torch.cuda.get_device_capability(x[2]) != (9, 0):
         raise RuntimeError(f"{NAME}: expected a GPU of compute capability 9.0 (Hopper); v4_tensor_core runs on 8.0 and later")
     shape = batch, outs, *[size // step + 1 for size, step in zip(room, stride, strict=True)]
-    numbers = strict, batch, *image
-    floats = kernels.count_packed(*numbers, x[2].index or 0) if math.prod(shape) else 1
+    numbers = strict, batch, *image, x[2].index or 0
+    floats = kernels.count_packed(*numbers) if math.prod(shape) else 1
     if not floats:
         limits = "a stride of 4 across and an even one down, weights for 48 outputs and two stages in shared memory"
         warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")
