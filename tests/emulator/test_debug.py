@@ -5,7 +5,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 
 import pytest
 
@@ -38,18 +37,6 @@ def test_first_kernel():
             "k", text.count("\n", 0, text.index(" k" if " k" in text else "\nk") + 1) + 1
         )
     assert debugging.first_kernel("no kernel, only the word __global__") is None
-
-
-def compare(*arguments):
-    command = [sys.executable, "compare.py", "--model", MODEL.name, "--variant", VARIANT.name, "--debug", *arguments]
-    return subprocess.run(command, cwd=catalog.ROOT, capture_output=True, text=True)
-
-
-@pytest.mark.full
-def test_the_command_prints_the_recipe():
-    done = compare("--device", "emulator", "--time-limit", "0.001")  # what follows is not the matter here
-    assert done.returncode == 1
-    assert step.recipe(MODEL, VARIANT, SETTINGS) in done.stderr
 
 
 def test_the_emulator_is_told():
