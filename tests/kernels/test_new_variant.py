@@ -134,28 +134,6 @@ def test_a_strangers_goes_beside_the_problem(folder, compare):
 
 
 @pytest.mark.parametrize(
-    "model, name, message",
-    [
-        ("alexnet_conv1", "tiles", "a variant is called v<N>_<idea> or cpu_<idea>"),
-        ("alexnet_conv1", "v2_Tiles", "a variant is called v<N>_<idea>"),
-        ("alexnet_conv1", "v2_../../x", "a variant is called v<N>_<idea>"),
-        ("alexnet_conv1", "v2_fast_tiles", "says what its idea is, not how good it is: fast"),
-        ("alexnet_conv1", "v9_other", "v9 is taken by v9_start; the next number is v10"),
-        ("alexnet_conv1", "v9_start", "is there already; nothing was written"),
-        ("nonsense", "v2_tiles", "no model is called 'nonsense'"),
-    ],
-)
-def test_what_is_refused(folder, compare, model, name, message):
-    _, path = path_of(folder, "alexnet_conv1", "v9_start")
-    (folder / "alexnet_conv1" / "v8_tiles.py").unlink(missing_ok=True)
-    before = path.read_text()
-    status, out, err = compare("--new", model, name)
-    assert (status, out) == (2, "")
-    assert message in err and len(err.splitlines()) == 1
-    assert path.read_text() == before
-
-
-@pytest.mark.parametrize(
     "text, message",
     [
         ("def get_inputs():\n    return []\n", "does not define Model, get_init_inputs"),
