@@ -7,6 +7,7 @@ import json
 import math
 import numbers
 import os
+import random
 import shutil
 import stat
 import struct
@@ -293,7 +294,9 @@ def made_on(device, make):
 
 
 def make_inputs(problem, seed):
-    """Return inputs_of(problem), after torch's generators were seeded."""
+    """Return inputs_of(problem), after every generator was seeded: torch's, NumPy's and Python's."""
+    random.seed(seed)
+    np.random.seed(seed)
     torch.manual_seed(seed)
     return inputs_of(problem)
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import operator
 import sys
 import time
 
@@ -34,7 +35,7 @@ def measure(tasks, options, file=None, resume=None, add=lambda finished: finishe
     Raises CannotMeasure.
     """
     began = time.monotonic()
-    record = _Record(tasks, options, file, show or (lambda document: None), cluster.ask if cluster else here)
+    record = _Record(tasks, options, file, show or (lambda document: None), cluster.ask if cluster else operator.call)
     if resume:
         record.take_over(resume)
     try:
@@ -49,11 +50,6 @@ def measure(tasks, options, file=None, resume=None, add=lambda finished: finishe
     if not resume:
         record.environment |= {"seconds": time.monotonic() - began}  # of the whole run
     return record.finished(add)
-
-
-def here(function, *arguments):
-    """Call a function on this machine, as Cluster.ask does on a worker's."""
-    return function(*arguments)
 
 
 def _run_on(cluster, tasks, options, record):

@@ -11,13 +11,15 @@ import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from playground.driver.race import WRONG_WHEN_TIMED, Rejected
 from playground.stopwatch import statistics
-from playground.stopwatch.outer import Unshareable, extent_of
-from playground.worker import WorkerFailure, pause_others
+from playground.stopwatch.outer import ADDRESSES, Unshareable, extent_of
+from playground.stopwatch.timer import CPU_FLUSH_BYTES
+from playground.worker import WorkerFailure, WorkerProcess, pause_others
 
 FEWEST_ROUNDS, ROUNDS, MOST_ROUNDS = statistics.ROUNDS_FOR_AN_INTERVAL, 20, 40  # the last with those that cannot be used
 SECONDS = 3.0  # for a speed-up that is claimed; one that is not takes the fewest rounds
@@ -34,24 +36,24 @@ RESOLUTION_MS = {"cuda": 0.010, "cpu": 0.1}
 TOO_SHORT = 2  # times the resolution: what eager PyTorch takes less than
 TOO_SHORT_TOLD = "eager PyTorch's call takes {:.2g} ms, too short for the outer clock, which counts {:g} ms as the least"
 VARIANT, EAGER, CONTROL, NULL = "variant", "eager", "control", "null"
-FLUSH_BYTES = 128 << 20  # as stopwatch.timer's, of the driver's own memory
 NOT_MEASURED = "not measured"  # the verdict
 MOST_RESULTS = 4  # times the bytes of the original's results: what a side says of its own is not read beyond
 
 
-class Player:
-    """A side under the outer clock: `worker` answers `request`s ("candidate" or "baselines") as `side`, in a `mode`."""
+class Player(NamedTuple):
+    """A race.Side under the outer clock, and the process in which it runs; `page` is the file by which the two sides talk."""
 
-    def __init__(self, name, worker, role, side, mode, page):
-        self.name, self.worker, self.mode, self.page = name, worker, mode, page
-        self._role, self._side = role, side
+    name: str
+    mode: str
+    worker: WorkerProcess
+    page: Path
 
-    def ask(self, what, limit, **arguments):
+    def ask(self, what, **arguments):
         """Ask the side's process."""
-        return self.worker.ask(f"{self._role}.{what}", limit, side=self._side, mode=self.mode, **arguments)
+        return self.worker.ask(what, side=self.name, mode=self.mode, **arguments)
 
 
-def measure(referee, players, place, step, declared, limit, seconds):
+def measure(referee, players, place, step, declared, seconds):
     """Return {"ratio", "low", "high", "ms", "eager_ms", "null_ms", "control", "rounds"}: variant over eager PyTorch.
 
     `players` are {name: Player} of VARIANT, EAGER and, where it runs, CONTROL; `step` one of workload.MODES. After `seconds`,
@@ -59,7 +61,7 @@ def measure(referee, players, place, step, declared, limit, seconds):
     nothing can be measured.
     """
     resolution, usual = RESOLUTION_MS[place], USUAL[place]
-    clock = {"cuda": _OnGpu, "cpu": _OnCpu}[place](referee, limit)
+    clock = {"cuda": _OnGpu, "cpu": _OnCpu}[place](referee)
     rounds = {name: [] for name in (*players, NULL)}
     counts, is_known = dict.fromkeys(rounds, FEWEST_CALLS), False
     began = time.monotonic()
@@ -73,7 +75,7 @@ def measure(referee, players, place, step, declared, limit, seconds):
     with contextlib.ExitStack() as joined:
         joined.callback(referee.ask, "outer_close")
         for player in players.values():
-            joined.callback(_leave, player, limit)
+            joined.callback(_leave, player)
             clock.join(player, referee.ask("outer_open", side=player.name, page=str(player.page), step=step, declared=declared))
         while not are_enough(len(_whole(rounds))) and len(rounds[NULL]) < MOST_ROUNDS:
             for name in secrets.SystemRandom().sample(list(rounds), len(rounds)):
@@ -89,27 +91,27 @@ def measure(referee, players, place, step, declared, limit, seconds):
     return conclude(rounds, resolution, usual)
 
 
-def _leave(player, limit):
+def _leave(player):
     with contextlib.suppress(WorkerFailure):
-        player.ask("leave_outer", limit)
+        player.ask("leave_outer")
 
 
 class _OnGpu:
     """The referee releases inputs, takes results and has the clock; see worker/outer_referee.py."""
 
-    def __init__(self, referee, limit):
-        self._referee, self._limit = referee, limit
+    def __init__(self, referee):
+        self._referee = referee
 
     def join(self, player, shared):
         """Have a side take part."""
-        player.ask("join_outer", self._limit, shared=shared, page=str(player.page))
+        player.ask("join_outer", shared=shared, page=str(player.page))
 
     def turn(self, player, calls, is_null):
         """Return [{"milliseconds", "complaint"}, ...] of a turn's calls."""
-        given = {"calls": calls, "seconds": self._limit}
+        given = {"calls": calls, "seconds": player.worker.limit}
         with pause_others({player.worker, self._referee.worker}), ThreadPoolExecutor(1) as beside:
-            self._referee.ask("outer.await_quiet", seconds=self._limit)
-            served = beside.submit(player.ask, "call_outer", self._limit, null=is_null, **given)
+            self._referee.ask("outer.await_quiet", seconds=given["seconds"])
+            served = beside.submit(player.ask, "call_outer", null=is_null, **given)
             try:
                 return self._referee.ask("outer.time", side=player.name, compares=player.name == VARIANT, **given)["calls"]
             finally:
@@ -122,16 +124,16 @@ class _OnCpu:
     The clock runs from the one to the other. The results are read from the memory of the process that stands still again.
     """
 
-    def __init__(self, referee, limit):
-        self._referee, self._limit = referee, limit
+    def __init__(self, referee):
+        self._referee = referee
         self._blocks = {}  # side -> the address of its inputs
-        self._dirty = np.empty(FLUSH_BYTES, np.uint8)
+        self._dirty = np.empty(CPU_FLUSH_BYTES, np.uint8)
 
     def join(self, player, shared):
         """Have a side take part."""
         self._shared = shared
-        joined = player.ask("join_outer", self._limit, shared=shared, page=None)
-        if not all(isinstance(joined.get(key), int) for key in ("pid", "address")):
+        joined = player.ask("join_outer", shared=shared, page=None)
+        if not all(type(joined.get(key)) is int and 0 < joined[key] < ADDRESSES for key in ("pid", "address")):
             raise WorkerFailure("its process does not say where its inputs are")
         self._blocks[player.name] = joined["pid"], joined["address"]
 
@@ -149,7 +151,7 @@ class _OnCpu:
                 self._dirty.fill(0)
                 began = time.perf_counter()
                 process.go_on()
-                reply = player.ask("call_outer", self._limit, null=is_null)
+                reply = player.ask("call_outer", null=is_null)
                 process.stop()
                 milliseconds = (time.perf_counter() - began) * 1e3
                 if process.has_grown():  # what it has started goes on until it is found

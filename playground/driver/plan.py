@@ -87,11 +87,11 @@ def require_originals(tasks, options):
     groups = {task.group: task for task, is_known in zip(tasks, known, strict=True) if not (task.settled or is_known)}
     if not groups:
         return
-    with WorkerProcess(UNTIMED) as worker:
+    with WorkerProcess("referee", options.time_limit, UNTIMED) as worker:
         for task in groups.values():
             original = {"problem": str(task.model.path), "settings": task.settings, "place": task.place}
             try:
-                worker.ask("referee.try_out", options.time_limit, **original, precision=options.precision)
+                worker.ask("try_out", **original, precision=options.precision)
             except WorkerFailure as failure:
                 changed = ", ".join(f"{name}={value}" for name, value in task.settings.items())
                 where = f" (with {changed})" if changed else ""

@@ -147,14 +147,14 @@ class Race:
     `others` are the Sides of the baselines. `control` is that of the original in a process like the variant's; None where it
     does not run. `pids` are their processes and the driver's. `rivals()` gives the baselines whose ratios matter; under
     `paused()`, a context, the variant's processes stand still. `rechecked` says how many results were; `reference` is eager
-    PyTorch's Side, or None.
+    PyTorch's Side, or None, `control_side` the control's where there is a reference.
     """
 
     def __init__(self, place, variant, others, control, pids, measured, rivals, paused=contextlib.nullcontext):
         self._place, self.variant, self.others = place, variant, others
         self._everybody = [variant, *others, *filter(None, [control])]
         self.reference = next((side for side in others if side.name == "eager"), None)
-        self._control = control if self.reference else None
+        self.control_side = control if self.reference else None
         self._pids, self._measured, self._rivals, self._paused = pids, measured, rivals, paused
         self._played = self.rechecked = 0
         self._others = Others(*pids)
@@ -230,7 +230,7 @@ class Race:
         return took > SLOW_FLUSH * self._measured.flush_ms
 
     def _those_that_matter(self):
-        control = [self.reference, self._control] if self._control else []
+        control = [self.reference, self.control_side] if self.control_side else []
         return list(dict.fromkeys([self.variant, *self._rivals(), *control]))
 
     def control(self):
@@ -238,7 +238,7 @@ class Race:
 
         None where either does not run.
         """
-        return self._control and statistics.paired_ratio(self.reference.rounds, self._control.rounds)
+        return self.control_side and statistics.paired_ratio(self.reference.rounds, self.control_side.rounds)
 
     def luck(self):
         """Return the share by which two processes that run the same code may differ, whatever their control says."""
@@ -258,7 +258,7 @@ class Race:
             side.rounds += side.disturbed if too_few else []
             side.disturbed = []
         seen = ["other processes used what is timed"] if too_few else []
-        for side in filter(None, (self.reference, self._control)):
+        for side in filter(None, (self.reference, self.control_side)):
             spread = statistics.summarise(side.samples)
             if spread["p80"] > SPREAD * spread["p20"]:
                 seen.append(f"the original took {spread['p20']:.3g} to {spread['p80']:.3g} ms")

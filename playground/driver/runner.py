@@ -35,7 +35,6 @@ from playground.worker.referee_client import GIVEN, sized_up
 LOOK_AGAIN = 0.5  # seconds
 PATIENCE_FOR_A_PAIR = 3.0  # seconds, of a whole run, which would have used up a short run's at its beginning
 SHARED_MEMORY = "/dev/shm"
-PREPARED_AT_ONCE = 2 * MOST_JUDGED_AT_ONCE  # originals whose reference and baselines are made ready, or in use
 
 
 @dataclass(frozen=True)
@@ -173,6 +172,8 @@ class Runner:
         self._making_room = threading.RLock()
         self._shared = {}  # {group: SharedSession}
         self._footprints, self._sizing = {}, {}  # by group: its Footprint, and the lock of who asks for it
+        self.in_turn = threading.Lock()  # is held by a session that waits for memory: who comes first has it first
+        self._are_beside = False  # whether several models are judged at once
         self.is_over = False  # nobody needs to wait for anything any more
         self._niceness = 0  # of builds
 
@@ -222,62 +223,41 @@ class Runner:
         # The processes of compute-sanitizer do not stand still for a timing.
         at_once = judged_at_once() if on_gpu and not self._options.sanitize and not has_points else 1
         self._niceness = 10 if on_gpu else 0  # what judges the first ones comes before
-        if at_once > 1 and self._is_alone:
+        self._are_beside = at_once > 1
+        if self._are_beside and self._is_alone:
             self.judge_slot = threading.BoundedSemaphore(at_once)
         in_turn = [pair for pair in pairs if pair[0].place != "emulator"]
         self._coming = [task for task, _ in in_turn]
         # Builds do not run ahead by more variants than there are processors: who judges needs those, too.
         self._ahead = threading.Semaphore(builds_at_once() + MOST_JUDGED_AT_ONCE)
-        judging = _Pool(2 * at_once if at_once > 1 else 1, self)  # as many more may wait to be timed
-        building, preparing = _Pool(builds_at_once(), self), _Pool(PREPARED_AT_ONCE, self)
+        judging = _Pool(2 * at_once if self._are_beside else 1, self)  # as many more may wait to be timed
         # Who waits for another pool's calls is left after it: what these have not begun is cancelled then.
-        with judging, building, preparing:
+        with judging, _Pool(builds_at_once(), self) as building:
             try:
                 built = {}
                 for task, result in pairs:
                     emulated = functools.partial(self._check_and_time, finish=finish, build=True)
                     build = emulated if task.place == "emulator" else self._build_in_turn
                     built[id(result)] = submit(building, build, task, result)
-                if at_once > 1:
-                    self._prepare_ahead(preparing, self._coming)
-                self._judge_all(built, judging, in_turn, finish, beside_others=at_once > 1)
+                self._judge_all(built, judging, in_turn, finish)
             except BaseException:
                 self._progress.hush()
                 raise
             finally:
                 self.is_over = True
-                for shared in self._shared.values():
-                    shared.granted.set()
-                    shared.over.set()
 
     def _build_in_turn(self, task, result):
         while not (self._ahead.acquire(timeout=LOOK_AGAIN) or self.is_over):
             pass
         self.build(task, result)
 
-    def _prepare_ahead(self, preparing, tasks):
-        """Have reference and baselines ready when the first variant that needs them is built.
-
-        On the CPU they take longest, for torch.compile. One model follows the other where there is memory for it.
-        """
-        sessions = [self._shared[group] for group in dict.fromkeys(task.group for task in tasks)]
-        for earlier, shared in zip([None, *sessions], sessions, strict=False):
-            submit(preparing, self._prepare, shared, earlier)
-
-    def _prepare(self, shared, earlier):
-        """Those before it get their memory first: they would wait for ever for what is held by those that come later."""
-        if earlier:
-            earlier.granted.wait()
-        if not self.is_over and shared.session():
-            shared.over.wait()
-
-    def _judge_all(self, built, judging, in_turn, finish, beside_others):
+    def _judge_all(self, built, judging, in_turn, finish):
         """Judge and time what is built. What ran out of memory beside others is judged once more, alone."""
         postponed = []
 
         def finish_or_postpone(task, result):
             said = f"{result['reason']} {result['details']} {result['caveats']}"
-            if beside_others and OUT_OF_MEMORY.search(said):
+            if self._are_beside and OUT_OF_MEMORY.search(said):
                 postponed.append((task, result))
             else:
                 finish(task, result)
@@ -292,6 +272,13 @@ class Runner:
             self._check_and_time(task, result, finish)
 
     def _judge(self, build, task, result, finish):
+        """Judge a variant when it is built. Where others are judged meanwhile, reference and baselines are ready then.
+
+        On the CPU they take longest, for torch.compile.
+        """
+        if self._are_beside and not self.is_over:
+            with contextlib.suppress(Exception):  # it is raised again where the session is used
+                self._shared[task.group].session()
         build.result()
         self._ahead.release()
         if not self.is_over:
@@ -335,10 +322,10 @@ class Runner:
         """Return the sandbox of a task; None for one that has the rights of this user."""
         if not self._options.isolates(task):
             return None
+        if task.place == "emulator" and id(task) not in self._rooms:
+            _make_emulator(str(task.variant.path), self._options.time_limit)
         with self._making_room:
             if id(task) not in self._rooms:
-                if task.place == "emulator":
-                    _make_emulator(str(task.variant.path), self._options.time_limit)
                 self._rooms[id(task)] = task, self.new_room(task, [task.variant.path])
             _, room = self._rooms[id(task)]
             return room
@@ -364,10 +351,10 @@ class Runner:
         self._progress.started("build", *task.names())
         with self.answering_for(result):
             try:
-                with WorkerProcess(UNTIMED, room=self.room(task)) as worker:
+                with WorkerProcess("candidate", self._options.time_limit, UNTIMED, room=self.room(task)) as worker:
                     worker.make_nice(self._niceness)
                     with contextlib.suppress(WorkerFailure):  # which is said of the original when its reference is computed
-                        self.footprint(task, lambda: sized_up(worker, self.original(task), self._options.time_limit))
+                        self.footprint(task, lambda: sized_up(worker, self.original(task)))
                     load_candidate(worker, self.original(task), task, self._options, None)
                     with self._room_for_call(task):
                         self.build_in(worker, task, result)
@@ -406,7 +393,7 @@ class Runner:
     def build_in(self, worker, task, result):
         """Build the variant that `worker` has loaded. Raises WorkerFailure."""
         try:
-            built = worker.ask("candidate.build", self._options.time_limit, seed=self.seed)
+            built = worker.ask("build", seed=self.seed)
             result["build_seconds"], result["built"] = built["seconds"], built["built"]
         finally:
             if self._options.ptxas and task.variant.backend == "cuda":
@@ -417,7 +404,7 @@ class Runner:
         if worker.room:  # nvcc would read, for this process, whatever file the text includes
             return {"unknown": "the text is not compiled outside of the sandbox"}
         try:
-            code = worker.ask("candidate.device_code", self._options.time_limit)
+            code = worker.ask("device_code")
         except WorkerFailure:
             return {"unknown": "its process ended before it could be asked for its text"}
         texts = [ptxas.DeviceCode(each["text"], tuple(each["flags"])) for each in code["texts"]]
@@ -449,15 +436,16 @@ class Runner:
         kind = task.place == "emulator", self.room(task)
         with self._taking:
             if kind not in self._ready:
-                self._ready[kind] = WorkerProcess(UNTIMED if kind[0] else None, room=kind[1])
+                environment, limit = UNTIMED if kind[0] else None, self._options.time_limit
+                self._ready[kind] = WorkerProcess("candidate", limit, environment, room=kind[1])
         return kind
 
     def _leave(self, task):
         """It has its process, or needs none any more."""
         self._coming = [each for each in self._coming if each is not task]
 
-    def session_for(self, task, granted=lambda: None):
-        return Session(task, self.original(task), self._options, self._progress, self, granted)
+    def session_for(self, task):
+        return Session(task, self.original(task), self._options, self._progress, self)
 
     def original(self, task):
         """Return how a worker makes the original of a task."""
@@ -506,8 +494,8 @@ def blank_result(task):
 @functools.cache
 def _make_emulator(file, limit):
     """Make what emulated files share, as far as `file` takes it: in a sandbox it can be read and not written."""
-    with WorkerProcess(UNTIMED) as worker:
-        worker.ask("candidate.make_emulator", limit, file=file)
+    with WorkerProcess("candidate", limit, UNTIMED) as worker:
+        worker.ask("make_emulator", file=file)
 
 
 def roomy_folder():

@@ -30,31 +30,33 @@ NOT_PROVED = "not proved against deceit"  # outside of a sandbox a judged file's
 class Session:
     """What the variants of one model share at one place and size: the reference, the baselines, and the stopwatch.
 
-    `original` are the arguments with which a worker makes the original; `run` is the Runner; `granted()` is called when
-    there is memory. Threads may share a session.
+    `original` are the arguments with which a worker makes the original; `run` is the Runner. Threads may share a session.
     """
 
-    def __init__(self, task, original, options, progress, run, granted):
+    def __init__(self, task, original, options, progress, run):
         self._options = options
         self._progress = progress
         self._run = run
         self._unusable, self._description = None, {}
         self._open = contextlib.ExitStack()
         memory = self._open.enter_context(contextlib.ExitStack())  # is given back when the processes have ended
-        folder = run.folder(task.group)
-        self._open.callback(shutil.rmtree, folder, ignore_errors=True)
-        self._referee = RefereeClient(original, folder, run.probe_seed, options.time_limit)
-        self._open.callback(self._referee.close)
-        self._original = original | {"weights": self._referee.weights}
-        room = run.new_room(task, []) if options.isolates(task) and task.place != "emulator" else None
-        if room:
-            self._open.callback(room.close)
-        self._stopwatch = Stopwatch(task, self._original, self._referee, options, progress, run.measured, room)
-        self._open.callback(self._stopwatch.close)
+        turn = contextlib.ExitStack()
+        if task.place != "emulator":
+            turn.enter_context(run.in_turn)
         try:
-            room, share = run.room_for_judgement(task, self._referee.size_up)
-            memory.enter_context(room)
-            granted()
+            folder = run.folder(task.group)
+            self._open.callback(shutil.rmtree, folder, ignore_errors=True)
+            self._referee = RefereeClient(original, folder, run.probe_seed, options.time_limit)
+            self._open.callback(self._referee.close)
+            self._original = original | {"weights": self._referee.weights}
+            room = run.new_room(task, []) if options.isolates(task) and task.place != "emulator" else None
+            if room:
+                self._open.callback(room.close)
+            self._stopwatch = Stopwatch(task, self._original, self._referee, options, progress, run.measured, room)
+            self._open.callback(self._stopwatch.close)
+            enough, share = run.room_for_judgement(task, self._referee.size_up)
+            memory.enter_context(enough)
+            turn.close()
             # Until PyTorch is imported there seconds pass: meanwhile the reference is computed.
             run.start_ahead(task)
             if options.times(task):
@@ -73,6 +75,8 @@ class Session:
         except BaseException:
             self.close()
             raise
+        finally:
+            turn.close()
 
     def check_and_time(self, task, result, build=False):
         """Set the verdict of one of the group's variants, and time it where it can be. `build`: it has not been built yet."""
@@ -135,10 +139,10 @@ class Session:
         def renew():
             """A process in the place of one that a crash has left in a state of its own."""
             environment = UNTIMED if task.place == "emulator" else None
-            another = workers.enter_context(WorkerProcess(environment, room=self._run.room(task)))
+            another = workers.enter_context(WorkerProcess("candidate", limit, environment, room=self._run.room(task)))
             load(another)
             if task.place == "emulator":  # whether its memory is a file's "cuda" shows in the first call
-                another.ask("candidate.build", limit, seed=self._run.seed)
+                another.ask("build", seed=self._run.seed)
             return another
 
         def tell(complaint):
@@ -154,9 +158,9 @@ class Session:
             self._describe(task, result)
             self._progress.started("check", *names)
         borrowed = catalog.borrowed_names(task.variant.path, task.model.path)
-        worker = judge(worker, self._referee, result, limit, task.variant.path, renew, accept, task.first, tell, borrowed)
+        worker = judge(worker, self._referee, result, task.variant.path, renew, accept, task.first, tell, borrowed)
         if task.place == "emulator":
-            result["accepted_races"] = worker.ask("candidate.accepted_races", limit)["lines"]
+            result["accepted_races"] = worker.ask("accepted_races")["lines"]
         self._progress.finished("check", *names, result["verdict"])
         return worker
 
@@ -177,25 +181,19 @@ class Session:
 
 
 class SharedSession:
-    """A session for `uses` uses, each a block under `with`, in several threads; the last one closes it, and sets `over`."""
+    """A session for `uses` uses, each a block under `with`, in several threads; the last one closes it."""
 
     def __init__(self, make, uses):
-        self.granted = threading.Event()  # its memory is, or never will be
-        self.over = threading.Event()
         self._make = make
         self._uses_left = uses
         self._session = None
         self._lock = threading.Lock()
 
     def session(self):
-        """Return the session, which is made when it is first asked for; None when all uses are over."""
+        """Return the session, which is made when it is first asked for."""
         with self._lock:
-            try:
-                if self._uses_left and not self._session:
-                    self._session = self._make(self.granted.set)
-                return self._session if self._uses_left else None
-            finally:
-                self.granted.set()
+            self._session = self._session or self._make()
+            return self._session
 
     def __enter__(self):
         return self
@@ -208,8 +206,6 @@ class SharedSession:
 
     def close(self):
         """Close the session. Safe to call twice."""
-        self.granted.set()
-        self.over.set()
         if self._session:
             self._session.close()
 
@@ -225,7 +221,7 @@ def named_failure(model, failure):
 def load_candidate(worker, original, task, options, weights):
     """Have a worker load the task's variant. Raises WorkerFailure."""
     arguments = candidate_arguments(original, task, options, weights, worker.room)
-    return worker.ask("candidate.load", options.time_limit, **arguments)
+    return worker.ask("load", **arguments)
 
 
 def candidate_arguments(original, task, options, weights, room=None):

@@ -29,7 +29,6 @@ from playground.stopwatch.workload import GRAPHED, step_of
 from playground.worker import WorkerFailure, WorkerProcess, pause_others, submit
 from playground.worker.referee_client import remove
 
-VARIANT, CONTROL = "variant", "control"
 SETS = {"benchmark": "sets-cudnn-benchmark", "tf32": "sets-tf32"}  # setting of a baseline -> caveat of a variant
 RECHECKS = {"forward": 2, "weights": 1, "weights_and_input": 1}  # in the first rounds
 # A baseline that takes longer is not captured, unless launches bind: the host is ahead of the GPU.
@@ -63,9 +62,9 @@ class _Original:
     Where it fails it ends, and the next request begins with a new one.
     """
 
-    def __init__(self, role, limit, make, load):
+    def __init__(self, make, load):
         self.worker, self._is_loaded = None, False
-        self._role, self._limit, self._make, self._load = role, limit, make, load
+        self._make, self._load = make, load
         self._started = {}
 
     def start(self):
@@ -78,7 +77,7 @@ class _Original:
                 self.start()
                 self._load(self.worker)
                 self._is_loaded = True
-            return self.worker.ask(f"{self._role}.{request}", self._limit, **arguments)
+            return self.worker.ask(request, **arguments)
         except WorkerFailure:
             self.close()
             raise
@@ -114,8 +113,8 @@ class Stopwatch:
         self._progress, self._measured = progress, measured
         limit, on_cpu = options.time_limit, task.place == "cpu"
         # What torch.compile makes for the CPU goes on beside a GPU's timings.
-        self._baselines = _Original("baselines", limit, lambda: WorkerProcess(bears_a_gpu=on_cpu), self._load)
-        self._control = _Original("candidate", limit, lambda: WorkerProcess(room=room), self._load_and_judge)
+        self._baselines = _Original(lambda: WorkerProcess("baselines", limit, bears_a_gpu=on_cpu), self._load)
+        self._control = _Original(lambda: WorkerProcess("candidate", limit, room=room), self._load_and_judge)
         self._control_fails = None  # why
         self._is_given_up = False
         self._unavailable, self._secret_seeds, self._work = {}, {}, {}
@@ -169,7 +168,7 @@ class Stopwatch:
                 self._add_graphed(worker, result, {"forward": timed, **(timed.get("training") or {})})
             return timed | {"ceilings": self._measured.ceilings.get(self._task.place)}
 
-    def _time_outside(self, worker, result, mode, timings, not_graphed):
+    def _time_outside(self, worker, result, mode, timings, race):
         """Add to a mode's timings what the outer clock says of it, which bounds them; without it nothing is claimed.
 
         Not of the project's own files, whose times nobody forges.
@@ -177,24 +176,21 @@ class Stopwatch:
         timings["outer"] = None
         if self._task.variant.is_catalogued or not timings["speedup"]:
             return
-        step, eager = step_of(mode), self._baselines.worker
-        as_eager = step if "eager" in not_graphed else mode
         players = {}
-        for name, process, *rest in (
-            (outer.VARIANT, worker, "candidate", VARIANT, mode),
-            (outer.EAGER, eager, "baselines", "eager", as_eager),
-            (outer.CONTROL, self._control.worker, "candidate", CONTROL, as_eager),
-        ):
-            if process:
-                page = (self._referee.folder if process is eager else self._referee.answers(process)) / f"{OUTER_PAGE}-{name}"
+        processes = worker, self._baselines.worker, self._control.worker
+        for side, process in zip((race.variant, race.reference, race.control_side), processes, strict=True):
+            if side and process:
+                page = self._referee.answers(process) / f"{OUTER_PAGE}-{side.name}"
                 remove(page)
-                players[name] = outer.Player(name, process, *rest, page)
+                players[side.name] = outer.Player(side.name, side.mode, process, page)
         claims = timings["speedup"].get("eager", {"high": math.inf})["high"] > 1
         seconds = max(outer.SECONDS, self._options.seconds) if claims else 0
-        given = self._task.place, step, permitted_to(result), self._options.time_limit
         try:
+            if outer.EAGER not in players:
+                raise WorkerFailure("eager PyTorch's process has ended")
             with self._alone(worker):
-                timings["outer"] = outer.measure(self._referee, players, *given, seconds)
+                given = self._task.place, step_of(mode), permitted_to(result), seconds
+                timings["outer"] = outer.measure(self._referee, players, *given)
         except WorkerFailure as failure:
             outer.withhold(timings, f"not timed by the outer clock: {failure}")
         else:
@@ -241,7 +237,7 @@ class Stopwatch:
                 race = self._race(worker, result, mode, not_graphed, patience)
             except BaselineFailed as failed:  # without it
                 name, reason = failed.args
-                if name == CONTROL:
+                if name == outer.CONTROL:
                     self._give_up_control(reason)
                 else:
                     self._unavailable[mode][name] = reason
@@ -250,18 +246,14 @@ class Stopwatch:
             disturbance = race.disturbance()
             if not disturbance or not tries or not patience.seconds:
                 timings = self._conclude(worker, result, mode, race, race.control() or control, disturbance)
-                self._time_outside(worker, result, mode, timings, not_graphed)
+                self._time_outside(worker, result, mode, timings, race)
                 return timings
             patience.spend(time.monotonic() - began)
             del self._secret_seeds[mode]  # the variant has met them
 
     def _race(self, worker, result, mode, not_graphed, patience):
         """A Race that was run. Raises what Race.run raises."""
-
-        def ask(request, **arguments):
-            return worker.ask(f"candidate.{request}", self._options.time_limit, **arguments)
-
-        variant = Side(VARIANT, mode, self._task.place, ask, is_trusted=False)
+        variant = Side(outer.VARIANT, mode, self._task.place, worker.ask, is_trusted=False)
         variant.start()
         paused = self._pausing(worker)
         with paused():
@@ -441,7 +433,7 @@ class Stopwatch:
 
         It runs as eager does: without a graph where that does.
         """
-        side = Side(CONTROL, step_of(mode) if "eager" in not_graphed else mode, self._task.place, self._control.ask)
+        side = Side(outer.CONTROL, step_of(mode) if "eager" in not_graphed else mode, self._task.place, self._control.ask)
         try:
             if not self._control_fails:
                 self._control.warm_up(side)
@@ -455,12 +447,12 @@ class Stopwatch:
         self._control.close()
 
     def _load(self, worker):
-        worker.ask("baselines.load", self._options.time_limit, **self._original)
+        worker.ask("load", **self._original)
 
     def _load_and_judge(self, worker):
-        worker.ask("candidate.load", self._options.time_limit, variant=None, **self._original)
+        worker.ask("load", variant=None, **self._original)
         like_a_variant = {"ran_on": self._task.place, "variant_precision": None}
-        judge(worker, self._referee, like_a_variant, self._options.time_limit, with_mutants=False)
+        judge(worker, self._referee, like_a_variant, with_mutants=False)
 
     def _floor(self, result, mode):
         """{"floor_ms", "floor_bound", "work"}; None where it cannot be counted, with the reason in `_unavailable`."""
@@ -475,8 +467,9 @@ class Stopwatch:
                 work = self._work[mode] = None
         if not work:
             return {"floor_ms": None, "floor_bound": None, "work": None}
-        found = floors.floor(floors.Work(**work["least"]), Ceilings(**self._measured.ceilings[place]), result["precision"])
-        return {"floor_ms": found.milliseconds, "floor_bound": found.bound, "work": work}
+        least, ceilings = floors.Work(**work["least"]), Ceilings(**self._measured.ceilings[place])
+        milliseconds, bound = floors.floor(least, ceilings, result["precision"])
+        return {"floor_ms": milliseconds, "floor_bound": bound, "work": work}
 
     def _count_work(self, mode):
         """What `baselines.work` says of a mode; None where it cannot be counted."""

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, replace
 from playground.judge.accuracy import APPROXIMATE, AS_PYTORCH, CLASSES, FLOAT32, WRONG, named, names_one
 from playground.judge.checks import BY_NAME, CAVEATS, DROP_IN, FORWARD, SHOWN, SIDE_EFFECTS, STRESS_TESTS, WATCHED
 from playground.judge.mutations import LOOK_ALIKE
-from playground.judge.probes import AT_OWN_SIZE, EVAL, FORWARD_PROBES, FRESH, OF_PARAMETERS, OF_SEEDS, PROBES, size_of
+from playground.judge.probes import AT_OWN_SIZE, EVAL, FORWARD_PROBES, FRESH, OF_SEEDS, PROBES, check_of, size_of
 from playground.judge.work import Text
 from playground.worker import WorkerFailure
-from playground.worker.referee_client import RefereeFailure, erase, remove
+from playground.worker.referee_client import erase, remove
 
 FIGURES = ("max_error", "allowed", "eager_error", "permitted_error")  # of a comparison
 REFUSES = "refuses: "  # begins the note of a probe on which the variant raises an exception
@@ -36,9 +36,7 @@ class Complaint:
     line: int | None = None
 
 
-def judge(
-    worker, referee, result, limit, file=None, renew=None, accept=None, first=None, tell=None, borrowed=(), with_mutants=True
-):
+def judge(worker, referee, result, file=None, renew=None, accept=None, first=None, tell=None, borrowed=(), with_mutants=True):
     """Run every check of the variant that `worker` has loaded. Sets verdict, standards and caveats in `result`.
 
     `file` is the variant's. `renew()` gives a worker that has loaded it again, for what is left after a crash. `accept` is the
@@ -48,7 +46,7 @@ def judge(
     one fails on the problem's own inputs of which nothing worse was known.
     """
     result["check"], result["accuracy"] = blank_check() | {"domain": referee.domain}, None
-    case = _Case(worker, referee, result, limit, file, renew, accept)
+    case = _Case(worker, referee, result, file, renew, accept)
     if borrowed:
         text = f"the file uses {', '.join(borrowed)}, which only the problem's file defines"
         case.complain("uses-problem-names", text, DROP_IN)
@@ -105,13 +103,12 @@ def conclude(result, complaints):
 class _Case:
     """The evaluation of one variant. `complaints` are all that there are so far."""
 
-    def __init__(self, worker, referee, result, limit, file, renew, accept):
+    def __init__(self, worker, referee, result, file, renew, accept):
         self.worker = worker
         self.complaints = []
         self._referee = referee
         self._result = result
         self._check = result["check"]
-        self._limit = limit
         self._text = Text(file) if file else None
         self._renew = renew
         self._accept = accept
@@ -127,7 +124,7 @@ class _Case:
 
     def takes(self, probe):
         """Whether it is a probe for a variant that came by its weights as this one did."""
-        return probe not in OF_PARAMETERS if self._is_by_seed else probe != OF_SEEDS
+        return not check_of(probe).parameters if self._is_by_seed else probe != OF_SEEDS
 
     def try_probe(self, probe):
         """Outputs and gradients on a probe, if they are not known yet."""
@@ -135,7 +132,7 @@ class _Case:
             return
         if probe in REQUIRED:
             return self._probe(probe)
-        check = _check_of(probe)
+        check = check_of(probe)
         if not self._survive(check.caveat.tag, check.said, lambda: self._probe(probe)):
             self._note_probe(probe, None, complaint=self.complaints[-1].text)
 
@@ -172,7 +169,7 @@ class _Case:
 
     def _ask(self, what, **arguments):
         erase(self.outputs)  # what an earlier call wrote is no answer
-        return self.worker.ask(f"candidate.{what}", self._limit, outputs=str(self.outputs), **arguments)
+        return self.worker.ask(what, outputs=str(self.outputs), **arguments)
 
     def _ask_on(self, what, probe, **arguments):
         return self._ask(what, inputs=self._referee.inputs(probe), **arguments)
@@ -206,7 +203,7 @@ class _Case:
         """The probes that can only cost drop-in, at the own size where the reduced one does not suit the variant."""
         changes_parameters = "weights unchanged" in self._referee.side_effects
         for probe in (name for name in PROBES if name not in REQUIRED):
-            if probe in OF_PARAMETERS and (self._is_by_seed or changes_parameters):
+            if check_of(probe).parameters and (self._is_by_seed or changes_parameters):
                 others = "variant's parameters are not the original's"
                 why = others if self._is_by_seed else "original changes its parameters in a call"
                 self._note_probe(probe, f"not run: the {why}")
@@ -235,7 +232,7 @@ class _Case:
         if self._works and ran["handed_memory"] == 0 and not required:
             self._leave(probe)
         if not required and (failed := ran["complaints"].pop("launch", None)):
-            self.complain(_check_of(probe).caveat.tag, _under(probe, failed), DROP_IN)
+            self.complain(check_of(probe).caveat.tag, _under(probe, failed), DROP_IN)
         for check, reason in ran["complaints"].items():
             if check not in self._referee.side_effects:  # what the original does, too, is no complaint
                 self._behaved(check, reason, None)
@@ -340,7 +337,7 @@ class _Case:
             return "stale-weights"
         if compared["leaked"]:
             return "nan"
-        tag = _check_of(probe).caveat.tag
+        tag = check_of(probe).caveat.tag
         by_values = self._is_wrong("scaled") or (size_of(probe) == "own" and tag == "sizes")
         return "values" if by_values or tag in ("nan", "stale-weights") else tag
 
@@ -498,15 +495,11 @@ class _Case:
 
 def _is_its_own(failure):
     """Whether a WorkerFailure is the variant's, not the machine's or the judge's."""
-    return not (failure.is_of_machine or failure.is_of_judge or isinstance(failure, RefereeFailure))
-
-
-def _check_of(probe):
-    return BY_NAME[probe.removesuffix(AT_OWN_SIZE)]
+    return not (failure.is_of_machine or failure.is_of_judge or failure.role == "referee")
 
 
 def _under(probe, complaint):
-    circumstance = _check_of(probe).said
+    circumstance = check_of(probe).said
     return f"{circumstance}: {complaint}" if circumstance else complaint
 
 

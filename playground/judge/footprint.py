@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.utils import _pytree
 
-from playground import tensors
+from playground import catalog, tensors
 from playground.judge.precision import Uncompiled
 from playground.judge.sample import LEAST, MOST
 
@@ -65,6 +65,12 @@ class Footprint:
             return 1.0
         none, nearly_all = (self.of_judgement(place, share)["host"] for share in (0.0, MOST))
         return min(MOST, max(LEAST, MOST * (host - none) / (nearly_all - none)))
+
+
+def size_up(problem, settings, place, precision=None):
+    """Return the fields of the Footprint of the problem in a file, before anything of it is computed: a worker's request."""
+    module = tensors.in_precision(catalog.load_problem(problem, settings), precision)
+    return vars(measure(module, by_running=place == "cuda"))  # elsewhere one is judged at a time
 
 
 def measure(problem, by_running=True):

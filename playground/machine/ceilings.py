@@ -7,8 +7,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import psutil
 import torch
+
+from .memory import free_on_host
 
 MIB = 2**20
 CPU_MATRIX = 2048
@@ -27,7 +28,7 @@ class Ceilings:
 
 
 def measure(device: str | torch.device) -> Ceilings:
-    """Measure the ceilings of `device`, 'cpu' (torch.get_num_threads() threads) or a CUDA device, in about 3 seconds.
+    """Measure the ceilings of `device`, 'cpu' (torch.get_num_threads() threads) or 'cuda', in about 3 seconds.
 
     Bytes: a sum over n float32 values reads 4 n bytes; a copy of them reads 4 n and writes 4 n, 8 n in all. n is far larger
     than the caches. FLOPs: a product of two m x m matrices takes 2 m^3, on random values: constants draw less power, and a GPU
@@ -35,15 +36,12 @@ def measure(device: str | torch.device) -> Ceilings:
     faster one counts.
     """
     device = torch.device(device)
-    if device.type == "cpu":
-        return _measure_cpu(device)
-    with torch.cuda.device(device):
-        return _measure_cuda(torch.device("cuda", torch.cuda.current_device()))
+    return _measure_cpu(device) if device.type == "cpu" else _measure_cuda(device)
 
 
 def _measure_cpu(device: torch.device) -> Ceilings:
     beyond_cache = max(256 * MIB, 32 * MIB * torch.get_num_threads())  # last-level caches have up to 12 MiB a core
-    tensor_bytes = min(beyond_cache, psutil.virtual_memory().available // 8)
+    tensor_bytes = min(beyond_cache, free_on_host() // 8)
     read, copy = _memory_rates(device, tensor_bytes)
     matmul, conv = torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv
     with _setting(matmul, "fp32_precision", "ieee"), _setting(conv, "fp32_precision", "ieee"):

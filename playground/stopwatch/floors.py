@@ -46,19 +46,16 @@ class Work:
     flops: int
 
 
-@dataclass(frozen=True)
-class Floor:
-    milliseconds: float
-    bound: str  # "memory" or "compute"
-
-
 def floor(work, ceilings, precision):
-    """Return the larger of the two times. `ceilings` is a machine.ceilings.Ceilings; `precision` is "fp32" or a lower one."""
+    """Return (the larger of the two times in milliseconds, "memory" or "compute": which one that is).
+
+    `ceilings` is a machine.ceilings.Ceilings; `precision` is "fp32" or a lower one.
+    """
     memory = work.bytes / max(ceilings.read_bytes_per_second, ceilings.copy_bytes_per_second) * 1e3
     fast = max(ceilings.tf32_flops or 0, ceilings.fp16_flops or 0)  # 11 bits of each factor, sums in float32
     rate = max(ceilings.fp32_flops, fast / 3 if precision == "fp32" else fast)
     compute = work.flops / rate * 1e3
-    return Floor(max(memory, compute), "memory" if memory >= compute else "compute")
+    return max(memory, compute), "memory" if memory >= compute else "compute"
 
 
 def count_work(name, model, inputs, outputs, mode):

@@ -23,6 +23,7 @@ PAGE, TEXT = 1 << 16, 256  # bytes of the page of flags; where its text begins
 CALL, QUEUED, LENGTH = 0, 1, 2  # words of the page: the call that may begin, the call whose work is queued, the text's length
 LOOK_SECONDS = 2e-5  # between looks at a flag, once it has been waited for in vain
 SPIN_SECONDS = 2e-3  # of looking without a pause
+ADDRESSES = 1 << 48  # what a process may say of places is less
 
 DTYPES = {str(each): each for each in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32)}
 DTYPES |= {str(each): each for each in (torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128)}
@@ -61,7 +62,7 @@ def _form(place, where):
     try:
         dtype, shape, stride, start = DTYPES[place["dtype"]], place["shape"], place["stride"], place[where]
         numbers = [*shape, *stride, start]
-        if len(shape) != len(stride) or not all(type(each) is int and 0 <= each < 1 << 48 for each in numbers):
+        if len(shape) != len(stride) or not all(type(each) is int and 0 <= each < ADDRESSES for each in numbers):
             raise ValueError
     except (KeyError, TypeError, ValueError):
         raise Unshareable("a result without a place") from None

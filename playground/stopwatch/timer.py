@@ -15,8 +15,6 @@ from pathlib import Path
 
 import torch
 
-from playground import tensors
-
 CUDA_FLUSH_BYTES = 256 << 20  # or four times the L2 cache, where that is more
 CPU_FLUSH_BYTES = 128 << 20
 LONG_MS = 12.0  # of flushes in a row: several of the turns, about 2 ms each, that processes on one GPU take
@@ -207,65 +205,6 @@ class _AllStreams:
 def _succeed(function, status):
     if status != CUDA_SUCCESS:
         raise RuntimeError(f"{function} failed with CUDA error {status}")
-
-
-class Timed:
-    """A workload under a clock, in the process that runs it."""
-
-    def __init__(self, workload, device, clock):
-        self.workload = workload
-        self._device = device
-        self._clock = clock
-        self._content = None
-        self._result = None
-        self._held = []
-
-    def start(self, seeds):
-        """Call once for each seed, to warm up. {"milliseconds": of making content, flushing and calling, "peak_mib"}."""
-        for seed in seeds:
-            began = time.perf_counter()
-            content = self.workload.fresh(seed)
-            self._clock.flush()
-            _, peak_mib = peak_memory(lambda content=content: self.workload(content), self._device)
-            self._clock.wait()
-            milliseconds = (time.perf_counter() - began) * 1e3
-        return {"milliseconds": milliseconds, "peak_mib": peak_mib}
-
-    def time(self, seeds):
-        """Time one call for each seed, each on content of its own, and keep the last one's result.
-
-        {"samples_ms", "late", "flush_ms", "launch_ms"}: see the clocks; the last is what the host took to launch each call. The
-        first `settling_calls` of them are for settling.
-        """
-        calls = []
-        for seed in seeds:
-            self._result = None
-            self._content = content = self.workload.fresh(seed)
-            self._clock.flush()
-            milliseconds, is_late, self._result = self._clock.time(lambda content=content: self.workload(content))
-            tensors.require_plain(self._result)
-            calls.append((milliseconds, is_late, self._clock.flush_ms, self._clock.launch_ms))
-        return dict(zip(("samples_ms", "late", "flush_ms", "launch_ms"), map(list, zip(*calls, strict=True)), strict=True))
-
-    def result(self):
-        """Return (result of the last timed call, names of the gradients, None where it is no list of such)."""
-        return self._result, self.workload.names(self._content)
-
-    def hold(self, seeds):
-        """Make the contents that `repeat` uses."""
-        self._held = [self.workload.fresh(seed) for seed in seeds]
-        self._clock.wait()
-
-    def repeat(self, count):
-        """Call `count` times, back to back, without a clock: the driver holds one outside."""
-        for call in range(count):
-            self.workload(self._held[call % len(self._held)])
-        self._clock.wait()
-
-    def forget(self):
-        """Let go of contents and results."""
-        self._content = self._result = None
-        self._held = []
 
 
 def peak_memory(step, device):

@@ -1,9 +1,7 @@
 """What one timed call does: forward, or forward and backward, on content that no call has seen before."""
 
-import random
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from playground import tensors
@@ -31,14 +29,7 @@ def fresh_inputs(problem, seed, device):
 
     The same seed gives the same content in every process on the same kind of device.
     """
-
-    def seeded():
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.manual_seed(seed)
-        return tensors.inputs_of(problem)
-
-    return tensors.to(tensors.made_on(device, seeded), device)
+    return tensors.to(tensors.made_on(device, lambda: tensors.make_inputs(problem, seed)), device)
 
 
 def upstream_for(outputs, seed, device):

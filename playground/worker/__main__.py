@@ -3,6 +3,8 @@
 import contextlib
 import ctypes
 import faulthandler
+import functools
+import importlib
 import json
 import os
 import signal
@@ -10,6 +12,8 @@ import sys
 
 from playground.worker.channel import Channel
 from playground.worker.failures import describe
+
+BETWEEN_CALLS = ("time", "join_outer", "call_outer", "await_quiet")  # requests after which memory stays where it is
 
 
 def end_with(parent):
@@ -38,31 +42,41 @@ def flush():
     ctypes.CDLL(None).fflush(None)
 
 
-def main(request_fd, reply_fd, parent, limits):
+def give_back(request):
+    """Return to the GPU what torch's allocator keeps: another worker needs it now."""
+    import torch
+
+    with contextlib.suppress(Exception):  # after a fault nothing can be given back, nor where a judged file has replaced these
+        free, total = torch.cuda.mem_get_info() if torch.cuda.is_initialized() else (0, 0)
+        if total and (request not in BETWEEN_CALLS or free < total / 2):
+            torch.cuda.empty_cache()
+
+
+def main(request_fd, reply_fd, parent, limits, role):
     end_with(parent)
     faulthandler.enable(all_threads=False)  # to stderr, where the driver finds the line in which the file crashed
     if limits:
         limit(limits)
     channel = Channel(request_fd, reply_fd)
-    from playground.worker import requests
-
-    answer = requests.answerer()
+    answering = getattr(importlib.import_module(f"playground.worker.{role}"), role.title())()
     while True:
         try:
             message = channel.receive()
         except EOFError:
             return
+        path = message["request"].split(".")
         try:
-            reply = {"result": answer(message["request"], message["arguments"])}
+            reply = {"result": functools.reduce(getattr, path, answering)(**message["arguments"])}
         except BaseException as exception:  # SystemExit and KeyboardInterrupt too: a judged file may raise anything
             try:
                 reason, details = describe(exception)
             except Exception as another:  # a judged file's exception may not even have a text
                 reason, details = f"{type(exception).__name__}, whose text raises {type(another).__name__}", ""
             reply = {"error": reason, "details": details, "is_finding": type(exception).__name__ == "Finding"}
+        give_back(path[-1])
         flush()
         channel.send(reply)
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:4]), json.loads(sys.argv[4]))
+    main(*map(int, sys.argv[1:4]), json.loads(sys.argv[4]), sys.argv[5])

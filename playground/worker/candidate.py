@@ -13,7 +13,7 @@ import torch
 import cuda_emulator as emulator
 from cuda_emulator import devices
 from playground import catalog, tensors
-from playground.judge import behaviour, domain, foreign, probes, work
+from playground.judge import behaviour, domain, footprint, foreign, probes, work
 from playground.judge.checks import BY_NAME
 from playground.judge.precision import LOWER, forbid_tf32
 from playground.machine import build_locks
@@ -31,6 +31,8 @@ REFUSALS = (AssertionError, RuntimeError, TypeError, ValueError)  # of torch, or
 
 class Candidate(Clocked):
     """A ModelNew in this process."""
+
+    size_up = staticmethod(footprint.size_up)  # to be asked before `load`
 
     def load(
         self,

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 
 import torch
 
@@ -20,49 +21,77 @@ class Clocked:
     def _hold_clock(self, device):
         self.device = device
         self.clock = timer.clock_for(device)
-        self.timed = {}
+        self.workloads = {}  # by side and mode
         self._outer = None
+        self._forget()
+
+    def _forget(self):
+        """Let go of contents and results."""
+        self._content = self._result = None  # of the last timed call
+        self._held = []
 
     def start(self, side, mode, seeds):
-        """Prepare the side, and call it once for each seed: {"milliseconds", "peak_mib"} as in stopwatch.timer.
+        """Prepare the side, and call it once for each seed, to warm up.
 
-        A graph keeps the memory of its whole step, so those of other modes are given up.
+        Returns {"milliseconds": of making content, flushing and calling, "peak_mib"}. A graph keeps the memory of its whole
+        step, so those of other modes are given up.
         """
         self.clock.keep_memory()
-        for other in [key for key in self.timed if key[1].startswith(GRAPHED) and key[1] != mode]:
-            del self.timed[other]
+        self._forget()
+        for other in [key for key in self.workloads if key[1].startswith(GRAPHED) and key[1] != mode]:
+            del self.workloads[other]
         with self._circumstances(side):
             problem, model, *inputs_as = self._subject(side)
             workload = Workload(problem, model, step_of(mode), self.device, *inputs_as)
             if mode.startswith(GRAPHED):
                 workload = Graphed(workload, seeds[0])
-            self.timed[side, mode] = timer.Timed(workload, self.device, self.clock)
-            return self.timed[side, mode].start(seeds)
+            self.workloads[side, mode] = workload
+            for seed in seeds:
+                began = time.perf_counter()
+                content = workload.fresh(seed)
+                self.clock.flush()
+                _, peak_mib = timer.peak_memory(lambda content=content: workload(content), self.device)
+                self.clock.wait()
+                milliseconds = (time.perf_counter() - began) * 1e3
+        return {"milliseconds": milliseconds, "peak_mib": peak_mib}
 
     def time(self, side, mode, seeds):
-        """Time one call for each seed, on content that follows from it. Returns what stopwatch.timer's Timed.time does."""
-        for other in self.timed.values():
-            other.forget()
+        """Time one call for each seed, each on content of its own that follows from it, and keep the last one's result.
+
+        Returns {"samples_ms", "late", "flush_ms", "launch_ms"}: see stopwatch.timer's clocks; the last is what the host took to
+        launch each call. The first `settling_calls` of them are for settling.
+        """
+        self._forget()
+        workload, calls = self.workloads[side, mode], []
         with self._circumstances(side):
-            return self.timed[side, mode].time(seeds)
+            for seed in seeds:
+                self._result = None
+                self._content = content = workload.fresh(seed)
+                self.clock.flush()
+                milliseconds, is_late, self._result = self.clock.time(lambda content=content: workload(content))
+                tensors.require_plain(self._result)
+                calls.append((milliseconds, is_late, self.clock.flush_ms, self.clock.launch_ms))
+        return dict(zip(("samples_ms", "late", "flush_ms", "launch_ms"), map(list, zip(*calls, strict=True)), strict=True))
 
     def result(self, side, mode, outputs):
         """Write what the last timed call gave, its outputs or its gradients, to the file `outputs`."""
-        result, names = self.timed[side, mode].result()
-        of_outputs = names is None
-        gradients = {} if of_outputs else dict(zip(names, result, strict=True))
-        tensors.save_results(tensors.Results(tensors.flatten(result) if of_outputs else [], gradients), outputs)
+        names = self.workloads[side, mode].names(self._content)
+        gradients = {} if names is None else dict(zip(names, self._result, strict=True))
+        tensors.save_results(tensors.Results(tensors.flatten(self._result) if names is None else [], gradients), outputs)
         return {}
 
     def hold(self, side, mode, seeds):
         """Make contents for `repeat`."""
-        self.timed[side, mode].hold(seeds)
+        self._held = [self.workloads[side, mode].fresh(seed) for seed in seeds]
+        self.clock.wait()
         return {}
 
     def repeat(self, side, mode, count):
         """Call `count` times back to back on the contents that are held, with no clock in this process."""
         with self._circumstances(side):
-            self.timed[side, mode].repeat(count)
+            for call in range(count):
+                self.workloads[side, mode](self._held[call % len(self._held)])
+            self.clock.wait()
         return {}
 
     def join_outer(self, side, mode, shared, page):
@@ -72,7 +101,7 @@ class Clocked:
         """
         kind = _OnGpu if self.device.type == "cuda" else _OnCpu
         with self._circumstances(side):
-            self._outer = kind(self.timed[side, mode].workload, shared, page)
+            self._outer = kind(self.workloads[side, mode], shared, page)
         return self._outer.told
 
     def call_outer(self, side, mode, null, **more):

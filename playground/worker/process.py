@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import contextvars
+import functools
 import json
 import os
 import re
@@ -61,13 +62,14 @@ class WorkerFailure(Exception):
     """A request that got no result. The text is one line; `details` may hold a traceback or a compiler's output.
 
     `is_finding` says that the emulator found a mistake in a kernel, `is_of_machine` that the machine has no room, `is_of_judge`
-    that the judge itself made a mistake.
+    that the judge itself made a mistake, `role` whose process it was.
     """
 
-    def __init__(self, reason, details="", is_finding=False):
+    def __init__(self, reason, details="", is_finding=False, role=None):
         super().__init__(reason)
         self.details = details
         self.is_finding = is_finding
+        self.role = role
         self.is_of_machine = is_of_machine(reason)
         self.is_of_judge = reason.startswith(JUDGE_BROKE)
 
@@ -75,11 +77,13 @@ class WorkerFailure(Exception):
 class WorkerProcess:
     """A process that answers requests one at a time, each to the thread that asked. As a context manager, it ends the process.
 
-    `environment` is added to this process's environment. `bears_a_gpu` says that it disturbs nothing on a GPU. It runs in
-    the `room`, a sandbox.Room, where there is one.
+    Its `role` is "candidate", "referee" or "baselines": the module of playground.worker whose class answers. A request may take
+    `limit` seconds. `environment` is added to this process's environment. `bears_a_gpu` says that it disturbs nothing on a GPU.
+    It runs in the `room`, a sandbox.Room, where there is one.
     """
 
-    def __init__(self, environment=None, bears_a_gpu=False, room=None):
+    def __init__(self, role, limit, environment=None, bears_a_gpu=False, room=None):
+        self.role, self.limit = role, limit
         self.owner = owner.get()
         self.bears_a_gpu = bears_a_gpu
         self.room = room
@@ -98,7 +102,7 @@ class WorkerProcess:
         reply_read, reply_write = os.pipe()
         parent, limits = (sandbox.PARENT, self.room.limits.of_process()) if self.room else (os.getpid(), {})
         numbers = map(str, (request_read, reply_write, parent))
-        command = [sys.executable, "-m", "playground.worker", *numbers, json.dumps(limits)]
+        command = [sys.executable, "-m", "playground.worker", *numbers, json.dumps(limits), self.role]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         variables = {**os.environ, "PYTHONPATH": path, **(environment or {})}
         if self.room:
@@ -174,46 +178,47 @@ class WorkerProcess:
             stopped.go_on()
             stopped.close()
 
-    def ask(self, what, limit, **arguments):
-        """Return the reply (a dict) to the request `what`, a name in playground.worker.requests.
+    def ask(self, what, **arguments):
+        """Return the reply (a dict) to the request `what`, a method of its role.
 
-        Raises WorkerFailure when the request raised, the process died or ended, `limit` seconds passed in which it was not
-        paused, or what came is no reply (a judged file can write to the pipe); in all but the first case the process is gone
-        and every further request fails.
+        Raises WorkerFailure when the request raised, the process died or ended, the limit passed while it was not paused, or
+        what came is no reply (a judged file can write to the pipe); in all but the first case the process is gone and every
+        further request fails.
         """
+        request, failed = f"{self.role}.{what}", functools.partial(WorkerFailure, role=self.role)
         with self._asking:
             began = time.perf_counter()
-            self._emulates |= what == "candidate.load" and arguments.get("place") == "emulator"
+            self._emulates |= request == "candidate.load" and arguments.get("place") == "emulator"
             try:
                 self._channel.send({"request": what, "arguments": arguments})
-                reply = self._receive(limit)
+                reply = self._receive()
             except TimeoutError:
                 found = (self._whereabouts() if self._emulates else "") or self._phase(what)
                 self.kill()
-                raise WorkerFailure(f"no answer within the time limit of {limit:g} s{found}", self.output()) from None
+                raise failed(f"no answer within the time limit of {self.limit:g} s{found}", self.output()) from None
             except (EOFError, OSError):
-                raise WorkerFailure(self._cause_of_death(), without_our_frames(self.output())) from None
+                raise failed(self._cause_of_death(), without_our_frames(self.output())) from None
             except (ValueError, RecursionError):  # no JSON, or nested too deeply
                 reply = None
             finally:
                 with _living_lock:
-                    spent[what] += time.perf_counter() - began
+                    spent[request] += time.perf_counter() - began
             match reply:
                 case {"result": dict(result)}:
-                    if complaint := malformed(what, result):
+                    if complaint := malformed(request, result):
                         self.kill()
-                        raise WorkerFailure(complaint, self.output())
+                        raise failed(complaint, self.output())
                     return result
                 case {"error": str(reason), "details": str(details), "is_finding": bool(is_finding)} if reason.strip():
                     reason = reason[:MOST_REASON]
                     reason = sandbox.named(reason, self.room.limits) if self.room else reason
-                    raise WorkerFailure(reason, details[:MOST_DETAILS] + self.output(), is_finding)
+                    raise failed(reason, details[:MOST_DETAILS] + self.output(), is_finding)
             self.kill()
-            raise WorkerFailure("wrote something else than a reply into its connection to the driver", self.output())
+            raise failed("wrote something else than a reply into its connection to the driver", self.output())
 
-    def _receive(self, limit):
-        """The reply. Raises TimeoutError after `limit` seconds in which the process was not paused."""
-        latest = time.monotonic() + limit - self._seconds_paused()
+    def _receive(self):
+        """The reply. Raises TimeoutError after the limit's seconds in which the process was not paused."""
+        latest = time.monotonic() + self.limit - self._seconds_paused()
         while True:
             left = latest + self._seconds_paused() - time.monotonic()
             try:
@@ -231,7 +236,7 @@ class WorkerProcess:
             return ""
         match reply:
             case {"error": str(reason), "is_finding": True}:
-                return f": {reason}"
+                return f": {reason[:MOST_REASON]}"
         return ""
 
     def _phase(self, what):
@@ -240,10 +245,9 @@ class WorkerProcess:
             with contextlib.suppress(psutil.Error):
                 if COMPILERS.fullmatch(name := psutil.Process(pid).name()):
                     return f": still compiling ({name}); raise --time-limit"
-        role, _, method = what.partition(".")
-        if role == "referee":
+        if self.role == "referee":
             return ": while the original was run"
-        return f": {PHASES[method]}" if role == "candidate" and method in PHASES else ""
+        return f": {PHASES[what]}" if self.role == "candidate" and what in PHASES else ""
 
     def _seconds_paused(self):
         since = self._paused_since

@@ -33,10 +33,7 @@ BYTES_OF_ELEMENT, SLACK = 32, 64 << 20  # of a file of results: more than these,
 class Referee:
     """The original, its float64 reference on each probe, and the comparison with it."""
 
-    def size_up(self, problem, settings, place, precision=None):
-        """Return the problem's footprint.Footprint, as a dict, before anything of it is computed."""
-        module = tensors.in_precision(catalog.load_problem(problem, settings), precision)
-        return vars(footprint.measure(module, by_running=place == "cuda"))  # elsewhere one is judged at a time
+    size_up = staticmethod(footprint.size_up)
 
     def load(self, problem, settings, place, weights, seed, strict=False, precision=None, share=1.0, secret=0):
         """Make the original and save its weights to the file `weights`. `strict` forbids TF32; `precision` is one of HALF.
@@ -61,7 +58,7 @@ class Referee:
         self.sample = Sample(share, secret)
         self.shapes = {}  # probe -> {name: shape} of all inputs and outputs
         self.forms = {}  # probe -> how the outputs are made up
-        self.timed = {}  # mode -> the first of the probes that are timed calls'
+        self.timed = {"forward": "own"}  # mode -> the probe beside which timed calls are: of others the first of these
         self.oracle = self._oracle(self.model)
         self.sizes = Sizes(problem, settings, place, self._runs, precision)
         varies = domain.is_unchanging(self.sizes.problem("reduced"), seed)
@@ -208,12 +205,11 @@ class Referee:
         """Whether the probe has gradients."""
         drawing, made, oracle, eager = self._made(probe, problem, seed)
         if probe in probes.FRESH:
-            beside = _beside(self.references["own"][0], oracle.reference(made), oracle.sampled(made, eager))
-            self.references[probe] = beside, {}
+            self.references[probe] = _beside(self.references["own"], oracle.reference(made), oracle.sampled(made, eager))
             self._keep(made, drawing, inputs)
             return False
         has_gradients = any(tensors.differentiable(output) for output in eager.outputs)
-        if has_gradients and probe.removesuffix(probes.AT_OWN_SIZE) in probes.WITH_GRADIENTS:
+        if has_gradients and probes.check_of(probe).gradients:
             with_upstream = tensors.made_on(self.device, lambda: probes.with_upstream(made, eager.outputs, seed))
             try:
                 differentiated = oracle.eager(with_upstream)
@@ -297,19 +293,12 @@ class Referee:
         self.shapes[probe] = _shapes(made, outputs)
         reference = self.oracle.reference(made)
         decisions = self._decisions(probe, reference)
-        first = self.timed.setdefault(mode, probe)
+        checked = self.timed.setdefault(mode, probe)
         self.drawn_again[probe] = lambda: self._timed_probe(probe, mode, seed)[0]
-        if mode == "forward":
-            references = _beside(self.references["own"][0], reference, eager), {}
-        elif first != probe:
-            outputs, gradients = self.references[first]
-            found = {
-                name: checked.beside(reference.gradients[name], eager.gradients[name], lambda name=name: decisions()[name])
-                for name, checked in gradients.items()
-            }
-            references = _beside(outputs, reference, eager), found
-        else:
+        if checked == probe:
             references = _references(reference, eager, self.oracle.permitted(made, self.precision), decisions=decisions)
+        else:
+            references = _beside(self.references[checked], reference, eager, decisions)
         self.probes[probe], self.references[probe] = replace(made, inputs=[], upstream=None), references
         return {}
 
@@ -333,7 +322,7 @@ class Referee:
         files of inputs and results; `declared` is what the variant is permitted, as in compare_outputs.
         """
         if not self.outer:
-            references = self._permitting("own" if step == "forward" else self.timed[step], declared)
+            references = self._permitting(self.timed[step], declared)
             named = {str(i): output for i, output in enumerate(references[0])} if step == "forward" else references[1]
             drawn = outer_referee.Drawn(self.problem, self.model, step, self.device, named)
             is_on_gpu = self.device.type == "cuda"
@@ -405,6 +394,7 @@ class Referee:
         pairs = zip(expected, names, actual, strict=True)
         each = [reference.compare(name, value) for reference, name, value in pairs]
         found = worst(each)
+        actual = [value.cpu() for value in actual] if found.complaint else actual
         compared = vars(self._with_remark(found, each, probe, actual) if remark else found)
         if self.sample.is_part and not found.complaint:
             compared = compared | {"complaint": self._far_from_eager(probe, expected, names, whole.outputs)}
@@ -433,17 +423,17 @@ class Referee:
     def _results(self, probe, file):
         """What a variant's process wrote, a few times as long as the reference at most. Raises NotTensors.
 
-        Of what is compared in part it is on the device where there is room.
+        What is large is on the device where there is room.
         """
         outputs, gradients = self.references[probe]
         elements = sum(reference.float64.numel() for reference in (*outputs, *gradients.values())) / self.sample.share
         most = BYTES_OF_ELEMENT * elements + SLACK
-        if not self.sample.is_part:
-            return tensors.load_results(file, most)
         try:
-            given = tensors.load_results(file, most, self.device)
+            given = tensors.load_results(file, most, self.device if elements > SMALL else "cpu")
         except torch.OutOfMemoryError:
             given = tensors.load_results(file, most)
+        if not self.sample.is_part:
+            return given
         shapes = self.shapes[probe] | {name: value.shape for name, value in self.model.named_parameters()}
         actual = {f"output {i}": value for i, value in enumerate(given.outputs)} | given.gradients
         for name, value in actual.items():
@@ -504,8 +494,8 @@ class Referee:
             free, actual = self.domain.free(i, inputs[i]), found.get(f"input{i}")
             free = free if free is None else self.sample.of(free, probe).cpu()
             if free is not None and actual is not None and actual.shape == free.shape and f"input{i}" in expected:
-                true = expected[f"input{i}"].float64.to(actual.dtype)
-                found[f"input{i}"] = torch.where(free, actual, true)
+                true = expected[f"input{i}"].float64.to(actual)
+                found[f"input{i}"] = torch.where(free.to(actual.device), actual, true)
         return {name: self._graded_gradient(probe, name, reference, found.get(name)) for name, reference in expected.items()}
 
     def _graded_gradient(self, probe, name, reference, actual):
@@ -603,9 +593,15 @@ def _shapes(probe, outputs):
     return {name: value.shape for name, value in (named | {f"output {i}": each for i, each in enumerate(outputs)}).items()}
 
 
-def _beside(checked, reference, eager):
-    """A Reference for each output of other inputs, beside what the check allowed for it."""
-    return [each.beside(*pair) for each, *pair in zip(checked, reference.outputs, eager.outputs, strict=True)]
+def _beside(checked, reference, eager, decisions=None):
+    """What `_references` gives, for other inputs, beside what the check allowed for `checked`, which are such."""
+    outputs, gradients = checked
+    beside = [each.beside(*pair) for each, *pair in zip(outputs, reference.outputs, eager.outputs, strict=True)]
+    return beside, {
+        name: each.beside(reference.gradients[name], eager.gradients[name], lambda name=name: decisions()[name])
+        for name, each in gradients.items()
+        if reference.gradients.get(name) is not None
+    }
 
 
 def _references(reference, eager, permitted, others=(), decisions=None):

@@ -32,20 +32,16 @@ def erase(file):
         remove(file)
 
 
-def sized_up(worker, original, limit):
+def sized_up(worker, original):
     """Return the footprint.Footprint of an original, as a worker tells that has loaded no variant's file yet."""
-    return Footprint(**worker.ask("referee.size_up", limit, **{key: original[key] for key in SIZED_BY}))
-
-
-class RefereeFailure(WorkerFailure):
-    """The referee's own: no fault of a variant's."""
+    return Footprint(**worker.ask("size_up", **{key: original[key] for key in SIZED_BY}))
 
 
 class RefereeClient:
     """The referee of one model at one size: a process that knows the right results on every probe. Threads may share it.
 
     `folder` holds the tensors that are exchanged; what variants are to see of them is in `given`, below it. `original` are the
-    arguments of `referee.load` but for the weights.
+    arguments of `referee.load` but for the weights. A request may take `limit` seconds.
     """
 
     def __init__(self, original, folder, probe_seed, limit):
@@ -58,15 +54,14 @@ class RefereeClient:
         self.tells_nothing = None  # why the original's outputs cannot tell a right variant from one that does nothing
         self._original = original
         self._probe_seed = probe_seed
-        self._limit = limit
-        self.worker = WorkerProcess(UNTIMED)
+        self.worker = WorkerProcess("referee", limit, UNTIMED)
         self._lock = threading.RLock()
         self._prepared = {}
         self._mutants = {}
 
     def size_up(self):
         """Return the problem's footprint.Footprint, before anything is computed."""
-        return sized_up(self.worker, self._original, self._limit)
+        return sized_up(self.worker, self._original)
 
     def prepare(self, share=1.0):
         """Compute the reference on the probes of the problem's own size. Returns what referee.load does. Raises WorkerFailure.
@@ -124,12 +119,9 @@ class RefereeClient:
         return self._lock
 
     def ask(self, what, **arguments):
-        """Return the reply to a request of the referee's. Raises RefereeFailure."""
+        """Return the reply to a request of the referee's. Raises WorkerFailure."""
         with self._lock:
-            try:
-                return self.worker.ask(f"referee.{what}", self._limit, **arguments)
-            except WorkerFailure as failure:
-                raise RefereeFailure(str(failure), failure.details) from None
+            return self.worker.ask(what, **arguments)
 
     def close(self):
         self.worker.close()

@@ -26,6 +26,7 @@ import psutil
 import cuda_emulator
 from playground.catalog import ROOT
 from playground.machine import build_locks
+from playground.machine.memory import free_on_host
 from playground.tensors import NO_ROOM, NoRoom, no_room_in
 from playground.worker.failures import SANDBOX_ALLOWS
 
@@ -117,7 +118,7 @@ class Limits:
 
 def limits(folder):
     """Return the Limits that this machine bears now, with results in `folder`."""
-    memory, free = psutil.virtual_memory().available, shutil.disk_usage(folder).free
+    memory, free = free_on_host(), shutil.disk_usage(folder).free
     return Limits(
         memory=int(0.8 * memory),
         processes=256 + 64 * (os.cpu_count() or 1),

@@ -160,7 +160,7 @@ class ModelNew(nn.Module):
 
 @pytest.fixture(scope="module")
 def worker():
-    with WorkerProcess() as process:
+    with WorkerProcess("candidate", 120) as process:
         yield process
 
 
@@ -170,10 +170,10 @@ def test_streams_in_a_backward_pass(worker, tiny_problem, write_variant, tmp_pat
     x, upstream = torch.rand(2, 3), torch.rand(2, 3)
     probe = probes.Probe("scaled", [x], [upstream], (0,))
     tensors.save(vars(probe), tmp_path / "inputs")
-    worker.ask("candidate.load", 120, **original, variant=str(write_variant("in_both_passes", IN_BOTH_PASSES).path))
-    worker.ask("candidate.build", 120, seed=0)
+    worker.ask("load", **original, variant=str(write_variant("in_both_passes", IN_BOTH_PASSES).path))
+    worker.ask("build", seed=0)
     files = {"inputs": str(tmp_path / "inputs"), "outputs": str(tmp_path / "outputs")}
-    assert not any(worker.ask("candidate.differentiate", 120, **files).values())
+    assert not any(worker.ask("differentiate", **files).values())
     results = tensors.load_results(tmp_path / "outputs", 1 << 20)
     assert torch.equal(results.outputs[0], 2 * x) and torch.equal(results.gradients["input0"], 2 * upstream)
 
@@ -182,10 +182,10 @@ def test_streams_in_a_backward_pass(worker, tiny_problem, write_variant, tmp_pat
 def test_a_file_under_the_emulator_may_put_tensors_there_as_it_is_loaded(worker, tiny_problem, write_variant):
     original = {"problem": str(tiny_problem), "settings": {}, "place": "emulator", "weights": None, "seed": 0}
     variant = write_variant("at_loading", AT_LOADING)
-    worker.ask("candidate.load", 120, **original, variant=str(variant.path))
-    worker.ask("candidate.build", 120, seed=0)
-    with WorkerProcess() as another, pytest.raises(WorkerFailure, match="CUDA"):
-        another.ask("candidate.load", 120, **original | {"place": "cpu"}, variant=str(variant.path))
+    worker.ask("load", **original, variant=str(variant.path))
+    worker.ask("build", seed=0)
+    with WorkerProcess("candidate", 120) as another, pytest.raises(WorkerFailure, match="CUDA"):
+        another.ask("load", **original | {"place": "cpu"}, variant=str(variant.path))
 
 
 WITH_A_FALLBACK = """
@@ -222,9 +222,9 @@ class ModelNew(nn.Module):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="cuda is a real device here")
 def test_a_file_that_goes_on_without_its_kernel_where_there_is_no_gpu_runs_it(tiny_problem, write_variant):
     original = {"problem": str(tiny_problem), "settings": {}, "place": "emulator", "weights": None, "seed": 0}
-    with WorkerProcess() as worker:
-        worker.ask("candidate.load", 120, **original, variant=str(write_variant("with_a_fallback", WITH_A_FALLBACK).path))
-        assert worker.ask("candidate.build", 120, seed=0)["built"]
+    with WorkerProcess("candidate", 120) as worker:
+        worker.ask("load", **original, variant=str(write_variant("with_a_fallback", WITH_A_FALLBACK).path))
+        assert worker.ask("build", seed=0)["built"]
 
 
 INSTALLED = """

@@ -11,11 +11,9 @@ import torch
 from playground.driver import outer
 from playground.worker import WorkerProcess
 from playground.worker.referee_client import RefereeClient
+from tests.judge.problems import pairs
 
 PROBLEM = """
-import torch
-import torch.nn as nn
-
 class Model(nn.Module):
     def __init__(self, features):
         super().__init__()
@@ -30,9 +28,6 @@ batch, features = (4096, 1024) if torch.cuda.is_available() else (256, 128)
 
 def get_inputs():
     return [torch.randn(batch, features)]
-
-def get_init_inputs():
-    return [features]
 """
 
 SOLUTION = """
@@ -193,7 +188,7 @@ class Measured:
     def __init__(self, place, folder, step):
         self._place, self._folder, self._step, self._open = place, folder, step, contextlib.ExitStack()
         problem = folder / "problem.py"
-        problem.write_text(PROBLEM)
+        problem.write_text(pairs.whole(PROBLEM))
         original = {"problem": str(problem), "settings": {}, "place": place, "seed": 1, "precision": None}
         self._truth = RefereeClient(original, folder, 5, LIMIT)
         self._open.callback(self._truth.close)
@@ -201,10 +196,10 @@ class Measured:
         if step != "forward":
             self._truth.ask("prepare_timed", probe="timed", mode=step, seed=7)
         self._original = original | {"weights": self._truth.weights}
-        self._eager = self._open.enter_context(WorkerProcess())
-        self._worker = self._open.enter_context(WorkerProcess())
-        self._eager.ask("baselines.load", LIMIT, **self._original)
-        self._eager.ask("baselines.start", LIMIT, side="eager", mode=step, seeds=[1, 2, 3])
+        self._eager = self._open.enter_context(WorkerProcess("baselines", LIMIT))
+        self._worker = self._open.enter_context(WorkerProcess("candidate", LIMIT))
+        self._eager.ask("load", **self._original)
+        self._eager.ask("start", side="eager", mode=step, seeds=[1, 2, 3])
 
     def of(self, forward, trained="self.work(x)"):
         """What outer.measure gives of a file whose forward does this, and returns `trained` where gradients are wanted.
@@ -213,19 +208,19 @@ class Measured:
         """
         file = self._folder / "solution.py"
         file.write_text(SOLUTION.replace("{forward}", forward.strip()).replace("{trained}", trained))
-        self._worker.ask("candidate.load", LIMIT, variant=str(file), **self._original)
-        self._worker.ask("candidate.start", LIMIT, side="variant", mode=self._step, seeds=[1, 2, 3])
+        self._worker.ask("load", variant=str(file), **self._original)
+        self._worker.ask("start", side="variant", mode=self._step, seeds=[1, 2, 3])
         players = {}
-        for name, process, role in ((outer.VARIANT, self._worker, "candidate"), (outer.EAGER, self._eager, "baselines")):
+        for name, process in ((outer.VARIANT, self._worker), (outer.EAGER, self._eager)):
             page = self._folder / f"page-{name}"
             page.unlink(missing_ok=True)
-            players[name] = outer.Player(name, process, role, name, self._step, page)
-        return outer.measure(self._truth, players, self._place, self._step, None, LIMIT, 1)
+            players[name] = outer.Player(name, self._step, process, page)
+        return outer.measure(self._truth, players, self._place, self._step, None, 1)
 
     def renew(self):
         """Begin a process, in the place of one in which a file's threads go on."""
         self._worker.close()
-        self._worker = self._open.enter_context(WorkerProcess())
+        self._worker = self._open.enter_context(WorkerProcess("candidate", LIMIT))
 
     def close(self):
         self._open.close()

@@ -1,6 +1,7 @@
 """What a run takes over of an earlier one."""
 
 import json
+import operator
 
 import pytest
 
@@ -14,7 +15,7 @@ from playground.report import document
 @pytest.fixture(scope="module")
 def described():
     """What every run says of this machine: a process looks, which takes seconds."""
-    return measurement._Record([], Options(), None, None, measurement.here)._described
+    return measurement._Record([], Options(), None, None, operator.call)._described
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def record(described):
     """The record of a run over alexnet_conv1's native variant."""
     model = catalog.find_model("alexnet_conv1")
     tasks = plan.of_variants(model, [catalog.find_variant(model, "cpu_polyphase_winograd")], "cpu", [{}])
-    made = measurement._Record(tasks, Options(quick=True), None, lambda report: None, measurement.here)
+    made = measurement._Record(tasks, Options(quick=True), None, lambda report: None, operator.call)
     made._described = described
     return made
 

@@ -132,6 +132,13 @@ def test_an_interval_with_room_for_anything_is_withheld():
     assert claimed["outcome"]["reason"].startswith("too noisy: anything from 0.5")
 
 
+@pytest.mark.parametrize("said", [{}, {"pid": 1}, {"pid": True, "address": 4096}, {"pid": 1, "address": 1 << 70}])
+def test_a_process_that_does_not_say_where_its_inputs_are(said):
+    player = types.SimpleNamespace(ask=lambda what, **arguments: said)
+    with pytest.raises(WorkerFailure, match="does not say where its inputs are"):
+        outer._OnCpu(None).join(player, {})
+
+
 @pytest.mark.parametrize(("factor", "is_right"), [(1 + 1e-6, True), (0.0, False), (0.5, False)])
 def test_a_reference_of_zeros_leaves_the_scale_to_the_call_s_own_result(factor, is_right):
     """As behind a relu, whose outputs on the check's inputs were all zero."""

@@ -2,16 +2,13 @@
 
 import errno
 import math
-import re
 import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from playground import catalog
 from playground.driver import plan, runner
@@ -34,8 +31,7 @@ class Session:
 def test_a_bench_is_made_once_and_closed_after_the_last_use():
     made, together = [], threading.Barrier(3)
 
-    def make(granted):
-        granted()
+    def make():
         made.append(Session())
         return made[-1]
 
@@ -62,7 +58,7 @@ def test_a_whole_run_waits_longer_for_a_machine_that_is_busy(monkeypatch):
 
 def test_what_was_never_used_is_closed_all_the_same():
     made = []
-    shared = SharedSession(lambda granted: made.append(Session()) or made[-1], 2)
+    shared = SharedSession(lambda: made.append(Session()) or made[-1], 2)
     shared.close()
     assert not made
     with shared:
@@ -104,8 +100,9 @@ return torch.tanh(self.linear(x))
 """
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("place, policies", [("cpu", ["PASSIVE", "None"]), ("emulator", ["PASSIVE"])])
+@pytest.mark.parametrize(
+    "place, policies", [("cpu", ["PASSIVE", "None"]), pytest.param("emulator", ["PASSIVE"], marks=pytest.mark.full)]
+)
 def test_only_a_process_that_is_timed_waits_actively(tmp_path, monkeypatch, tiny_problem, write_forward, place, policies):
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     seen = tmp_path / "seen"
@@ -116,62 +113,15 @@ def test_only_a_process_that_is_timed_waits_actively(tmp_path, monkeypatch, tiny
     assert list(dict.fromkeys(seen.read_text().split())) == policies
 
 
-# Rounds sizes down to whole blocks, and asks for a stream of "cuda".
-WHOLE_BLOCKS = """
-import torch
-import torch.nn as nn
-from torch.utils.cpp_extension import load_inline
-
-CUDA = r'''
-#include <torch/extension.h>
-__global__ void tanh_of(const float* from, float* to) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    to[i] = tanhf(from[i]);
-}
-torch::Tensor tanh_of_all(torch::Tensor x) {
-    auto y = torch::empty_like(x);
-    tanh_of<<<x.numel() / 20, 20>>>(x.data_ptr<float>(), y.data_ptr<float>());
-    return y;
-}
-'''
-extension = load_inline("whole_blocks", "torch::Tensor tanh_of_all(torch::Tensor x);", CUDA, functions=["tanh_of_all"])
-
-class ModelNew(nn.Module):
-    def __init__(self, features, outputs):
-        super().__init__()
-        self.linear = nn.Linear(features, outputs)
-
-    def forward(self, x):
-        if torch.is_grad_enabled():
-            raise NotImplementedError("forward only")
-        with torch.cuda.stream(torch.cuda.Stream()):
-            return extension.tanh_of_all(self.linear(x))
-"""
-
-
-@pytest.mark.full
-@pytest.mark.skipif(torch.cuda.is_available(), reason="cuda is a real device here")
-def test_what_the_emulator_finds_at_other_sizes_is_a_caveat_and_the_rest_is_judged(tiny_problem, write_variant):
-    variant = replace(write_variant("whole_blocks", WHOLE_BLOCKS), backend="cuda")
-    task = Task(catalog.find_model(str(tiny_problem)), variant, "emulator")
-    with Progress() as progress:
-        (result,) = Runner(Options(check_only=True), progress).run([task])
-    assert result["verdict"] == "forward only", result["reason"]
-    assert re.match(r"on normal inputs: .*whole_blocks.py:8: invalid launch: grid \(0,1,1\)", result["reason"])
-    assert [each["tag"] for each in result["caveats"]] == ["sizes"] and result["findings"]
-    assert not any(each["complaint"] for each in result["check"]["behaviour"].values())
-    assert result["check"]["mutants_rejected"].partition("/")[0] != "0"
-
-
 def test_what_a_timing_compares_with_is_ready_when_its_check_ends(tiny_problem, write_forward, monkeypatch):
     """Processes start, and baselines run, beside the check; what is timed has the machine to itself."""
     asked, ask = [], WorkerProcess.ask
 
-    def asking(worker, what, limit, **arguments):
-        entry = [what, arguments.get("side"), time.monotonic(), math.inf]
+    def asking(worker, what, **arguments):
+        entry = [f"{worker.role}.{what}", arguments.get("side"), time.monotonic(), math.inf]
         asked.append(entry)
         try:
-            return ask(worker, what, limit, **arguments)
+            return ask(worker, what, **arguments)
         finally:
             entry[-1] = time.monotonic()
 
@@ -195,7 +145,7 @@ def test_what_a_timing_compares_with_is_ready_when_its_check_ends(tiny_problem, 
         (result,) = Runner(Options(quick=True), progress).run([task])
     assert result["verdict"] == "pass" and result["rounds"], (result["reason"], result["details"])
     names = [what for what, *_ in asked]
-    assert names.count("referee.size_up") == names.count("baselines.load") == names.count("baselines.work") == 1
+    assert names.count("candidate.size_up") == names.count("baselines.load") == names.count("baselines.work") == 1
     timed = [entry for entry in asked if entry[0].endswith((".time", ".repeat"))]
     assert {side for _, side, *_ in timed} == {"variant", "control", "eager"}
     for one in timed:
@@ -206,7 +156,7 @@ def test_what_a_timing_compares_with_is_ready_when_its_check_ends(tiny_problem, 
 def on_gpu(tmp_path, monkeypatch):
     """on_gpu(judge, count): results of so many models on a GPU, two at a time, judged by `judge(task, result)`."""
 
-    def run(judge, count, build=lambda *_: None):
+    def run(judge, count, build=lambda *_: None, made=lambda: None):
         files = [tmp_path / f"model_{number}.py" for number in range(count)]
         for file in files:
             file.write_text("class ModelNew: ...")
@@ -215,7 +165,7 @@ def on_gpu(tmp_path, monkeypatch):
             group=None, check_and_time=lambda task, result, build: judge(task, result), close=lambda: None
         )
         monkeypatch.setattr(Runner, "build", build)
-        monkeypatch.setattr(Runner, "session_for", lambda *_: session)
+        monkeypatch.setattr(Runner, "session_for", lambda *_: made() or session)
         monkeypatch.setattr(runner, "judged_at_once", lambda: 2)
         kept = []
         with Progress() as progress:
@@ -260,6 +210,13 @@ def test_builds_run_ahead_of_the_judge_but_not_far(on_gpu):
     assert 1 < max(ahead) <= builds_at_once() + MOST_JUDGED_AT_ONCE + 2
 
 
+def test_references_are_made_while_variants_are_built(on_gpu):
+    made = threading.Event()
+    waited = []
+    results = on_gpu(lambda task, result: give(result, "pass", None), 3, lambda *_: waited.append(made.wait(30)), made.set)
+    assert waited == [True] * 3 and [result["verdict"] for result in results] == ["pass"] * 3
+
+
 def test_what_goes_wrong_in_the_driver_costs_one_result(on_gpu):
     mistakes = {"model_0": OSError("no such luck"), "model_1": OSError(errno.ENOSPC, "No space left on device")}
 
@@ -287,7 +244,8 @@ def test_an_interrupt_ends_all_lanes(on_gpu):
 
 
 def test_a_worker_that_waits_is_for_its_own_sandbox(monkeypatch):
-    monkeypatch.setattr(runner, "WorkerProcess", lambda environment, room: SimpleNamespace(untimed=environment, room=room))
+    made = lambda role, limit, environment, room: SimpleNamespace(untimed=environment, room=room)  # noqa: E731
+    monkeypatch.setattr(runner, "WorkerProcess", made)
     monkeypatch.setattr(Runner, "room", lambda self, task: task.room)
     tasks = [SimpleNamespace(place=place, room=room) for place in ("cpu", "emulator") for room in (None, "its own")]
     one = Runner(Options(), progress=None)

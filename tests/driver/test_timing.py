@@ -198,8 +198,7 @@ class Device:
             if key in self.ms:
                 return self.ms[key]
 
-    def ask(self, what, limit=None, side=None, mode=None, seeds=(), count=0, **arguments):
-        request = what.rpartition(".")[2]
+    def ask(self, request, side=None, mode=None, seeds=(), count=0, **arguments):
         self.asked.append((request, side))
         self.threads.append(threading.get_ident())
         for key in ((side, mode), (side, request)):
@@ -228,9 +227,7 @@ class Device:
 
     def side(self, name, mode="forward", settling=0, **more):
         """A Side of that name, which is ready."""
-        made = Side(
-            name, mode, "cuda" if settling else "cpu", lambda request, **arguments: self.ask(request, None, **arguments), **more
-        )
+        made = Side(name, mode, "cuda" if settling else "cpu", self.ask, **more)
         made.start()
         return made
 
@@ -245,7 +242,7 @@ class Device:
         patch.setattr(race, "Others", self.others)
         patch.setattr(race, "OtherLoad", lambda *_: Load(self.loads.pop(0) if self.loads else 0.0))
         patch.setattr(timing, "OtherLoad", lambda *_: Load(self.load))
-        patch.setattr(timing, "WorkerProcess", lambda **_: self)
+        patch.setattr(timing, "WorkerProcess", lambda *_, **__: self)
         patch.setattr(timing, "judge", lambda *_, **__: None)
         patch.setattr(timing.clocks, "sample", lambda: self.clocks.pop(0) if self.clocks else None)
 
@@ -325,7 +322,7 @@ def test_times_that_are_none(nonsense):
 def test_too_few_times():
     device = Device({"variant": 1.0})
     side = device.side("variant")
-    side._ask = lambda request, **more: {key: value[1:] for key, value in device.ask(request, None, **more).items()}
+    side._ask = lambda request, **more: {key: value[1:] for key, value in device.ask(request, **more).items()}
     with pytest.raises(Rejected):
         side.play(1)
 
@@ -339,18 +336,14 @@ def slow(monkeypatch):
     return device
 
 
-def test_own_clock_counts_every_call_once(slow):
-    assert own_clock(slow.side("variant"), 1.0, 1.5) == pytest.approx(2.0)
+def test_own_clock_counts_every_call_once_and_watches_what_else_runs_in_every_try(slow):
+    load, began = Load(0.0), []
+    load.watched = lambda: contextlib.nullcontext(began.append(len(slow.repeated)))
+    assert own_clock(slow.side("variant"), 1.0, 1.5, load) == pytest.approx(2.0)
     repeated, pauses = slow.repeated, len(timing.PAUSES)
     assert len(repeated) == 4 + pauses * (1 + timing.SHORT_TRIES) and all(3 <= count <= 1000 for count in repeated)
     assert max(repeated[5:9]) < min(repeated[1:5])  # short ones
-
-
-def test_own_clock_watches_what_else_runs_in_every_try(slow):
-    load, began = Load(0.0), []
-    load.watched = lambda: contextlib.nullcontext(began.append(len(slow.repeated)))
-    own_clock(slow.side("variant"), 1.0, 1.5, load)
-    assert began == list(range(len(slow.repeated)))
+    assert began == list(range(len(repeated)))
 
 
 def test_own_clock_stops_at_the_first_try_within_the_limit(slow):
@@ -671,18 +664,12 @@ def test_a_variant_that_cannot_be_captured_is_timed_without_a_graph(timed):
     assert found["time_ms"]["median"] == found["training"]["weights"]["time_ms"]["median"] == 0.3
 
 
-@pytest.mark.parametrize("tag", ["no-graph", "default-stream"])
-def test_what_no_graph_can_hold_is_not_captured(timed, tag):
-    device = Device(MS)
-    found = timed(device, caveats=[{"tag": tag}])
-    assert found["time_ms"]["median"] == 0.3 and "graphed" not in found
-    assert not any("graphed" in mode for _, mode in device.started)
-
-
-def test_long_steps_are_not_timed_in_graphs(timed):
-    device = Device(LONG)
-    found = timed(device)
-    assert found["graphed"] is None and found["training"]["weights"]["graphed"] is None
+@pytest.mark.parametrize("ms, tag", [(MS, "no-graph"), (MS, "default-stream"), (LONG, None)])
+def test_long_steps_and_what_no_graph_can_hold_are_not_timed_in_graphs(timed, ms, tag):
+    device = Device(ms)
+    found = timed(device, caveats=[{"tag": tag}] if tag else [])
+    assert found["time_ms"]["median"] == ms["variant"] and ("graphed" in found) == (tag is None)
+    assert found.get("graphed") is None and found["training"]["weights"].get("graphed") is None
     assert not any("graphed" in mode for _, mode in device.started)
 
 

@@ -12,9 +12,9 @@ pytestmark = pytest.mark.skipif(not HAS_TF32, reason="needs a GPU of compute cap
 
 
 def described(problem, tmp_path, strict):
-    with WorkerProcess() as referee:
+    with WorkerProcess("referee", 120) as referee:
         arguments = {"problem": str(problem), "settings": {}, "place": "cuda", "seed": 1, "strict": strict}
-        return referee.ask("referee.load", 120, **arguments, weights=str(tmp_path / "weights"))["precision"]
+        return referee.ask("load", **arguments, weights=str(tmp_path / "weights"))["precision"]
 
 
 @pytest.mark.parametrize(

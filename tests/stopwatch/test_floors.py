@@ -9,7 +9,7 @@ import torch.nn as nn
 
 from playground import catalog
 from playground.machine.ceilings import Ceilings
-from playground.stopwatch.floors import Floor, Work, as_written, certain_bytes, count_work, floor, impossible
+from playground.stopwatch.floors import Work, as_written, certain_bytes, count_work, floor, impossible
 
 
 def on_meta(name):
@@ -67,12 +67,12 @@ def test_work_of_training_steps(name):
 
 def test_floor_by_hand():
     ceilings = Ceilings(read_bytes_per_second=1e9, copy_bytes_per_second=2e9, fp32_flops=2e9, tf32_flops=4e9)
-    assert floor(Work(bytes=2_000_000, flops=500_000), ceilings, "fp32") == Floor(1.0, "memory")
-    assert floor(Work(bytes=2_000_000, flops=8_000_000), ceilings, "fp32") == Floor(4.0, "compute")
-    assert floor(Work(bytes=2_000_000, flops=8_000_000), ceilings, "tf32") == Floor(2.0, "compute")
+    assert floor(Work(bytes=2_000_000, flops=500_000), ceilings, "fp32") == (1.0, "memory")
+    assert floor(Work(bytes=2_000_000, flops=8_000_000), ceilings, "fp32") == (4.0, "compute")
+    assert floor(Work(bytes=2_000_000, flops=8_000_000), ceilings, "tf32") == (2.0, "compute")
     with_fp16 = replace(ceilings, fp16_flops=6e9)
-    assert floor(Work(bytes=2_000_000, flops=12_000_000), with_fp16, "tf32") == Floor(2.0, "compute")
-    assert floor(Work(bytes=2_000_000, flops=12_000_000), with_fp16, "fp32") == Floor(6.0, "compute"), "three products"
+    assert floor(Work(bytes=2_000_000, flops=12_000_000), with_fp16, "tf32") == (2.0, "compute")
+    assert floor(Work(bytes=2_000_000, flops=12_000_000), with_fp16, "fp32") == (6.0, "compute"), "three products"
 
 
 def test_pooling_windows_that_are_not_square():

@@ -2,10 +2,7 @@
 
 import collections
 import multiprocessing
-import statistics
 import sys
-import threading
-import time
 
 import pytest
 import torch
@@ -15,109 +12,12 @@ from playground.stopwatch.timer import (
     HEAD_START_MS,
     CpuClock,
     CudaClock,
-    Timed,
     _resident_kib,
     clock_for,
     peak_memory,
 )
 
 CPU = torch.device("cpu")
-
-
-class Step:
-    """A workload that sleeps; it keeps the seeds of its contents."""
-
-    def __init__(self, seconds=0.0, result=None):
-        self.seconds = seconds
-        self.result = result
-        self.seeds = []
-
-    def fresh(self, seed):
-        self.seeds.append(seed)
-        return seed
-
-    def __call__(self, content):
-        time.sleep(self.seconds)
-        return torch.full((2,), float(content)) if self.result is None else self.result
-
-    def names(self, content):
-        return None
-
-
-def timed(step):
-    return Timed(step, CPU, CpuClock())
-
-
-def test_a_step_of_100_milliseconds():
-    found = timed(Step(0.1)).time(range(7))
-    assert min(found["samples_ms"]) >= 100
-    assert statistics.median(found["samples_ms"]) < 150
-    assert found["late"] == [False] * 7
-
-
-def test_a_call_for_each_seed_on_content_of_its_own():
-    step = Step()
-    under_clock = timed(step)
-    assert len(under_clock.time([5, 7, 6])["samples_ms"]) == 3
-    assert step.seeds == [5, 7, 6]
-    result, names = under_clock.result()
-    assert torch.equal(result, torch.tensor([6.0, 6.0])) and names is None
-    under_clock.forget()
-    assert under_clock._result is None
-
-
-def test_the_flush_and_the_content_are_not_part_of_the_time():
-    """They take milliseconds; a step that does nothing takes none."""
-    step = Step()
-    step.fresh = lambda seed: time.sleep(0.1) or seed
-    assert statistics.median(timed(step).time(range(7))["samples_ms"]) < 50
-
-
-def test_repeat_calls_as_often_as_it_is_told_on_what_is_held():
-    step, seen = Step(), []
-    under_clock = timed(step)
-    under_clock.hold([1, 2])
-    step.__class__ = type("Counting", (Step,), {"__call__": lambda self, content: seen.append(content)})
-    under_clock.repeat(5)
-    assert seen == [1, 2, 1, 2, 1]
-
-
-def test_start_says_how_long_a_call_takes_with_all_around_it():
-    started = timed(Step(0.03)).start([1, 2, 3])
-    assert started["milliseconds"] >= 30
-
-
-def test_an_exception_comes_through():
-    step = Step()
-    step.fresh = lambda seed: 1 / 0
-    with pytest.raises(ZeroDivisionError):
-        timed(step).time([1])
-
-
-def test_a_clock_is_bound_before_it_can_be_patched(monkeypatch):
-    under_clock = timed(Step(0.02))
-    for name in ("perf_counter_ns", "perf_counter", "monotonic", "time"):
-        monkeypatch.setattr(time, name, lambda: 0)
-    assert min(under_clock.time(range(3))["samples_ms"]) >= 20
-
-
-def test_what_a_thread_writes_later_is_not_in_the_result():
-    result = torch.zeros(3)
-
-    def later():
-        time.sleep(0.3)
-        result.fill_(1.0)
-
-    class Lazy(Step):
-        def __call__(self, content):
-            threading.Thread(target=later).start()
-            return result
-
-    under_clock = timed(Lazy())
-    under_clock.time([1])
-    time.sleep(0.6)
-    assert result.sum() == 3
-    assert under_clock.result()[0].sum() == 0
 
 
 class SimulatedGpu(CudaClock):

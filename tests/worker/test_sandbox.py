@@ -153,7 +153,7 @@ def test_what_only_tries(aims, runner):
     assert len(names) >= 20
     with (
         contextlib.closing(runner.new_room(task_of(PROBLEM), [aims.aimed(name) for name in names])) as room,
-        WorkerProcess(UNTIMED, room=room) as worker,
+        WorkerProcess("candidate", OPTIONS.time_limit, UNTIMED, room=room) as worker,
     ):
         for name in names:
             expect(loaded(runner, worker, task_of(aims.folder / "files" / f"{name}.py")), name)
@@ -172,7 +172,7 @@ def test_what_ends_its_process(aims, runner, name):
     before = set(psutil.pids())
     began = time.monotonic()
     with contextlib.closing(runner.new_room(task_of(PROBLEM), [aims.aimed(name)])) as room:
-        with WorkerProcess(UNTIMED, room=room) as worker:
+        with WorkerProcess("candidate", OPTIONS.time_limit, UNTIMED, room=room) as worker:
             expect(loaded(runner, worker, task_of(aims.folder / "files" / f"{name}.py")), name)
         assert time.monotonic() - began < 50, "a limit, and not the time limit"
     assert not room.exchange.exists() and not room.builds.exists()
@@ -193,14 +193,14 @@ def test_what_the_referee_reads(aims, runner):
         names.sort(key="puts_a_folder".__eq__)  # last: unless this is root, its folder stays for who writes to the same place
         shown = [aims.aimed(name) for name in names]
         room = stack.enter_context(contextlib.closing(runner.new_room(honest, shown)))
-        shared = stack.enter_context(WorkerProcess(UNTIMED, room=room))
-        other = stack.enter_context(WorkerProcess(UNTIMED, room=runner.room(honest)))
+        shared = stack.enter_context(WorkerProcess("candidate", OPTIONS.time_limit, UNTIMED, room=room))
+        other = stack.enter_context(WorkerProcess("candidate", OPTIONS.time_limit, UNTIMED, room=runner.room(honest)))
         for name in [*names, "honest"]:
             task = task_of(aims.folder / "files" / f"{name}.py")
             result, worker = blank_result(task), other if name == "honest" else shared
             try:
                 give_loaded(result, load_candidate(worker, runner.original(task), task, OPTIONS, truth.weights))
-                judge(worker, truth, result, OPTIONS.time_limit, task.variant.path)
+                judge(worker, truth, result, task.variant.path)
             except WorkerFailure as failure:
                 give_failure(result, failure)
             if name == "honest":
@@ -221,7 +221,7 @@ raise ValueError("started")
 
 def test_a_standstill_reaches_what_runs_inside_and_the_end_too(runner, write_variant):
     task = task_of(write_variant("counts", COUNTS).path)
-    with WorkerProcess(UNTIMED, room=runner.room(task)) as worker:
+    with WorkerProcess("candidate", OPTIONS.time_limit, UNTIMED, room=runner.room(task)) as worker:
         assert loaded(runner, worker, task)["reason"] == "ValueError: started"
         count = worker.room.builds / "count"
         deadline = time.monotonic() + 20
