@@ -58,7 +58,7 @@ def test_the_recipe_in_gdb():
     commands = [
         thread, "next", "next", "info locals",
         f"tbreak {VARIANT.path}:{barrier} if emulator::current->thread_index.x == 5", "continue",
-        "print emulator::worker->block->arrived", "next", thread,
+        "next", thread,
         f"tbreak {VARIANT.path}:{barrier} if emulator::current->thread_index.x == 6", "continue", thread, "kill",
     ]  # fmt: skip
     given = shlex.split(recipe)
@@ -69,6 +69,5 @@ def test_the_recipe_in_gdb():
         done.stdout + done.stderr
     )
     printed = re.findall(r"^\$\d+ = (.*)", done.stdout, re.M)
-    assert [printed[0], printed[2], printed[3]] == ["5", "5", "6"], done.stdout
-    assert int(printed[1]) >= 0
+    assert printed == ["5", "5", "6"], done.stdout
     assert re.search(r"^rows = 10", done.stdout, re.M), done.stdout
