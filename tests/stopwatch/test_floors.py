@@ -65,19 +65,6 @@ def test_work_of_training_steps(name):
     assert at_full_size(name, "weights_and_input") == Work(forward.bytes + of_weights + of_input, forward.flops + 2 * flops)
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize(
-    "name, milliseconds",
-    [("conv_pool_sigmoid_sum", 0.1388), ("conv3d_div_max_gap_bias_sum", 0.0617), ("alexnet_conv1", 0.1038)],
-)
-def test_floors_of_our_models(name, milliseconds):
-    for precision in "tf32", "fp32":
-        found = floor(WORK[name], H200, precision)
-        assert found[1] == "memory" and found[0] == pytest.approx(milliseconds, rel=1e-3)
-
-
-=======
->>>>>>> refs/heads/t2
 def test_floor_by_hand():
     ceilings = Ceilings(read_bytes_per_second=1e9, copy_bytes_per_second=2e9, fp32_flops=2e9, tf32_flops=4e9)
     assert floor(Work(bytes=2_000_000, flops=500_000), ceilings, "fp32") == (1.0, "memory")
