@@ -11,7 +11,7 @@ import apart
 import project_variants
 import pytest
 import torch
-from right import Recorder, gradients, load_variant, where
+from right import FORMS, Recorder, gradients, load_variant, where
 from torch.autograd import forward_ad
 
 import cuda_emulator as emulator
@@ -94,9 +94,9 @@ def test_wrong_arguments_of_an_operator(model, variant):
     apart.run(wrong_arguments, model, variant)
 
 
-def training(model, variant):
+def training(model, variant, settings):
     with where(variant):
-        _, new, x = made(model, variant)
+        _, new, x = made(model, variant, **settings)
         parameters = dict(new.named_parameters())
 
         def found(wanted, run=new, of_input=True, **more):
@@ -115,6 +115,7 @@ def training(model, variant):
         alike(of_parameters, everything)
         new.requires_grad_(False)
         alike(found(["x"]), everything)
+        assert not new(x).requires_grad
         new.requires_grad_(True)
 
         compiled = torch.compile(new, fullgraph=True, backend="aot_eager")
@@ -128,6 +129,7 @@ def training(model, variant):
         with torch.no_grad():
             without = new(x)
             assert not without.requires_grad and torch.equal(compiled(x), without)
+            assert not new(x.clone().requires_grad_()).requires_grad
         with torch.inference_mode():
             assert torch.equal(new(x), without)
 
@@ -142,7 +144,8 @@ def training(model, variant):
 
 @every(FUSED)
 def test_gradients_of_what_is_asked_for(model, variant):
-    apart.run(training, model, variant)
+    for settings in FORMS.get(model.name, [{}]) if variant.backend == "cpu" else [{}]:
+        apart.run(training, model, variant, settings)
 
 
 def second_derivatives(model, variant):
