@@ -35,6 +35,7 @@ from playground.worker.referee_client import GIVEN, sized_up
 LOOK_AGAIN = 0.5  # seconds
 PATIENCE_FOR_A_PAIR = 3.0  # seconds, of a whole run, which would have used up a short run's at its beginning
 SHARED_MEMORY = "/dev/shm"
+NICE, LATER, NICEST = 10, 3, 19  # of builds: what judges the first ones comes before, and their model before the next
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ class Runner:
         self.in_turn = threading.Lock()  # is held by a session that waits for memory: who comes first has it first
         self._are_beside = False  # whether several models are judged at once
         self.is_over = False  # nobody needs to wait for anything any more
-        self._niceness = 0  # of builds
+        self._niceness = {}  # of builds, by the path of their model
 
     def run(self, tasks, keep=lambda results: None):
         """Return one result a task, in their order. Failures of a variant are its verdict; nothing of it is raised.
@@ -222,7 +223,8 @@ class Runner:
         has_points = len({task.group for task, _ in pairs}) > len({(task.model.path, task.place) for task, _ in pairs})
         # The processes of compute-sanitizer do not stand still for a timing.
         at_once = judged_at_once() if on_gpu and not self._options.sanitize and not has_points else 1
-        self._niceness = 10 if on_gpu else 0  # what judges the first ones comes before
+        models = dict.fromkeys(task.model.path for task, _ in pairs)
+        self._niceness = {path: min(NICEST, NICE + LATER * turn) if on_gpu else 0 for turn, path in enumerate(models)}
         self._are_beside = at_once > 1
         if self._are_beside and self._is_alone:
             self.judge_slot = threading.BoundedSemaphore(at_once)
@@ -352,7 +354,7 @@ class Runner:
         with self.answering_for(result):
             try:
                 with WorkerProcess("candidate", self._options.time_limit, UNTIMED, room=self.room(task)) as worker:
-                    worker.make_nice(self._niceness)
+                    worker.make_nice(self._niceness[task.model.path])
                     with contextlib.suppress(WorkerFailure):  # which is said of the original when its reference is computed
                         self.footprint(task, lambda: sized_up(worker, self.original(task)))
                     load_candidate(worker, self.original(task), task, self._options, None)
