@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import functools
+import operator
 import sys
 
 from playground import catalog, gpu_mode, suite, sweep
@@ -10,7 +11,7 @@ from playground.command import files, look, needs, signals
 from playground.command.needs import Impossible
 from playground.command.options import HALF, MODEL, parse_compare, run_all_parser
 from playground.driver import plan
-from playground.driver.measurement import CannotMeasure, here, measure
+from playground.driver.measurement import CannotMeasure, measure
 from playground.driver.runner import Options
 from playground.driver.watch import Watch
 from playground.machine import requirements
@@ -146,7 +147,7 @@ def _status(action, kept=lambda: None):
 def _watch(given, make_tasks, options):
     _prepared(given, make_tasks, options)
     with Progress() as progress:
-        Watch(lambda: _chosen(given, make_tasks, here), options, progress, watch_screen.Screen(make_console())).run()
+        Watch(lambda: _chosen(given, make_tasks, operator.call), options, progress, watch_screen.Screen(make_console())).run()
 
 
 def _points(given, model, settings):
@@ -208,7 +209,7 @@ def _show_end(given, shown, report):
 
 def _prepared(given, make_tasks, options, cluster=None):
     """(tasks, axes of the sweep, what adds a comparison). What would be in vain raises Impossible or CatalogError."""
-    ask = cluster.ask if cluster else here
+    ask = cluster.ask if cluster else operator.call
     requirements.prepare_environment()
     if missing := ask(requirements.missing_for, "cuda" if given.device == "cuda" else "cpu"):
         raise Impossible(str(missing))
