@@ -150,15 +150,14 @@ def compare(
 
 def _run(model, variant, settings, device, standard, options):
     standard = standard or plan.standard_of(variant)
-    place = plan.place_of(variant, device)
-    if place is None:
+    tasks = plan.of_variants(model, [variant], device, [settings], standard)
+    if not tasks:
         skipped = ("skipped", f"it does not run on device {device!r}")
         return plan.settled(Task(model, variant, None, settings, standard=standard, settled=skipped))
     with Progress(Console(file=io.StringIO(), quiet=True)) as progress:
         runner = Runner(options, progress)
         runner.measured.ceilings = _ceilings
-        settings = {**model.settings(place), **settings}
-        (result,) = runner.run([Task(model, plan.placed(variant, place), place, settings, standard=standard)])
+        (result,) = runner.run(tasks)
     return result
 
 

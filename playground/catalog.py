@@ -106,6 +106,11 @@ def code_sha256(path):
     return hashlib.sha256(text).hexdigest()
 
 
+def lines_of(text):
+    """Return the lines of a file as Python counts them: a form feed, for example, ends none, as it does for str.splitlines."""
+    return re.split("\r\n|\r|\n", text)
+
+
 def kernels_sha256(path):
     """Return the SHA-256 of what runs on the GPU, the strings CUDA and CPP of a variant's file; None where it has neither."""
     try:
@@ -299,7 +304,7 @@ def load_variant(path, content=None, names=None, model_new_of=None):
     """
     path = Path(path)
     content = path.read_bytes() if content is None else content
-    lines = content.decode("utf-8", errors="replace").splitlines(keepends=True)
+    lines = [f"{line}\n" for line in lines_of(content.decode("utf-8", errors="replace"))]
     linecache.cache[str(path)] = len(content), None, lines, str(path)  # tracebacks and inspect.getsource see what runs
     return _run("variant", path, content, names or {}, ["ModelNew"], model_new_of)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch.utils import _pytree
 
-from playground.catalog import CatalogError
+from playground.catalog import CatalogError, lines_of
 from playground.suite import Pair, Suite
 from playground.tensors import flatten, uninitialised_is_nan
 
@@ -139,7 +139,8 @@ class _Files(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module):
         module.__file__, text = self._files[module.__name__]
-        linecache.cache[module.__file__] = len(text), None, text.splitlines(keepends=True), module.__file__  # as in a sandbox
+        lines = [f"{line}\n" for line in lines_of(text)]
+        linecache.cache[module.__file__] = len(text), None, lines, module.__file__  # as in a sandbox
         text = re.sub(r"(['\"])cuda(:\d+)?\1", r"\1cpu\1", text) if self._device == "cpu" else text
         exec(compile(text, module.__file__, "exec"), vars(module))
 

@@ -69,20 +69,19 @@ def lines_along(results, axes, axis):
     others = [name for name in axes if name != axis]
     groups = {}
     for result in sorted(results, key=lambda result: [place_on(axes, name, result) for name in (*others, axis)]):
-        settings = result["shape"]["settings"]
-        groups.setdefault(tuple(repr(value(settings, name)) for name in others), []).append(result)
-    return [({name: value(line[0]["shape"]["settings"], name) for name in others}, line) for line in groups.values()]
+        groups.setdefault(tuple(repr(value(result, name)) for name in others), []).append(result)
+    return [({name: value(line[0], name) for name in others}, line) for line in groups.values()]
 
 
-def value(settings, name):
-    """Return the value of a constant, the same before and after JSON."""
-    found = settings[name]
+def value(result, name):
+    """Return the value of a constant in a result, the same before and after JSON."""
+    found = result["shape"]["settings"][name]
     return tuple(found) if isinstance(found, list) else found
 
 
 def place_on(axes, axis, result):
     """Return the key that sorts results along an axis: by size where its values are numbers, else as they were given."""
-    found = value(result["shape"]["settings"], axis)
+    found = value(result, axis)
     return found if is_numeric(axes, axis) else list(axes[axis]).index(found)
 
 
@@ -115,7 +114,7 @@ def crossovers(line, axes, axis):
     for one, other in itertools.pairwise(timed):
         wins = [result["outcome"]["verdict"] == "win" for result in (one, other)]
         if wins[0] != wins[1]:
-            ends = [value(result["shape"]["settings"], axis) for result in (one, other)]
+            ends = [value(result, axis) for result in (one, other)]
             ratios = [result["outcome"]["ratio"] for result in (one, other)]
             at = _where_ratio_is_one(ends, ratios) if is_numeric(axes, axis) else None
             found.append(Crossover(wins[1], *ends, at))

@@ -64,7 +64,7 @@ def pytest_configure(config):
 
 # The files that take longest, which begin: else one worker would end with them, and the other with nothing.
 SLOWEST_FIRST = [
-    *("test_exhibits", "test_load_inline", "test_process", "test_foreign_programs", "test_failures", "test_shapes"),
+    *("test_exhibits", "test_load_inline", "test_process", "test_foreign_programs", "test_shapes"),
     *("test_timing", "test_problems", "test_deceit", "test_api", "test_cuda_texts", "test_oracle"),
 ]
 

@@ -28,15 +28,15 @@ def list_all(names=None):
         print_indented(console, table)
 
 
-def explain(name, model_name=None):
+def explain(given):
     """Print what a variant's docstring says. Raises CatalogError."""
-    variant = catalog.find_any_variant(name, model_name)
+    variant = catalog.find_any_variant(given.explain, given.model)
     explanation.show(variant, make_console(), catalog.siblings(variant))
 
 
-def diff(old, new, model_name=None):
-    """Print what the variant `new` changed over `old`. Raises CatalogError."""
-    difference.show(*(catalog.find_any_variant(name, model_name) for name in (old, new)), make_console())
+def diff(given):
+    """Print what a variant changed over another. Raises CatalogError."""
+    difference.show(*(catalog.find_any_variant(name, given.model) for name in given.diff), make_console())
 
 
 def create(model_name, name):
@@ -54,11 +54,11 @@ def create(model_name, name):
         print(f"    {command}")
 
 
-def profile_variants(name, names, settings, time_limit):
-    """Print what Nsight Compute measures of variants, all if no `names` are given. Raises CatalogError, ProfilerError."""
-    model = catalog.find_model(name)
-    variants = [catalog.find_variant(model, each) for each in names] if names else catalog.variants(model)
-    settings = model.settings("cuda") | catalog.parse_settings(settings)
+def profile_variants(given):
+    """Print what Nsight Compute measures of the variants that are named, or of all. Raises CatalogError, ProfilerError."""
+    model = catalog.find_model(given.model)
+    variants = [catalog.find_variant(model, each) for each in given.variant or ()] or catalog.variants(model)
+    settings = model.settings("cuda") | catalog.parse_settings(given.set)
     chosen = [variant for variant in variants if variant.backend == "cuda"]
     if not chosen:
         raise catalog.CatalogError(f"--profile is for CUDA kernels, and none of these variants of {model.name} has any")
@@ -70,7 +70,7 @@ def profile_variants(name, names, settings, time_limit):
         for variant in chosen:
             progress.started("profile", model.name, variant.name)
             try:
-                found.append((variant, profiler.profile(model, variant, settings, time_limit), _counted(model, variant)))
+                found.append((variant, profiler.profile(model, variant, settings, given.time_limit), _counted(model, variant)))
                 outcome = "done"
             except ProfilerError as complaint:
                 if complaint.is_machine:

@@ -40,7 +40,7 @@ def run_all(arguments=None):
         planned = [plan.of_variants(m, catalog.variants(m), given.device, points[m], given.standard) for m in chosen]
         return [task for of_model in planned for task in of_model]
 
-    return _run(given, tasks, _options(given), terminal.Summary)
+    return _run(given, tasks, terminal.Summary)
 
 
 def compare(arguments=None):
@@ -64,18 +64,18 @@ def compare(arguments=None):
         return planned
 
     if does == "--watch":
-        return _status(lambda: _watch(given, tasks, _options(given)))
+        return _status(lambda: _watch(given, tasks))
     view = functools.partial(terminal.Details, checks=given.explain is not None, verbose=given.verbose)
-    return _run(given, tasks, _options(given), view)
+    return _run(given, tasks, view)
 
 
 # What to do instead of judging and timing.
 EXTRAS = {
     "--list": lambda given: look.list_all([given.model] if given.model else None),
     "--new": lambda given: look.create(*given.new),
-    "--diff": lambda given: look.diff(*given.diff, given.model),
-    "--explain": lambda given: look.explain(given.explain, given.model),
-    "--profile": lambda given: look.profile_variants(given.model, given.variant, given.set, given.time_limit),
+    "--diff": look.diff,
+    "--explain": look.explain,
+    "--profile": look.profile_variants,
 }
 
 
@@ -113,7 +113,7 @@ def _compare_suite(given):
     def add(report):
         return report | {"suite": suite_report.summarise(report, pairs.unsolved)}
 
-    return _run(given, tasks, _options(given), suite_table.Pairs, add)
+    return _run(given, tasks, suite_table.Pairs, add)
 
 
 def _read_pairs(given, has_gpu):
@@ -144,10 +144,11 @@ def _status(action, kept=lambda: None):
         return interrupt.status
 
 
-def _watch(given, make_tasks, options):
-    _prepared(given, make_tasks, options)
+def _watch(given, make_tasks):
+    _prepared(given, make_tasks)
     with Progress() as progress:
-        Watch(lambda: _chosen(given, make_tasks, operator.call), options, progress, watch_screen.Screen(make_console())).run()
+        screen = watch_screen.Screen(make_console())
+        Watch(lambda: _chosen(given, make_tasks, operator.call), _options(given), progress, screen).run()
 
 
 def _points(given, model, settings):
@@ -160,7 +161,7 @@ def _points(given, model, settings):
     return [settings | point for point in sweep.grid(axes)]
 
 
-def _run(given, make_tasks, options, view, add=lambda report: report):
+def _run(given, make_tasks, view, add=lambda report: report):
     """`view(console, expected)` prints results as they come: see terminal.Summary. `add` completes the finished document."""
     outputs = {}
 
@@ -168,15 +169,15 @@ def _run(given, make_tasks, options, view, add=lambda report: report):
         with contextlib.ExitStack() as claimed:
             files.claim(outputs, given, claimed)
             cluster = claimed.enter_context(needs.connected(given)) if getattr(given, "cluster", None) else None
-            return _measured(given, make_tasks, options, view, add, outputs, cluster)
+            return _measured(given, make_tasks, view, add, outputs, cluster)
 
     kept = outputs.get
     return _status(action, lambda: kept("--json") and kept("--json").path.is_file() and kept("--json").path)
 
 
-def _measured(given, make_tasks, options, view, add, outputs, cluster):
+def _measured(given, make_tasks, view, add, outputs, cluster):
     """Measure, show, and write the `outputs`. Returns the exit status."""
-    tasks, axes, compared = _prepared(given, make_tasks, options, cluster)
+    tasks, axes, compared = _prepared(given, make_tasks, cluster)
     console = make_console(sys.stderr if given.json == files.STDOUT else None)
     expected = collections.Counter(task.model.name for task in tasks)
     shown = sweep_table.Sweep(console, axes) if axes else view(console, expected)
@@ -185,7 +186,7 @@ def _measured(given, make_tasks, options, view, add, outputs, cluster):
         return compared(add(report))
 
     try:
-        report = measure(tasks, options, outputs.get("--json"), given.resume, finish, shown.update, cluster)
+        report = measure(tasks, _options(given), outputs.get("--json"), given.resume, finish, shown.update, cluster)
     except signals.Interrupted:
         if shown.latest:
             report = finish(shown.latest)
@@ -207,7 +208,7 @@ def _show_end(given, shown, report):
         Output("--json", files.STDOUT).write(functools.partial(files.write_document, report))
 
 
-def _prepared(given, make_tasks, options, cluster=None):
+def _prepared(given, make_tasks, cluster=None):
     """(tasks, axes of the sweep, what adds a comparison). What would be in vain raises Impossible or CatalogError."""
     ask = cluster.ask if cluster else operator.call
     requirements.prepare_environment()
@@ -236,7 +237,7 @@ def _prepared(given, make_tasks, options, cluster=None):
     if not cluster:  # whose workers do it themselves
         needs.clear_locks()
     if not getattr(given, "suite", None):  # there a faulty problem costs its own pairs alone
-        plan.require_originals(tasks, options)
+        plan.require_originals(tasks, _options(given))
     return tasks, axes, compared
 
 

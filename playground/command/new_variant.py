@@ -95,7 +95,7 @@ def _original_text(path):
         raise CatalogError(f"{path.name} is not Python: {error}") from None
     if missing := NEEDED - _defined_in(text):
         raise CatalogError(f"{path.name} does not define {', '.join(sorted(missing))}, so it is no problem to start from")
-    lines = text.splitlines()
+    lines = catalog.lines_of(text)
     future = []
     for index, node in reversed(list(enumerate(body))):
         is_future = isinstance(node, ast.ImportFrom) and node.module == "__future__"

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from playground.judge.accuracy import APPROXIMATE, AS_PYTORCH, CLASSES, FLOAT32, WRONG, named, names_one
 from playground.judge.checks import BY_NAME, CAVEATS, DROP_IN, FORWARD, SHOWN, SIDE_EFFECTS, STRESS_TESTS, WATCHED
 from playground.judge.mutations import LOOK_ALIKE
-from playground.judge.probes import AT_OWN_SIZE, EVAL, FORWARD_PROBES, FRESH, OF_PARAMETERS, OF_SEEDS, PROBES, size_of
+from playground.judge.probes import AT_OWN_SIZE, EVAL, FORWARD_PROBES, FRESH, OF_SEEDS, PROBES, check_of, size_of
 from playground.judge.work import Text
 from playground.worker import WorkerFailure
 from playground.worker.referee_client import erase, remove
@@ -124,7 +124,7 @@ class _Case:
 
     def takes(self, probe):
         """Whether it is a probe for a variant that came by its weights as this one did."""
-        return probe not in OF_PARAMETERS if self._is_by_seed else probe != OF_SEEDS
+        return not check_of(probe).parameters if self._is_by_seed else probe != OF_SEEDS
 
     def try_probe(self, probe):
         """Outputs and gradients on a probe, if they are not known yet."""
@@ -132,7 +132,7 @@ class _Case:
             return
         if probe in REQUIRED:
             return self._probe(probe)
-        check = _check_of(probe)
+        check = check_of(probe)
         if not self._survive(check.caveat.tag, check.said, lambda: self._probe(probe)):
             self._note_probe(probe, None, complaint=self.complaints[-1].text)
 
@@ -203,7 +203,7 @@ class _Case:
         """The probes that can only cost drop-in, at the own size where the reduced one does not suit the variant."""
         changes_parameters = "weights unchanged" in self._referee.side_effects
         for probe in (name for name in PROBES if name not in REQUIRED):
-            if probe in OF_PARAMETERS and (self._is_by_seed or changes_parameters):
+            if check_of(probe).parameters and (self._is_by_seed or changes_parameters):
                 others = "variant's parameters are not the original's"
                 why = others if self._is_by_seed else "original changes its parameters in a call"
                 self._note_probe(probe, f"not run: the {why}")
@@ -232,7 +232,7 @@ class _Case:
         if self._works and ran["handed_memory"] == 0 and not required:
             self._leave(probe)
         if not required and (failed := ran["complaints"].pop("launch", None)):
-            self.complain(_check_of(probe).caveat.tag, _under(probe, failed), DROP_IN)
+            self.complain(check_of(probe).caveat.tag, _under(probe, failed), DROP_IN)
         for check, reason in ran["complaints"].items():
             if check not in self._referee.side_effects:  # what the original does, too, is no complaint
                 self._behaved(check, reason, None)
@@ -337,7 +337,7 @@ class _Case:
             return "stale-weights"
         if compared["leaked"]:
             return "nan"
-        tag = _check_of(probe).caveat.tag
+        tag = check_of(probe).caveat.tag
         by_values = self._is_wrong("scaled") or (size_of(probe) == "own" and tag == "sizes")
         return "values" if by_values or tag in ("nan", "stale-weights") else tag
 
@@ -498,12 +498,8 @@ def _is_its_own(failure):
     return not (failure.is_of_machine or failure.is_of_judge or failure.role == "referee")
 
 
-def _check_of(probe):
-    return BY_NAME[probe.removesuffix(AT_OWN_SIZE)]
-
-
 def _under(probe, complaint):
-    circumstance = _check_of(probe).said
+    circumstance = check_of(probe).said
     return f"{circumstance}: {complaint}" if circumstance else complaint
 
 

@@ -54,40 +54,31 @@ class Oracle:
     Of what a probe gives, the `sample` (see sample.py) is kept.
     """
 
-    def __init__(self, model, device, emulated=False, sample=ALL, stays_on_device=False):
+    def __init__(self, model, device, emulated=False, sample=ALL):
         self._model = model
         self._device = device
-        self._stays_on_device = stays_on_device
         self._sample = sample
         self.tf32_families = tf32_families(device, emulated)
         self.ways = set()  # PROMOTED, IN_HOST_MEMORY, where those were needed
         self._draws = False  # whether a call was seen to draw random numbers
 
-    def eager(self, probe, mutate=lambda model: model):
+    def eager(self, probe, mutate=lambda model: model, kept=None):
         """Return the Results of a copy of the original, or of what `mutate` makes of it, as PyTorch runs it by default."""
-        return self._run(mutate(tensors.copy_model(self._model)), self._given(probe), probe)
+        return self._run(mutate(tensors.copy_model(self._model)), self._given(probe), probe, kept=kept)
 
     def whole(self, probe):
         """Return what `eager` does, all of it; a large result stays on the device where there is room."""
-        oracle = Oracle(self._model, self._device, stays_on_device=self._sample.is_part)
-        try:
-            outcome = oracle.eager(probe)
-        except torch.OutOfMemoryError:
-            if not self._sample.is_part:
-                raise
-            oracle._stays_on_device = False
-            outcome = oracle.eager(probe)
-        self._draws |= oracle._draws
-        return outcome
+        if self._sample.is_part:
+            with contextlib.suppress(torch.OutOfMemoryError):
+                return self.eager(probe, kept=lambda value: value)
+        return self.eager(probe, kept=tensors.on_host)
 
     def sampled(self, probe, outcome):
         """Return what is kept of the original's or a variant's Results that are whole."""
+        return _with_each(outcome, functools.partial(self._sampled, probe))
 
-        def kept(value):
-            return self._sample.of(value, probe.name).cpu()
-
-        gradients = {name: None if value is None else kept(value) for name, value in outcome.gradients.items()}
-        return replace(outcome, outputs=[kept(output) for output in outcome.outputs], gradients=gradients)
+    def _sampled(self, probe, value):
+        return tensors.on_host(self._sample.of(value, probe.name))
 
     def reference(self, probe, mutate=None):
         """Return the Results in float64, the reference, or those of what `mutate` makes of the model."""
@@ -107,7 +98,7 @@ class Oracle:
         while len(results) < ROUNDINGS and (len(results) < LEAST_ROUNDINGS or time.monotonic() < latest):
             with without_tf32(self._device):
                 mode = RoundedOperands(families, to, len(results))
-                results.append(self._perturbed(probe, mode, lambda value: value if value.numel() < OF_FEWER else None))
+                results.append(self._perturbed(probe, mode, _on_host_if_few))
         return results
 
     def lowered(self, probe, precision):
@@ -215,9 +206,10 @@ class Oracle:
         """The whole batch at once where it fits into memory; otherwise in chunks, halved until one fits.
 
         Chunks are right only for a model whose samples do not meet (no batch norm, no mean over the batch). That is checked:
-        two chunks of a small batch must give what the small batch gives. Raises NotSeparable. `kept(value)` is what of a value
-        leaves the device where it is computed at once, its sample unless given.
+        two chunks of a small batch must give what the small batch gives. Raises NotSeparable. `kept(value)` is what is kept of
+        a value, its sample on the host unless given.
         """
+        kept = kept or functools.partial(self._sampled, probe)
         model = functools.partial(in_eval, model) if probe.evaluates else model
         batch = inputs[0].shape[0] if inputs and isinstance(inputs[0], torch.Tensor) and inputs[0].dim() else 0
         chunk = batch
@@ -225,9 +217,8 @@ class Oracle:
             try:
                 with _raising_alike():
                     if chunk == batch:
-                        kept = kept or functools.partial(self._sample.of, probe=probe.name)
                         return self._once(model, inputs, probe.upstream, probe.wanted_inputs, in_double, kept)
-                    return self.sampled(probe, self._in_chunks(model, inputs, probe, batch, chunk, in_double))
+                    return _with_each(self._in_chunks(model, inputs, probe, batch, chunk, in_double), kept)
             except torch.OutOfMemoryError as error:
                 if chunk <= 1:
                     raise
@@ -236,8 +227,8 @@ class Oracle:
                 gc.collect()  # not before the exception is gone, whose frames hold what was computed
             torch.cuda.empty_cache()
 
-    def _once(self, model, inputs, upstream, wanted_inputs, in_double, kept=lambda value: value):
-        """Gradients are computed where `upstream` is given, one for each output. `kept(value)` is what leaves the device."""
+    def _once(self, model, inputs, upstream, wanted_inputs, in_double, kept=tensors.on_host):
+        """Gradients are computed where `upstream` is given, one for each output."""
         on_gpu = self._device.type == "cuda"
         inputs = [v.to(self._device, copy=on_gpu) if isinstance(v, torch.Tensor) else v for v in inputs]  # it may change them
         if in_double:  # on the device: of some problems they are gigabytes
@@ -251,13 +242,7 @@ class Oracle:
         else:
             outputs, gradients = tensors.gradients(model, inputs, upstream, wanted_inputs)
         self._draws |= random_state() != seeded
-
-        def taken(value):
-            value = kept(value.detach())
-            return value if value is None or self._stays_on_device else tensors.on_host(value)
-
-        gradients = {name: None if value is None else taken(value) for name, value in gradients.items()}
-        return Results([taken(output) for output in outputs], gradients, form=form)
+        return _with_each(Results(outputs, gradients, form=form), lambda value: kept(value.detach()))
 
     def _in_chunks(self, model, inputs, probe, batch, chunk, in_double):
         self._require_separable(inputs, batch)
@@ -314,6 +299,16 @@ def _raising_alike():
 def gradients_of(outcomes, name):
     """Return the gradients of that name that the outcomes have."""
     return [outcome.gradients[name] for outcome in outcomes if outcome.gradients[name] is not None]
+
+
+def _with_each(outcome, change):
+    """The Results with change(value) in the place of each tensor."""
+    gradients = {name: None if value is None else change(value) for name, value in outcome.gradients.items()}
+    return replace(outcome, outputs=[change(output) for output in outcome.outputs], gradients=gradients)
+
+
+def _on_host_if_few(value):
+    return tensors.on_host(value) if value.numel() < OF_FEWER else None
 
 
 def is_few(outputs):

@@ -232,27 +232,28 @@ def with_upstream(probe, outputs, seed):
     return replace(probe, upstream=upstream, wanted_inputs=wanted)
 
 
-# Name -> (function of the problem and a seed, and the parameters where it changes them; the size at which it runs).
-PROBES = {check.name: (globals()[check.function], check.size) for check in checks.PROBES}
+PROBES = {check.name: check for check in checks.PROBES}
 OF_SEEDS = "other weights"  # for a variant whose weights come from a seed, and not from the original
 FORWARD_PROBES = tuple(check.name for check in checks.PROBES if check.costs == checks.FORWARD and check.name != OF_SEEDS)
 WITHIN = "within"  # the range of the problem's own inputs, where an original may not run all the same
 FRESH = ("fresh", "fresh again")  # further draws of the problem's own inputs
-OF_PARAMETERS = tuple(check.name for check in checks.PROBES if check.parameters)
-WITH_GRADIENTS = tuple(check.name for check in checks.PROBES if check.gradients)
 AT_OWN_SIZE = " at its own size"  # ends the name of a probe that a variant would not take at the reduced size
+
+
+def check_of(name):
+    """Return the check that the probe of that name is for."""
+    return PROBES[name.removesuffix(AT_OWN_SIZE)]
 
 
 def size_of(name):
     """Return the size at which the probe of that name runs."""
-    return "own" if name.endswith(AT_OWN_SIZE) else PROBES[name][1]
+    return "own" if name.endswith(AT_OWN_SIZE) else check_of(name).size
 
 
 def make(name, problem, seed, parameters, domain=NO_DOMAIN, positive=False):
     """Return the probe of that name; `problem` is at the probe's size. It keeps the domain; with `positive` also the sign."""
-    kind = name.removesuffix(AT_OWN_SIZE)
-    function, _ = PROBES[kind]
-    made = function(problem, seed, parameters) if kind in OF_PARAMETERS else function(problem, seed)
+    function = globals()[check_of(name).function]
+    made = function(problem, seed, parameters) if check_of(name).parameters else function(problem, seed)
     if domain.texts or positive:
         drawn = tensors.make_inputs(problem, seed)
         made.inputs = domain.keep(drawn, made.inputs, positive)

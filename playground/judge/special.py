@@ -28,6 +28,7 @@ class Contained(Reference):
         """Return a Comparison, as Reference.compare gives it."""
         if actual is None or actual.shape != self._reached.shape:
             return super().compare(name, actual)
+        actual = actual.cpu()
         compared = super().compare(name, actual.masked_fill(self._reached, 0))
         if lost := (self._not_finite & torch.isfinite(actual)).sum().item():
             compared = replace(compared, swallowed=f"finite in {lost} elements where the original's is NaN or infinite")

@@ -143,14 +143,15 @@ class Reference:
         if self.float64.numel() == 0:
             return 0.0, 0.0
         largest, squares = torch.zeros(2, dtype=torch.float64)
-        for value, reference, comparable in zip(*map(_blocks, (actual, self.float64, self._comparable)), strict=True):
+        for value, *others in zip(*map(_blocks, (actual, self.float64, self._comparable)), strict=True):
+            reference, comparable = (each.to(value.device) for each in others)
             difference = torch.where(comparable, value.double() - reference.double(), 0.0)
-            largest = torch.maximum(largest, torch.linalg.vector_norm(difference, torch.inf))  # NaN stays NaN
-            squares = squares + torch.linalg.vector_norm(difference).square()
+            largest = torch.maximum(largest, torch.linalg.vector_norm(difference, torch.inf).cpu())  # NaN stays NaN
+            squares = squares + torch.linalg.vector_norm(difference).square().cpu()
         return largest.item() / self.spread, (squares / self.float64.numel()).sqrt().item() / self.spread
 
     def compare(self, name, actual):
-        """Return a Comparison. `actual` is None where the variant gave nothing; `name` begins the complaint."""
+        """Return a Comparison. `actual`, on any device, is None where the variant gave nothing; `name` begins the complaint."""
         max_error, complaint, decided, unjudged = None, self._wrong_form(name, actual), False, False
         if complaint is None:
             actual = as_real(actual)
@@ -160,7 +161,7 @@ class Reference:
             unjudged = complaint is not None and self.is_blunt
             if complaint and self._decisions and not self.is_blunt:
                 # Each element nearer to float64 by as much as near decisions may have moved it, and not beyond.
-                difference = actual.double() - self.float64
+                difference = actual.cpu().double() - self.float64
                 rest = difference.sign() * (difference.abs() - SLACK * self._decisions()).clamp(min=0)
                 max_error, complaint = self._too_far(name, self.float64 + rest)
                 decided = complaint is None
@@ -168,7 +169,7 @@ class Reference:
 
     def takes(self, values):
         """Return whether these values, of any type, would be right; complex ones have their parts in a last dimension."""
-        if values.shape != self.float64.shape or self._wrongly_special("", values := values.cpu()):
+        if values.shape != self.float64.shape or self._wrongly_special("", values):
             return False
         return self._too_far("", values)[1] is None
 
@@ -209,6 +210,7 @@ class Reference:
         """What is wrong with its NaN and infinities, which must stand where eager has them and nowhere else."""
         if self._eager is None and torch.isfinite(actual).all():
             return None
+        actual = actual.cpu()
         for what, test in SPECIAL_VALUES.items():
             found = test(actual) & ~self._excused
             expected = torch.zeros_like(found) if self._eager is None else test(self._eager) & ~self._excused

@@ -14,6 +14,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cuda_emulator import kernel_names
+from playground.catalog import lines_of
 from playground.judge import foreign
 
 TRITON_KERNEL = re.compile(r"@(?:triton\.)?(?:jit|autotune|heuristics)\b(?:.|\n)*?\ndef\s+(\w+)")
@@ -256,7 +257,7 @@ class Text:
         bare = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
         texts = (node for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
         strings = [node.value for node in texts if id(node) not in bare]
-        self._lines = text.splitlines()
+        self._lines = lines_of(text)
         self._first_of_model = next((n.lineno for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "ModelNew"), 1)
         names = {node.id if isinstance(node, ast.Name) else getattr(node, "attr", None) for node in nodes}
         self.triton_kernels = set(TRITON_KERNEL.findall(text))

@@ -13,7 +13,7 @@ contradict each other, or the runs were not made alike, the row is not comparabl
 
 from playground.report.document import has_changed
 from playground.report.figures import BASELINES, baseline_name, inputs_text, listed, size_note, timed_modes
-from playground.report.layout import INDENT, cells, fitted, print_folded, print_indented, verdict
+from playground.report.layout import INDENT, fitted, print_folded, print_indented, verdict
 from playground.report.text import NOTHING, one_line, significant, span, with_unit
 from playground.stopwatch.statistics import TIE
 
@@ -157,4 +157,4 @@ def _cells(result, row, point):
         ends = min(each["low"] for each in both), max(each["high"] for each in both)
         texts[2:] = with_unit(row["time"]["ratio"], "x"), span(*ends)
     variant = one_line(f"{result['variant']}: {point}" if point else result["variant"])
-    return cells(NAMES, [variant, row["timed"], verdict(row["verdict"]), *texts])
+    return dict(zip(NAMES, [variant, row["timed"], verdict(row["verdict"]), *texts], strict=True))

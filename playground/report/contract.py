@@ -94,23 +94,21 @@ def _outcome(value, where):
         RULES["ratio"](value, where)
 
 
-def _gradients(value, where):
-    check("{any}", value, where)
-    for name, one in (value or {}).items():
-        if name != "unsupported" or not isinstance(one, str):
-            check("errors", one, f"{where}.{name}")
+def _each(form, but):
+    """Return the rule of an object, or null, all of whose values have a form, but for one of that name, which may be a text."""
+
+    def rule(value, where):
+        check("{any}", value, where)
+        for name, one in (value or {}).items():
+            check("text" if name == but and isinstance(one, str) else form, one, f"{where}.{name}")
+
+    return rule
 
 
 def _graphed(value, where):
     if isinstance(value, dict) and "unavailable" in value:
         return check_object({"unavailable": "text"}, value, where)
     return check("null or timed", value, where)
-
-
-def _ptxas(value, where):
-    check("{any}", value, where)
-    for architecture, kernels in (value or {}).items():
-        check("text" if architecture == "unknown" else "[kernel]", kernels, f"{where}.{architecture}")
 
 
 def _result(result, where):
@@ -135,5 +133,5 @@ def _result(result, where):
 
 RULES = {
     **{"ratio": _rising("low", "high"), "spread": _rising("p20", "median", "p80"), "outcome": _outcome, "result": _result},
-    **{"gradients": _gradients, "graphed": _graphed, "ptxas": _ptxas},
+    **{"gradients": _each("errors", but="unsupported"), "graphed": _graphed, "ptxas": _each("[kernel]", but="unknown")},
 }

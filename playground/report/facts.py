@@ -18,7 +18,7 @@ HEADS = (
 
 def lacks(result):
     """Return what 'forward only' means for a result: 'right; no backward yet'."""
-    tags = dict.fromkeys(caveat["tag"] for caveat in result.get("caveats") or [] if caveat["costs"])
+    tags = dict.fromkeys(caveat["tag"] for caveat in result.get("caveats") or [] if caveat.get("costs"))
     others = ", ".join(tag for tag in tags if tag != "no-gradient")
     parts = ["right", "no backward yet" * ("no-gradient" in tags), f"cannot replace the original yet ({others})" * bool(others)]
     return "; ".join(filter(None, parts))
@@ -95,8 +95,8 @@ def _outcome(timings):
     outcome, share = timings["outcome"], figures.share_of_floor(timings)
     than = f"{'from' if outcome['verdict'] == 'tie' else 'than'} {figures.baseline_name(outcome['against'])}"
     parts = [f"{figures.OUTCOMES[outcome['verdict']]} {than}", interval(outcome)]
-    parts += [f"{timings['rounds']} rounds, {timings['calls']} calls", share and f"{with_unit(100 * share, '%')} of the floor"]
-    return ", ".join(filter(None, parts))
+    parts += [f"{timings[what]} {what}" for what in ("rounds", "calls") if timings.get(what) is not None]
+    return ", ".join(parts + ([f"{with_unit(100 * share, '%')} of the floor"] if share else []))
 
 
 def of_check(check):

@@ -29,7 +29,6 @@ OUTCOMES = {"win": "faster", "tie": "no difference", "loss": "slower"}  # as the
 FORWARD = "forward"
 OF_PYTORCH = "PyTorch's"
 GRAPH = "CUDA graph"
-NOTE_ON_SLOW = "so timed without a graph: "  # in the notes of older records; `not_graphed` says the same
 
 OF_OUTPUTS = "outputs"  # in the place of gradients' names, where the output is detached
 BEYOND_FLOOR = "faster than the floor, which counts more arithmetic than this variant does"
@@ -77,9 +76,9 @@ def texts(result):
 
 def why_not_pass(result):
     """Return the sentences on why a result is no pass: of one that is forward only, each caveat that stands in the way."""
-    if result["verdict"] == "forward only":
-        return [caveat_line(caveat, result) for caveat in result["caveats"] if caveat["costs"]]
-    return [] if result["verdict"] == "pass" else [result["reason"]]
+    costly = [caveat_line(each, result) for each in result.get("caveats") or [] if each.get("costs")]
+    is_forward = result["verdict"] == "forward only"
+    return [] if result["verdict"] == "pass" else costly if is_forward and costly else [result["reason"]]
 
 
 def raised_at(result):
@@ -147,7 +146,7 @@ def timing_notes(result, brief=False):
             yield f"{'' if step == FORWARD else f'{step}: '}not timed in a {GRAPH}: {one_line(timings['unavailable'])}"
         title = "" if title == FORWARD else f"{title.removeprefix(f'{FORWARD}, ')}: "
         outcome, control = timings.get("outcome") or {}, timings.get("control")
-        notes = [note for note in timings.get("notes") or [] if NOTE_ON_SLOW not in note]
+        notes = list(timings.get("notes") or [])
         if not brief and (slow := timings.get("not_graphed")):
             notes.append(f"so slow that they were timed without a graph: {'; '.join(map(baseline_name, slow))}")
         if brief and (why := why_not_measured(timings)):
@@ -264,9 +263,9 @@ def listed(value):
 
 def changed_sizes(result, root=ROOT):
     """Return {name: (value, original)} of the constants that are not the original's, which is None where it is not known."""
-    shape, catalogued = result.get("shape") or {}, Path(root) / "models" / f"{result['model']}.py"
-    defaults = shape.get("defaults") or model_constants(catalogued if catalogued.is_file() else result["model"])
-    pairs = {name: (value, defaults.get(name)) for name, value in (shape.get("settings") or {}).items()}
+    originals = model_constants(Path(root) / "models" / f"{result['model']}.py")
+    settings = (result.get("shape") or {}).get("settings") or {}
+    pairs = {name: (value, originals.get(name)) for name, value in settings.items()}
     return {name: pair for name, pair in pairs.items() if listed(pair[0]) != listed(pair[1])}
 
 

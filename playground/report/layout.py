@@ -17,7 +17,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from playground.report.text import one_line
+from playground.report.text import one_line, printable
 
 MIN_WIDTH = 60
 UNFOLDED = 1 << 16  # columns: no line reaches that
@@ -103,11 +103,16 @@ def verdict(word):
     return Text(word, style=STYLES.get(word, ""))
 
 
+def as_cell(value):
+    return value if isinstance(value, Text) else Text(printable(value))
+
+
 def fitted(rows, width, words):
-    """Return a table of {name: Text} rows whose columns fit a width, up to four of them below one another.
+    """Return a table of {name: str or Text} rows whose columns fit a width, up to four of them below one another.
 
     Columns of `words` share no place with those of numbers. Where nothing fits, the first column, that of names, is narrowed.
     """
+    rows = [{name: as_cell(value) for name, value in row.items()} for row in rows]
     runs = [list(run) for _, run in itertools.groupby(rows[0], key=lambda name: name in words)]
     for depth in (1, 2, 3, 4):
         groups = [run[at : at + depth] for run in runs for at in range(0, len(run), depth)]
@@ -142,22 +147,18 @@ def total_width(widths):
     return sum(widths) + GAP * (len(widths) - 1)
 
 
-def cells(names, values):
-    """Return {name: Text} of texts in the order of the names."""
-    return {name: value if isinstance(value, Text) else Text(value) for name, value in zip(names, values, strict=True)}
-
-
 def print_rows(console, rows, words):
-    """Print a table of {name: Text} rows below what was printed last, indented; nothing where there are none."""
+    """Print a table of {name: str or Text} rows below what was printed last, indented; nothing where there are none."""
     if rows:
         console.print()
         print_indented(console, fitted(rows, console.width - INDENT, words))
 
 
 def print_prose(console, heads, rows):
-    """Print a table of lists of Text whose last column holds sentences; where they have no room, they get one of their own."""
+    """Print a table of lists of str or Text whose last column is prose; where that has no room, it gets a table of its own."""
     if not rows:
         return
+    rows = [[as_cell(value) for value in row] for row in rows]
     room = console.width - INDENT - total_width(natural_widths([[*heads[:-1], ""], *([*row[:-1], ""] for row in rows)]))
     if len(heads) > 2 and room < min(MIN_PROSE_WIDTH, max(natural_widths([[row[-1]] for row in rows]))):
         print_prose(console, heads[:-1], [row[:-1] for row in rows])

@@ -1,10 +1,8 @@
 """What Nsight Compute measured of a variant's kernels, beside what the emulator counts of them."""
 
-from rich.text import Text
-
 from playground.nvidia import metrics
-from playground.report.layout import INDENT, cells, print_folded, print_prose, print_rows
-from playground.report.text import NOTHING, one_line, significant, with_unit
+from playground.report.layout import INDENT, print_folded, print_prose, print_rows
+from playground.report.text import NOTHING, significant, with_unit
 
 FIGURES = ("kernel", "launches", "us", "DRAM", "matrix units", "issue slots", "occupancy", "registers")
 REQUESTS = ("kernel", "a warp's request", "measured", "emulator", "least")
@@ -40,14 +38,13 @@ def _figures(kernel):
     share = {key: with_unit(value, "%") for key, value in kernel["shares"].items()}
     occupancy = f"{share['occupancy']} of {share['occupancy_limit']}"
     registers = NOTHING if kernel["registers"] is None else f"{kernel['registers']:.0f}"
-    first = one_line(kernel["kernel"]), str(kernel["launches"]), significant(kernel["microseconds"])
-    return cells(FIGURES, (*first, share["dram"], share["matrix"], share["issue"], occupancy, registers))
+    first = kernel["kernel"], kernel["launches"], significant(kernel["microseconds"])
+    return dict(zip(FIGURES, (*first, share["dram"], share["matrix"], share["issue"], occupancy, registers), strict=True))
 
 
 def _stalls(kernel):
     for reason, share in list(kernel["stalls"].items())[:STALLS_SHOWN]:
-        meaning = f"{reason.replace('_', ' ')}: {metrics.STALLS[reason]}"
-        yield [Text(one_line(kernel["kernel"])), Text(with_unit(100 * share, "%")), Text(meaning)]
+        yield kernel["kernel"], with_unit(100 * share, "%"), f"{reason.replace('_', ' ')}: {metrics.STALLS[reason]}"
 
 
 def _requests(kernel, kernels, counts):
@@ -57,4 +54,4 @@ def _requests(kernel, kernels, counts):
         measured, emulated = kernel["per_request"].get(where), counted.get(where) or {}
         if measured is not None or emulated:
             numbers = map(significant, (measured, emulated.get("per_request"), emulated.get("least")))
-            yield cells(REQUESTS, (one_line(kernel["kernel"]), f"{where}, {unit}", *numbers))
+            yield dict(zip(REQUESTS, (kernel["kernel"], f"{where}, {unit}", *numbers), strict=True))

@@ -34,10 +34,10 @@ class Progress:
             transient=True,
             redirect_stdout=False,
         )
-        self._running, self._lock = {}, threading.Lock()
+        self._lock = threading.Lock()
         self._is_hushed = False
         self._expected = self._counted = 0
-        self._total = None  # the live line that counts
+        self._total = None  # the live line that counts, a task like those that run, of which each has its `key`
         self._began = time.monotonic()
         self.timeline = []  # [{"stage", "model", "what", "began", "seconds"}] of all that ended, `began` since this was made
 
@@ -85,9 +85,9 @@ class Progress:
         """Count a variant as done. What it had begun and did not finish, because it failed there, ends here."""
         with self._lock:
             self._counted += 1
-            unfinished = [key for key, begun in self._running.items() if key[1:] == (model, variant) for _ in begun]
-        for key in unfinished:
-            self.finished(*key, outcome)
+        for task in self._display.tasks:
+            if task.fields.get("key", ())[1:] == (model, variant):
+                self.finished(*task.fields["key"], outcome)
         if self._total is not None:
             self._display.update(self._total, description=self._count())
         elif self._expected > 1:
@@ -103,25 +103,22 @@ class Progress:
     def started(self, stage, model, variant=None):
         """Tell that a `stage`, such as 'build', 'check' or 'time', begins for a variant (or something that has none)."""
         what = _label(stage, model, variant)
-        task = self._display.add_task(what, total=None) if self._live else None
-        with self._lock:
-            self._running.setdefault((stage, model, variant), []).append((time.monotonic(), task))
+        self._display.add_task(what, total=None, key=(stage, model, variant))
         if not self._live:
             self._line(Text(f"{what} ..."))
 
     def finished(self, stage, model, variant=None, outcome=""):
         """Tell that a stage ended; `outcome` is a verdict or another short text."""
-        outcome, now = one_line(outcome), time.monotonic()
+        outcome, key = one_line(outcome), (stage, model, variant)
         line = Text(f"{_label(stage, model, variant)}: ")
         line.append(outcome or "done", style=STYLES.get(outcome.partition(":")[0], ""))
         with self._lock:
-            if begun := self._running.get((stage, model, variant)):
-                begin, task = begun.pop(0)
+            if task := next((task for task in self._display.tasks if task.fields.get("key") == key), None):
+                seconds, began = task.elapsed, task.start_time - self._began
+                self._display.remove_task(task.id)
                 entry = {"stage": stage, "model": model, "what": variant}
-                self.timeline.append(entry | {"began": begin - self._began, "seconds": now - begin})
-                line.append(f", {with_unit(now - begin, ' s')}", style="dim")
-                if task is not None:
-                    self._display.remove_task(task)
+                self.timeline.append(entry | {"began": began, "seconds": seconds})
+                line.append(f", {with_unit(seconds, ' s')}", style="dim")
         self._line(line)
 
     def said(self, stage, model, variant, what):

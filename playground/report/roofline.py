@@ -13,13 +13,13 @@ import numpy as np
 from playground.report import drawing
 from playground.report.drawing import BASELINE, FAINT, FLOOR, INK, PAPER, SOFT, VARIANT
 from playground.report.figures import baseline_medians, baseline_name, fastest_baseline, inputs_text
-from playground.report.text import grouped, one_line, significant
+from playground.report.text import grouped, one_line, significant, with_unit
 
 OF_VARIANT, OF_BASELINE, AS_WRITTEN = "variant", "baseline", "as written"
 FEWEST = 2  # variants; of fewer the table of verdicts says it all
 WIDTH, HEIGHT, LINE, LETTER = 384, 300, 12, 5.6  # units: of the chart, from one line of text to the next, of a letter
 COLUMN_AT = 0.55  # of the width; right of it stand the names
-UNIT, UNIT_NAME, MEMORY = 1e12, "TFLOP/s", "memory {} TB/s"
+TERA, UNIT, MEMORY = 1e12, " TFLOP/s", "memory {} TB/s"
 MARKS = {
     OF_VARIANT: {"marker": "o", "color": VARIANT, "markersize": 7, "zorder": 6},
     OF_BASELINE: {"marker": "s", "color": PAPER, "mec": BASELINE, "mew": 1.3, "markersize": 6, "zorder": 5},
@@ -42,17 +42,18 @@ class Point:
 
     @property
     def rate(self):
-        """Return FLOPs a second."""
-        return self.work["flops"] / self.milliseconds * 1e3
+        """Return TFLOPs a second."""
+        return self.work["flops"] / self.milliseconds * 1e3 / TERA
 
 
 def points_of(results):
     """Return {(model, inputs): points} of the results of one place; a result that did not record its work has another's."""
     found, timed = {}, [result for result in results if result["time_ms"]]
     for key, own in grouped(timed, lambda result: (one_line(result["model"]), inputs_text(result))).items():
-        work, medians = next((each["work"] for each in own if each.get("work")), None), baseline_medians(own)
-        if not work or min(*work["least"].values()) <= 0:
+        medians, works = baseline_medians(own), [each["work"] for each in own if (each.get("work") or {}).get("least")]
+        if not works or min(*works[0]["least"].values()) <= 0:
             continue
+        work = works[0]
         shown = {name: medians[name] for name in ("eager", fastest_baseline(medians)) if name in medians}
         points = [Point(one_line(each["variant"]), OF_VARIANT, work["least"], each["time_ms"]["median"]) for each in own]
         points += [Point(baseline_name(name), OF_BASELINE, work["least"], ms) for name, ms in shown.items()]
@@ -67,21 +68,17 @@ def chart(points, ceilings, name, title):
     if sum(point.kind == OF_VARIANT for point in points) < FEWEST or not ceilings:
         return None
     names = {"fp32": "fp32_flops", "TF32": "tf32_flops", "fp16": "fp16_flops"}
-    roofs = {name: ceilings[key] for name, key in names.items() if ceilings.get(key)}
-    bandwidth = max(ceilings["read_bytes_per_second"], ceilings["copy_bytes_per_second"])
+    roofs = {name: ceilings[key] / TERA for name, key in names.items() if ceilings.get(key)}
+    bandwidth = max(ceilings["read_bytes_per_second"], ceilings["copy_bytes_per_second"]) / TERA
     with drawing.style():
         figure = drawing.figure(WIDTH, HEIGHT)
         place = [44 / WIDTH, 40 / HEIGHT, (WIDTH - 106) / WIDTH, (HEIGHT - 60) / HEIGHT]
         axes = figure.add_axes(place, xscale="log", yscale="log")
         _draw_axes(axes, points, roofs, bandwidth)
         _draw_points(axes, points)
-        words = [f"{each.name}: {significant(each.intensity)} FLOP per byte, {_rate(each.rate)}" for each in points]
-        ceiling = [MEMORY.format(significant(bandwidth / 1e12)), *(f"{name} {_rate(rate)}" for name, rate in roofs.items())]
+        words = [f"{each.name}: {significant(each.intensity)} FLOP per byte, {with_unit(each.rate, UNIT)}" for each in points]
+        ceiling = [MEMORY.format(significant(bandwidth)), *(f"{name} {with_unit(rate, UNIT)}" for name, rate in roofs.items())]
         return drawing.svg(figure, name, title, f"Ceilings: {', '.join(ceiling)}. {'; '.join(words)}.")
-
-
-def _rate(rate):
-    return f"{significant(rate / UNIT)} {UNIT_NAME}"
 
 
 def _draw_axes(axes, points, roofs, bandwidth):
@@ -93,23 +90,23 @@ def _draw_axes(axes, points, roofs, bandwidth):
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(True, color=FAINT, linewidth=0.6)
     axes.set_axisbelow(True)
-    for axis, per in ((axes.xaxis, 1), (axes.yaxis, UNIT)):
+    for axis in (axes.xaxis, axes.yaxis):
         low, high = axis.get_view_interval()
-        ticks = [10.0**k * per for k in range(-9, 10) if low <= 10.0**k * per <= high]
-        axis.set_ticks(ticks, labels=[f"{tick / per:g}" for tick in ticks])
+        ticks = [10.0**k for k in range(-9, 10) if low <= 10.0**k <= high]
+        axis.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
         axis.set_ticks([], minor=True)
     axes.tick_params(length=3, width=0.6, colors=SOFT, labelsize=10)
     axes.set_xlabel("FLOP per byte", color=SOFT, size=10.5)
     look = {"fontsize": 10.5, "color": FLOOR}
-    axes.text(0, 1.02, f"{UNIT_NAME} of useful work", transform=axes.transAxes, fontsize=10.5, color=SOFT)
+    axes.text(0, 1.02, f"{UNIT.strip()} of useful work", transform=axes.transAxes, fontsize=10.5, color=SOFT)
     ridge, low = highest / bandwidth, max(left, axes.get_ylim()[0] / bandwidth)
     axes.plot([low, ridge], [low * bandwidth, highest], color=FLOOR, linewidth=1.8)
     (x, y), (end, top) = axes.transData.transform([(low, low * bandwidth), (ridge, highest)])
     turned = {"rotation": math.degrees(math.atan2(top - y, end - x)), "rotation_mode": "anchor", "textcoords": "offset points"}
-    axes.annotate(MEMORY.format(significant(bandwidth / 1e12)), (low, low * bandwidth), (12, 20), **turned, **look)
+    axes.annotate(MEMORY.format(significant(bandwidth)), (low, low * bandwidth), (12, 20), **turned, **look)
     for name, rate in roofs.items():
         axes.plot([rate / bandwidth, right], [rate, rate], color=FLOOR, linewidth=1.8)
-        axes.text(right, rate, f" {name} {significant(rate / UNIT)}", va="center", **look)
+        axes.text(right, rate, f" {name} {significant(rate)}", va="center", **look)
     ends = axes.get_ylim()[0], min(highest, column * bandwidth)
     axes.plot([column] * 2, ends, "--", color=BASELINE, linewidth=0.8, zorder=2)
 

@@ -7,7 +7,7 @@ from rich.text import Text
 from playground.judge.accuracy import named as accuracy_named
 from playground.report import contract, suite
 from playground.report.figures import TIMED, baseline_name, label, raised_at, why_not_measured
-from playground.report.layout import INDENT, cells, print_folded, print_rows, verdict
+from playground.report.layout import INDENT, print_folded, print_rows, verdict
 from playground.report.terminal import View
 from playground.report.text import NOTHING, one_line, significant, span, with_unit
 
@@ -85,14 +85,14 @@ def remarks(summary):
 
 def _case_rows(cases):
     for each in cases:
+        means = significant(each["geometric_mean_ms"]), with_unit(each["over_eager"], "x")
         row = {"problem": each["problem"], "solution": each["solution"]}
         for kind in ("test", "benchmark"):
             ran, listed = each[kind]["ran"], each[kind]["listed"]
             row[f"{kind}s"] = f"{each[kind]['right']} of {ran} right" if ran else f"{listed} on a GPU only"
         row["own check"] = f"accepts {each['accepted']} of {each['checked']}"
         row["ranks by"] = RANKS.get(each["ranking"], each["ranking"])
-        row |= {"geometric mean ms": significant(each["geometric_mean_ms"]), "over eager": with_unit(each["over_eager"], "x")}
-        yield cells(row, map(one_line, row.values()))
+        yield row | dict(zip(("geometric mean ms", "over eager"), means, strict=True))
 
 
 def summary_rows(summary):
@@ -108,7 +108,7 @@ def summary_rows(summary):
             row["mean"] = with_unit(mean.get("ratio"), "x")
             row["interval"] = span(mean["low"], mean["high"], "x") if mean else NOTHING
             row["pairs"] = str(mean.get("pairs", NOTHING))
-            rows.append(cells(row, map(one_line, row.values())))
+            rows.append(row)
     return rows
 
 

@@ -51,7 +51,7 @@ def _timed(line):
 
 
 def _places(line, axis):
-    found = [sweep.value(result["shape"]["settings"], axis) for result in line]
+    found = [sweep.value(result, axis) for result in line]
     return [each if isinstance(each, (int, float)) else str(each) for each in found]
 
 

@@ -4,7 +4,7 @@ import operator
 
 from playground import sweep
 from playground.report import figures
-from playground.report.layout import INDENT, cells, print_folded, print_rows, verdict
+from playground.report.layout import INDENT, print_folded, print_rows, verdict
 from playground.report.terminal import View
 from playground.report.text import grouped, one_line, significant
 
@@ -29,7 +29,7 @@ class Sweep(View):
             reasons = {}  # why what is no pass is none, or has no speed-up: {reason: points}
             for result in ordered:
                 if reason := result["reason"] if result["verdict"] != "pass" else figures.why_not_measured(result):
-                    point = ", ".join(f"{axis}={sweep.value(result['shape']['settings'], axis)}" for axis in axes)
+                    point = ", ".join(f"{axis}={sweep.value(result, axis)}" for axis in axes)
                     reasons.setdefault(one_line(reason), []).append(point)
             lines = [f"{'; '.join(points)}: {reason}" for reason, points in reasons.items()]
             for line in (*lines, *crossover_lines(results, axes)):
@@ -37,9 +37,9 @@ class Sweep(View):
 
 
 def _row(result, axes):
-    values = {axis: one_line(sweep.value(result["shape"]["settings"], axis)) for axis in axes}
     texts = figures.texts(result)
-    values |= {
+    return {
+        **{axis: sweep.value(result, axis) for axis in axes},
         "verdict": verdict("refused" if sweep.is_refusal(result) else result["verdict"]),
         "median ms": texts["median ms"],
         "eager ms": significant(figures.baseline_medians([result]).get("eager")),
@@ -47,7 +47,6 @@ def _row(result, axes):
         **{name: texts[name] for name in ("of floor", "speed-up", "over")},
         "outcome": verdict(texts["outcome"]),
     }
-    return cells(values, values.values())
 
 
 def crossover_lines(results, axes):

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from playground.report import against, facts, figures
-from playground.report.layout import GAP, INDENT, cells, fitted, print_folded, print_indented, print_prose, print_rows, verdict
+from playground.report.layout import GAP, INDENT, fitted, print_folded, print_indented, print_prose, print_rows, verdict
 from playground.report.text import NOTHING, grouped, one_line, printable, scientific, significant, span, with_unit
 
 WORDS = ("variant", "ran on", "verdict", "gradients")
@@ -113,10 +113,9 @@ def _model_table(console, model, results):
 
 def _row(result, names):
     """Return the cells of run_all's table; a speed-up is coloured by its interval, and not where it has a label."""
-    texts = {"variant": one_line(result["variant"]), "ran on": facts.ran_on(result), **figures.texts(result)}
-    words = {"verdict": result["verdict"], "gradients": figures.gradient_verdict(result["check"])}
-    row = {name: Text(text) for name, text in texts.items()}
-    row |= {name: verdict(word) for name, word in (words | {"outcome": texts["outcome"]}).items()}
+    row = {"variant": one_line(result["variant"]), "ran on": facts.ran_on(result), **figures.texts(result)}
+    words = {"verdict": result["verdict"], "gradients": figures.gradient_verdict(result["check"]), "outcome": row["outcome"]}
+    row |= {name: verdict(word) for name, word in words.items()}
     if not figures.label(result):
         row["speed-up"] = _ratio(figures.headline(result)[1])
     return {name: row[name] for name in names}
@@ -205,9 +204,8 @@ def _print_details(console, result, verbose):
         lines = [f"printed: {line}" for line in _printed_lines(result)]
     for line in lines:
         print_folded(console, Text(line), 2 * INDENT)
-    gradients = (result["check"] or {}).get("gradients")
-    if gradients and figures.OF_OUTPUTS not in gradients and figures.gradients_unsupported(gradients) is None:
-        print_rows(console, list(_gradient_rows(gradients)), GRADIENTS[:2])
+    if figures.gradient_verdict(result["check"]) in ("ok", "fail"):
+        print_rows(console, list(_gradient_rows(result["check"]["gradients"])), GRADIENTS[:2])
     print_rows(console, time_rows(result), TIMES[:1])
 
 
@@ -221,7 +219,7 @@ def _printed_lines(result):
 def _gradient_rows(gradients):
     for name, check in gradients.items():
         errors = (scientific(check[key]) for key in ("max_error", "eager_error", "allowed"))
-        yield cells(GRADIENTS, [one_line(name), verdict("ok" if figures.is_within(check) else "fail"), *errors])
+        yield dict(zip(GRADIENTS, (name, verdict("ok" if figures.is_within(check) else "fail"), *errors), strict=True))
 
 
 def time_rows(result):
@@ -241,7 +239,7 @@ def time_rows(result):
             named = f"  {one_line(figures.baseline_name(name))}{' (no graph)' * (name in (timings.get('not_graphed') or []))}"
             ends = span(ratio["low"], ratio["high"], "x") if ratio else NOTHING
             rows.append([named, *_spread(baselines.get(name)), _ratio(ratio), ends, ""])
-    return [cells(TIMES, row) for row in rows]
+    return [dict(zip(TIMES, row, strict=True)) for row in rows]
 
 
 def _spread(spread):

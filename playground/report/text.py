@@ -71,4 +71,4 @@ def markdown_table(head, rows):
 
 def markdown_cell(text):
     """Return one line of text that cannot end a table's cell, the comment marker or the table."""
-    return one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
+    return one_line(text).replace("\\", "\\\\").replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")

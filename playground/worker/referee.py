@@ -209,7 +209,7 @@ class Referee:
             self._keep(made, drawing, inputs)
             return False
         has_gradients = any(tensors.differentiable(output) for output in eager.outputs)
-        if has_gradients and probe.removesuffix(probes.AT_OWN_SIZE) in probes.WITH_GRADIENTS:
+        if has_gradients and probes.check_of(probe).gradients:
             with_upstream = tensors.made_on(self.device, lambda: probes.with_upstream(made, eager.outputs, seed))
             try:
                 differentiated = oracle.eager(with_upstream)
@@ -394,6 +394,7 @@ class Referee:
         pairs = zip(expected, names, actual, strict=True)
         each = [reference.compare(name, value) for reference, name, value in pairs]
         found = worst(each)
+        actual = [value.cpu() for value in actual] if found.complaint else actual
         compared = vars(self._with_remark(found, each, probe, actual) if remark else found)
         if self.sample.is_part and not found.complaint:
             compared = compared | {"complaint": self._far_from_eager(probe, expected, names, whole.outputs)}
@@ -422,17 +423,17 @@ class Referee:
     def _results(self, probe, file):
         """What a variant's process wrote, a few times as long as the reference at most. Raises NotTensors.
 
-        Of what is compared in part it is on the device where there is room.
+        What is large is on the device where there is room.
         """
         outputs, gradients = self.references[probe]
         elements = sum(reference.float64.numel() for reference in (*outputs, *gradients.values())) / self.sample.share
         most = BYTES_OF_ELEMENT * elements + SLACK
-        if not self.sample.is_part:
-            return tensors.load_results(file, most)
         try:
-            given = tensors.load_results(file, most, self.device)
+            given = tensors.load_results(file, most, self.device if elements > SMALL else "cpu")
         except torch.OutOfMemoryError:
             given = tensors.load_results(file, most)
+        if not self.sample.is_part:
+            return given
         shapes = self.shapes[probe] | {name: value.shape for name, value in self.model.named_parameters()}
         actual = {f"output {i}": value for i, value in enumerate(given.outputs)} | given.gradients
         for name, value in actual.items():
@@ -493,8 +494,8 @@ class Referee:
             free, actual = self.domain.free(i, inputs[i]), found.get(f"input{i}")
             free = free if free is None else self.sample.of(free, probe).cpu()
             if free is not None and actual is not None and actual.shape == free.shape and f"input{i}" in expected:
-                true = expected[f"input{i}"].float64.to(actual.dtype)
-                found[f"input{i}"] = torch.where(free, actual, true)
+                true = expected[f"input{i}"].float64.to(actual)
+                found[f"input{i}"] = torch.where(free.to(actual.device), actual, true)
         return {name: self._graded_gradient(probe, name, reference, found.get(name)) for name, reference in expected.items()}
 
     def _graded_gradient(self, probe, name, reference, actual):

@@ -333,7 +333,7 @@ def test_a_variant(name, judged):
     files, results, printed = judged
     _, reason, details = (each and each.replace("FILE", re.escape(str(files[name]))) for each in VARIANTS[name])
     result = results[name]
-    assert result["verdict"] == "error"
+    assert result["verdict"] == "error" and result["time_ms"] is None
     assert re.match(reason, result["reason"]), result["reason"]
     assert f"{name} error" in printed, "with --json - the tables go to stderr"
     assert "playground/worker" not in result["details"], result["details"]

@@ -1,6 +1,6 @@
-"""Pairs an hour on one GPU and on all of this machine's, and whether verdicts and speed-ups are the same.
+"""Pairs an hour on one GPU and on all of this machine's, and what differs between them, as compare.py's --against tells it.
 
-    python -m tests.driver.pairs_an_hour [--suite PROBLEMS [--solutions RUN]] [--kill] [compare.py's options, such as --quick]
+    python -m tests.driver.pairs_an_hour [--kill] [compare.py's options, such as --suite PROBLEMS --solutions RUN --quick]
 
 Without --suite: each CUDA variant of the project, and tests/judge/problems/. The same suite is judged three times: here, by
 `--cluster local` on the first GPU, and on all of them. With --kill a worker of the last run is killed in the middle.
@@ -32,23 +32,21 @@ def own_suite(folder):
     return ["--suite", str(folder / "pairs.json")]
 
 
-def judged(name, suite, more, file, kill=False, **environment):
-    """The results by pair, and their number an hour."""
+def judged(name, arguments, file, kill=False, **environment):
+    """Judge a suite, and tell how many pairs an hour that is."""
     began = time.monotonic()
-    command = [sys.executable, "compare.py", *suite, *more, "--json", str(file)]
-    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | environment, stdout=subprocess.DEVNULL)
+    command = [sys.executable, "compare.py", *arguments, "--json", str(file)]
+    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | environment)
     if kill:
         kill_a_worker(process, file)
     status = process.wait()
     seconds = time.monotonic() - began
     document = json.loads(file.read_text())
-    results = {(row["model"], row["variant"]): row for row in document["results"]}
-    lost = document["environment"].get("lost_workers", 0)
-    count = sum(row["verdict"] in ("pass", "forward only", "fail") for row in results.values())  # a file may be missing
-    rate = f"{count} of {len(results)} pairs judged in {seconds:.0f} s, {3600 * count / seconds:.0f} an hour"
-    print(f"{name}: exit status {status}, {rate}", end="")
-    print(f", {lost} workers lost; complete: {document['environment']['complete']}", flush=True)
-    return results
+    about, rows = document["environment"], document["results"]
+    count = sum(row["verdict"] in ("pass", "forward only", "fail") for row in rows)  # a file may be missing
+    rate = f"{count} of {len(rows)} pairs judged in {seconds:.0f} s, {3600 * count / seconds:.0f} an hour"
+    lost = f"{about.get('lost_workers', 0)} workers lost; complete: {about['complete']}"
+    print(f"\n{name}: exit status {status}, {rate}, {lost}\n", flush=True)
 
 
 def kill_a_worker(process, file):
@@ -68,32 +66,16 @@ def is_worker(process):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--suite")
-    parser.add_argument("--solutions")
     parser.add_argument("--kill", action="store_true")
-    given, more = parser.parse_known_args()
+    given, arguments = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
-        suite = ["--suite", given.suite] if given.suite else own_suite(folder)
-        suite += ["--solutions", given.solutions] if given.solutions else []
-        gpus = torch.cuda.device_count()
-        warm = ["--check-only"]  # builds what all three then find built
-        judged("builds", suite, [*more, *warm], folder / "warm.json")
-        here = judged("here", suite, more, folder / "here.json", CUDA_VISIBLE_DEVICES="0")
-        one = judged("cluster, 1 GPU", suite, [*more, "--cluster", "local"], folder / "one.json", CUDA_VISIBLE_DEVICES="0")
-        everything = [*more, "--cluster", "local"]
-        many = judged(f"cluster, {gpus} GPUs", suite, everything, folder / "many.json", given.kill)
-    print("workers: ", sorted({row["device"]["worker"] for row in many.values() if row.get("device")}))
-    for pair, row in here.items():
-        told = [f"{each[pair]['verdict']} {ratio(each[pair])}" for each in (here, one, many)]
-        same = len({each[pair]["verdict"] for each in (here, one, many)}) == 1
-        print(f"{'same' if same else 'DIFFERENT'}: {row['model']} {row['variant']}: {' | '.join(told)}")
-
-
-def ratio(row):
-    """The speed-up over the fastest baseline, with its interval; '' where nothing is claimed."""
-    outcome = row["outcome"] or {}
-    return f"{outcome['ratio']:.3f}x [{outcome['low']:.3f}, {outcome['high']:.3f}]" if outcome.get("ratio") else ""
+        arguments += [] if "--suite" in arguments else own_suite(folder)
+        judged("builds, which all three then find", [*arguments, "--check-only"], folder / "warm.json")
+        judged("here", arguments, folder / "here.json", CUDA_VISIBLE_DEVICES="0")
+        arguments += ["--cluster", "local", "--against", str(folder / "here.json")]
+        judged("cluster, 1 GPU", arguments, folder / "one.json", CUDA_VISIBLE_DEVICES="0")
+        judged(f"cluster, {torch.cuda.device_count()} GPUs", arguments, folder / "many.json", given.kill)
 
 
 if __name__ == "__main__":

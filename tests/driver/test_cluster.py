@@ -87,6 +87,12 @@ def test_a_pair_that_ends_every_worker_is_reported_and_the_run_has_the_rest(two_
     assert lost["verdict"] == "error" and "each worker that judged it was lost (3 of them)" in lost["reason"]
 
 
+def compare(listed, cluster_at, file):
+    """The command line of a run on a cluster that only checks."""
+    options = ["--check-only", "--sandbox", "off", "--json", str(file)]
+    return "compare.py", "--suite", str(listed), "--cluster", cluster_at, *options
+
+
 @contextlib.contextmanager
 def started(*command):
     with subprocess.Popen(
@@ -105,23 +111,12 @@ def test_a_running_scheduler(pairs, tmp_path):
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     listed, file = pairs(a=RIGHT, b=RIGHT), tmp_path / "out.json"
     scheduler = ["-m", "dask", "scheduler", "--host", address, "--no-dashboard"]
-    command = [
-        "compare.py",
-        "--suite",
-        str(listed),
-        "--cluster",
-        address,
-        "--check-only",
-        "--sandbox",
-        "off",
-        "--json",
-        str(file),
-    ]
     with started(*scheduler), started("-m", "dask", "worker", address, "--nthreads", "2", "--name", "there", "--no-dashboard"):
         wait_for(lambda: listens(address))
-        done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    assert "2 pairs: 2 pass" in done.stdout
+        with started(*compare(listed, address, file)) as process:
+            out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    assert "2 pairs: 2 pass" in out
     assert {row["device"]["worker"] for row in document.read(file)["results"]} == {"there"}
 
 
@@ -141,19 +136,7 @@ def wait_for(condition):
 @pytest.mark.full
 def test_an_interrupt_keeps_what_is_finished(pairs, tmp_path):
     listed, file = pairs(right=RIGHT, hangs=HANGS), tmp_path / "out.json"
-    command = [
-        "compare.py",
-        "--suite",
-        str(listed),
-        "--cluster",
-        "local",
-        "--check-only",
-        "--sandbox",
-        "off",
-        "--json",
-        str(file),
-    ]
-    with started(*command) as process:
+    with started(*compare(listed, "local", file)) as process:
         wait_for(file.exists)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)

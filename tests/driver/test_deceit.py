@@ -11,11 +11,9 @@ import torch
 from playground.driver import outer
 from playground.worker import WorkerProcess
 from playground.worker.referee_client import RefereeClient
+from tests.judge.problems import pairs
 
 PROBLEM = """
-import torch
-import torch.nn as nn
-
 class Model(nn.Module):
     def __init__(self, features):
         super().__init__()
@@ -30,9 +28,6 @@ batch, features = (4096, 1024) if torch.cuda.is_available() else (256, 128)
 
 def get_inputs():
     return [torch.randn(batch, features)]
-
-def get_init_inputs():
-    return [features]
 """
 
 SOLUTION = """
@@ -193,7 +188,7 @@ class Measured:
     def __init__(self, place, folder, step):
         self._place, self._folder, self._step, self._open = place, folder, step, contextlib.ExitStack()
         problem = folder / "problem.py"
-        problem.write_text(PROBLEM)
+        problem.write_text(pairs.whole(PROBLEM))
         original = {"problem": str(problem), "settings": {}, "place": place, "seed": 1, "precision": None}
         self._truth = RefereeClient(original, folder, 5, LIMIT)
         self._open.callback(self._truth.close)

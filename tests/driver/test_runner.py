@@ -2,16 +2,13 @@
 
 import errno
 import math
-import re
 import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from playground import catalog
 from playground.driver import plan, runner
@@ -103,8 +100,9 @@ return torch.tanh(self.linear(x))
 """
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("place, policies", [("cpu", ["PASSIVE", "None"]), ("emulator", ["PASSIVE"])])
+@pytest.mark.parametrize(
+    "place, policies", [("cpu", ["PASSIVE", "None"]), pytest.param("emulator", ["PASSIVE"], marks=pytest.mark.full)]
+)
 def test_only_a_process_that_is_timed_waits_actively(tmp_path, monkeypatch, tiny_problem, write_forward, place, policies):
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     seen = tmp_path / "seen"
@@ -113,53 +111,6 @@ def test_only_a_process_that_is_timed_waits_actively(tmp_path, monkeypatch, tiny
         (result,) = Runner(Options(quick=True), progress).run([Task(catalog.find_model(str(tiny_problem)), variant, place)])
     assert result["verdict"] == "pass", result["reason"]
     assert list(dict.fromkeys(seen.read_text().split())) == policies
-
-
-# Rounds sizes down to whole blocks, and asks for a stream of "cuda".
-WHOLE_BLOCKS = """
-import torch
-import torch.nn as nn
-from torch.utils.cpp_extension import load_inline
-
-CUDA = r'''
-#include <torch/extension.h>
-__global__ void tanh_of(const float* from, float* to) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    to[i] = tanhf(from[i]);
-}
-torch::Tensor tanh_of_all(torch::Tensor x) {
-    auto y = torch::empty_like(x);
-    tanh_of<<<x.numel() / 20, 20>>>(x.data_ptr<float>(), y.data_ptr<float>());
-    return y;
-}
-'''
-extension = load_inline("whole_blocks", "torch::Tensor tanh_of_all(torch::Tensor x);", CUDA, functions=["tanh_of_all"])
-
-class ModelNew(nn.Module):
-    def __init__(self, features, outputs):
-        super().__init__()
-        self.linear = nn.Linear(features, outputs)
-
-    def forward(self, x):
-        if torch.is_grad_enabled():
-            raise NotImplementedError("forward only")
-        with torch.cuda.stream(torch.cuda.Stream()):
-            return extension.tanh_of_all(self.linear(x))
-"""
-
-
-@pytest.mark.full
-@pytest.mark.skipif(torch.cuda.is_available(), reason="cuda is a real device here")
-def test_what_the_emulator_finds_at_other_sizes_is_a_caveat_and_the_rest_is_judged(tiny_problem, write_variant):
-    variant = replace(write_variant("whole_blocks", WHOLE_BLOCKS), backend="cuda")
-    task = Task(catalog.find_model(str(tiny_problem)), variant, "emulator")
-    with Progress() as progress:
-        (result,) = Runner(Options(check_only=True), progress).run([task])
-    assert result["verdict"] == "forward only", result["reason"]
-    assert re.match(r"on normal inputs: .*whole_blocks.py:8: invalid launch: grid \(0,1,1\)", result["reason"])
-    assert [each["tag"] for each in result["caveats"]] == ["sizes"] and result["findings"]
-    assert not any(each["complaint"] for each in result["check"]["behaviour"].values())
-    assert result["check"]["mutants_rejected"].partition("/")[0] != "0"
 
 
 def test_what_a_timing_compares_with_is_ready_when_its_check_ends(tiny_problem, write_forward, monkeypatch):

@@ -336,18 +336,14 @@ def slow(monkeypatch):
     return device
 
 
-def test_own_clock_counts_every_call_once(slow):
-    assert own_clock(slow.side("variant"), 1.0, 1.5) == pytest.approx(2.0)
+def test_own_clock_counts_every_call_once_and_watches_what_else_runs_in_every_try(slow):
+    load, began = Load(0.0), []
+    load.watched = lambda: contextlib.nullcontext(began.append(len(slow.repeated)))
+    assert own_clock(slow.side("variant"), 1.0, 1.5, load) == pytest.approx(2.0)
     repeated, pauses = slow.repeated, len(timing.PAUSES)
     assert len(repeated) == 4 + pauses * (1 + timing.SHORT_TRIES) and all(3 <= count <= 1000 for count in repeated)
     assert max(repeated[5:9]) < min(repeated[1:5])  # short ones
-
-
-def test_own_clock_watches_what_else_runs_in_every_try(slow):
-    load, began = Load(0.0), []
-    load.watched = lambda: contextlib.nullcontext(began.append(len(slow.repeated)))
-    own_clock(slow.side("variant"), 1.0, 1.5, load)
-    assert began == list(range(len(slow.repeated)))
+    assert began == list(range(len(repeated)))
 
 
 def test_own_clock_stops_at_the_first_try_within_the_limit(slow):
@@ -668,18 +664,12 @@ def test_a_variant_that_cannot_be_captured_is_timed_without_a_graph(timed):
     assert found["time_ms"]["median"] == found["training"]["weights"]["time_ms"]["median"] == 0.3
 
 
-@pytest.mark.parametrize("tag", ["no-graph", "default-stream"])
-def test_what_no_graph_can_hold_is_not_captured(timed, tag):
-    device = Device(MS)
-    found = timed(device, caveats=[{"tag": tag}])
-    assert found["time_ms"]["median"] == 0.3 and "graphed" not in found
-    assert not any("graphed" in mode for _, mode in device.started)
-
-
-def test_long_steps_are_not_timed_in_graphs(timed):
-    device = Device(LONG)
-    found = timed(device)
-    assert found["graphed"] is None and found["training"]["weights"]["graphed"] is None
+@pytest.mark.parametrize("ms, tag", [(MS, "no-graph"), (MS, "default-stream"), (LONG, None)])
+def test_long_steps_and_what_no_graph_can_hold_are_not_timed_in_graphs(timed, ms, tag):
+    device = Device(ms)
+    found = timed(device, caveats=[{"tag": tag}] if tag else [])
+    assert found["time_ms"]["median"] == ms["variant"] and ("graphed" in found) == (tag is None)
+    assert found.get("graphed") is None and found["training"]["weights"].get("graphed") is None
     assert not any("graphed" in mode for _, mode in device.started)
 
 

@@ -6,6 +6,8 @@ import tempfile
 import unittest.mock
 from pathlib import Path
 
+from playground import catalog
+from playground.driver.runner import Task, blank_result
 from playground.driver.verdict import give_failure, give_loaded, judge
 from playground.worker import WorkerFailure, WorkerProcess, referee_client
 
@@ -34,23 +36,40 @@ def one_worker():
         yield worker
 
 
-def judged(worker, problem, variants, settings=None, place="cpu", accept=None, precision=None):
-    """A result (verdict, reason, check, ...) for each path of a variant, of the problem at a path. `worker` loads them all."""
-    original = {"problem": str(problem), "settings": settings or {}, "place": place, "seed": SEED, "precision": precision}
-    results = []
-    with tempfile.TemporaryDirectory() as folder:
-        truth = referee_client.RefereeClient(original, Path(folder), PROBE_SEED, LIMIT)
-        try:
-            original["varied"] = truth.prepare()["varied"]
-            for variant in variants:
-                result = {"ran_on": place, "verdict": None, "reason": None, "check": None, "findings": [], "peak_mib": None}
-                results.append(result)
-                try:
-                    loaded = worker.ask("load", **original, variant=str(variant), weights=truth.weights)
-                    give_loaded(result, loaded)
-                    judge(worker, truth, result, variant, accept=accept)
-                except WorkerFailure as failure:
-                    give_failure(result, failure)
-        finally:
-            truth.close()
-    return results
+@contextlib.contextmanager
+def court(problem, place="cpu", settings=None, precision=None, seeds=(SEED, PROBE_SEED), builds=None):
+    """judge(worker, path of a variant, accept=None) -> its result (verdict, reason, check, ...), of the problem at a path."""
+    original = {"problem": str(problem), "settings": settings or {}, "place": place, "seed": seeds[0], "precision": precision}
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as started:
+        truth = referee_client.RefereeClient(original, Path(folder), seeds[1], LIMIT)
+        started.callback(truth.close)
+        given = original | {"varied": truth.prepare()["varied"], "weights": truth.weights, "builds": builds}
+
+        def judge_one(worker, variant, accept=None):
+            borrowed = catalog.borrowed_names(variant, problem)
+            backend = "cpu" if place == "cpu" else "cuda"
+            task = Task(catalog.find_model(problem), catalog.Variant(variant.stem, variant, backend), place)
+            result = blank_result(task)
+
+            def load(worker):
+                return worker.ask("load", **given, variant=str(variant), borrowed=borrowed)
+
+            def renew():
+                another = started.enter_context(WorkerProcess("candidate", LIMIT))
+                load(another)
+                return another
+
+            try:
+                give_loaded(result, load(worker))
+                judge(worker, truth, result, variant, renew, accept, borrowed=borrowed)
+            except WorkerFailure as failure:
+                give_failure(result, failure)
+            return result
+
+        yield judge_one
+
+
+def judged(worker, problem, variants, accept=None, **more):
+    """The result of each path of a variant. `worker` loads them all; `more` is the court's."""
+    with court(problem, **more) as judge_one:
+        return [judge_one(worker, variant, accept) for variant in variants]

@@ -1,11 +1,10 @@
 """How exact a result is, in classes: plain float32 in any usual order of adding is one, and not a wrong one."""
 
-import textwrap
-
 import numpy as np
 import pytest
 import torch
 from judged import judged, one_worker
+from problems import pairs
 
 from playground import tensors
 from playground.judge import accuracy
@@ -16,13 +15,6 @@ from playground.judge.tolerance import Reference
 from playground.worker.referee import Referee
 
 CPU = torch.device("cpu")
-HEADER = """
-import numpy as np
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
-"""
 
 
 class Sum(torch.nn.Module):
@@ -115,8 +107,8 @@ def court(worker, tmp_path):
     """court(problem, variant, accept) -> the result; both are texts without their imports."""
 
     def judge(problem, variant, accept=None):
-        for name, text in (("problem", problem), ("variant", variant)):
-            (tmp_path / f"{name}.py").write_text(HEADER + textwrap.dedent(text))
+        (tmp_path / "problem.py").write_text(pairs.whole(problem))
+        (tmp_path / "variant.py").write_text(pairs.IMPORTS + variant)
         (result,) = judged(worker, tmp_path / "problem.py", [tmp_path / "variant.py"], accept=accept)
         return result
 
@@ -136,11 +128,9 @@ batch_size, channels, side = 2, 4, 256
 
 def get_inputs():
     return [torch.rand(batch_size, channels, side, side)]
-
-def get_init_inputs():
-    return [channels]
 """
-IN_SEQUENCE = """
+IN_SEQUENCE = """import numpy as np
+
 class ModelNew(nn.Module):
     def __init__(self, channels):
         super().__init__()
@@ -175,9 +165,6 @@ batch_size, features = 16, 64
 
 def get_inputs():
     return [torch.randn(batch_size, features)]
-
-def get_init_inputs():
-    return []
 """
 TANH_GELU = """
 class ModelNew(nn.Module):
@@ -215,9 +202,6 @@ batch_size, features = 16, 64
 
 def get_inputs():
     return [torch.randn(batch_size, features)]
-
-def get_init_inputs():
-    return []
 """
 ONLY_X = """
 class ModelNew(nn.Module):
@@ -234,8 +218,6 @@ def test_what_hides_a_mutant_is_not_accepted(court):
 
 
 CONVOLUTION = """
-import torch
-
 class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -246,16 +228,13 @@ class Model(torch.nn.Module):
 
 def get_inputs():
     return [torch.randn(4, 16, 20, 20)]
-
-def get_init_inputs():
-    return []
 """
 
 
 @pytest.mark.parametrize("place, permitted", [("emulator", accuracy.AS_PYTORCH), ("cpu", accuracy.WRONG)])
 def test_gradients_have_classes(tmp_path, place, permitted):
     """TF32's, whichever way operands are rounded, is PyTorch's where that may use it; a planted mistake never is."""
-    (tmp_path / "problem.py").write_text(CONVOLUTION)
+    (tmp_path / "problem.py").write_text(pairs.whole(CONVOLUTION))
     referee, inputs, file = Referee(), str(tmp_path / "inputs"), str(tmp_path / "gradients")
     referee.load(str(tmp_path / "problem.py"), {}, place, str(tmp_path / "weights"), seed=1)
     referee.prepare("scaled", "own", 3, inputs)
@@ -295,7 +274,7 @@ SCALE = SCALE.replace("self.conv(x)", "(self.weight * x).sum(1)").replace("randn
 
 def test_a_gradient_in_another_order_of_adding_is_float32(tmp_path):
     """One thread that adds a million terms one after another."""
-    (tmp_path / "problem.py").write_text(SCALE)
+    (tmp_path / "problem.py").write_text(pairs.whole(SCALE))
     referee, inputs, file = Referee(), str(tmp_path / "inputs"), str(tmp_path / "gradients")
     referee.load(str(tmp_path / "problem.py"), {}, "cpu", str(tmp_path / "weights"), seed=1)
     referee.prepare("scaled", "own", 3, inputs)

@@ -1,4 +1,4 @@
-"""A variant that computes in less than float32 says so and is labelled, or fails with a word on what it looks like."""
+"""A variant that says it computes in less than float32 is labelled. One that does not say so: the exhibit `float16_inside`."""
 
 import textwrap
 
@@ -27,20 +27,13 @@ class ModelNew(nn.Module):
 @pytest.fixture(scope="module")
 def results(tiny_problem, write_variant):
     """{(precision declared, type computed in): result}."""
-    cases = [(None, "bfloat16"), ("bf16", "bfloat16"), ("fp16", "bfloat16"), ("bf16", "half"), (None, "half"), ("fp16", "half")]
+    cases = [("bf16", "bfloat16"), ("fp16", "bfloat16"), ("bf16", "half"), ("fp16", "half")]
     files = []
     for i, (declared, dtype) in enumerate(cases):
-        line = f'precision = "{declared}"' if declared else ""
-        files.append(write_variant(f"declared_{i}", textwrap.dedent(VARIANT).format(declared=line, dtype=dtype)).path)
+        text = textwrap.dedent(VARIANT).format(declared=f'precision = "{declared}"', dtype=dtype)
+        files.append(write_variant(f"declared_{i}", text).path)
     with one_worker() as worker:
         return dict(zip(cases, judged(worker, tiny_problem, files), strict=True))
-
-
-@pytest.mark.parametrize("dtype, word", [("bfloat16", "bf16"), ("half", "fp16")])
-def test_undeclared_it_fails_and_is_named(results, dtype, word):
-    result = results[None, dtype]
-    assert (result["verdict"], result["variant_precision"]) == ("fail", None)
-    assert "off by" in result["reason"] and word in result["reason"].rpartition(";")[2]
 
 
 @pytest.mark.parametrize("declared, dtype", [("bf16", "bfloat16"), ("fp16", "half")])

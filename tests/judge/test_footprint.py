@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from problems import pairs
 from torch import nn
 
 from playground import tensors
@@ -90,9 +91,6 @@ def test_an_oracle_keeps_the_sample_of_all_that_it_computes():
 
 
 PROBLEM = """
-import torch
-import torch.nn as nn
-
 batch_size, dim = 4, 400001
 
 class Model(nn.Module):
@@ -101,9 +99,6 @@ class Model(nn.Module):
 
 def get_inputs():
     return [torch.rand(batch_size, dim)]
-
-def get_init_inputs():
-    return []
 """
 
 
@@ -128,7 +123,7 @@ def all_but(count):
     ],
 )
 def test_a_judgement_by_a_sample(tmp_path, forward, complaint):
-    (tmp_path / "problem.py").write_text(PROBLEM)
+    (tmp_path / "problem.py").write_text(pairs.whole(PROBLEM))
     referee = Referee()
     inputs, outputs = str(tmp_path / "inputs"), str(tmp_path / "outputs")
     referee.load(str(tmp_path / "problem.py"), {}, "cpu", str(tmp_path / "weights"), seed=1, share=LEAST, secret=2)
@@ -149,7 +144,7 @@ UNSEEDED = "import random\n" + LARGER.replace("[torch.rand", "[random.random() *
 def sides(tmp_path, text):
     """A referee that compares a part, and the original as a candidate."""
     problem, weights = tmp_path / "problem.py", str(tmp_path / "weights")
-    problem.write_text(text)
+    problem.write_text(pairs.whole(text))
     referee, candidate = Referee(), Candidate()
     referee.load(str(problem), {}, "cpu", weights, seed=1, share=LEAST, secret=2)
     candidate.load(str(problem), None, {}, "cpu", weights, seed=1)

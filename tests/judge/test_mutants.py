@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from test_oracle import Fits
 
 from playground import catalog, tensors
 from playground.judge import mutants, probes
@@ -173,19 +174,6 @@ def test_one_that_the_check_cannot_tell_is_named():
     assert score.rejected == score.counted - len(score.survivors)
     score, _ = scored(model, x(9, 6), x(9, 6) + 0.1)
     assert score.survivors == () and score.rejected == score.counted > 8
-
-
-class Fits(nn.Module):
-    """`model`, on a device that has memory for `largest` samples."""
-
-    def __init__(self, model, largest):
-        super().__init__()
-        self.model, self.largest = model, largest
-
-    def forward(self, x):
-        if x.shape[0] > self.largest:
-            raise torch.OutOfMemoryError(f"no memory for {x.shape[0]} samples")
-        return self.model(x)
 
 
 def scored_where_full_size(monkeypatch, model, full):

@@ -53,18 +53,6 @@ def test_scaled_leaves_integers_and_what_is_no_tensor():
     assert torch.equal(found, indices) and torch.equal(where, mask) and number == 0.5
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
-def test_scaled_keeps_the_type(dtype):
-    (x,) = probes.scaled(problem(lambda: torch.ones(4, 3, dtype=dtype)), 0).inputs
-    assert x.dtype == dtype
-
-
-@pytest.mark.parametrize("shape", [(), (0, 3), (1,)])
-def test_scaled_of_unusual_shapes(shape):
-    (x,) = probes.scaled(problem(lambda: torch.ones(shape)), 0).inputs
-    assert x.shape == shape
-
-
 def test_upstream_where_an_output_and_an_input_can_have_a_gradient():
     probe = probes.scaled(problem(lambda: torch.rand(2, 3), lambda: torch.tensor([1, 2]), lambda: torch.rand(2)), 0)
     outputs = [torch.rand(2, 5), torch.tensor([1, 0]), torch.rand(())]
@@ -121,13 +109,15 @@ def test_minus_infinity_in_the_first_of_three_samples_and_zeros_in_the_second():
 
 
 @pytest.mark.parametrize("name", list(probes.PROBES))
-@pytest.mark.parametrize("shape", [(), (0, 3), (1,), (2, 3)])
-def test_every_probe_of_unusual_shapes(name, shape):
-    made = probes.make(
-        name, problem(lambda: torch.ones(shape), lambda: torch.tensor([1, 2]), lambda: 0.5), 0, {"w": torch.ones(2)}
-    )
+@pytest.mark.parametrize(
+    "shape, dtype",
+    [*(((), torch.float32), ((0, 3), torch.float32), ((1,), torch.float32)), ((2, 3), torch.float64), ((2, 3), torch.float16)],
+)
+def test_every_probe_keeps_shapes_and_types(name, shape, dtype):
+    given = problem(lambda: torch.ones(shape, dtype=dtype), lambda: torch.tensor([1, 2]), lambda: 0.5)
+    made = probes.make(name, given, 0, {"w": torch.ones(2)})
     assert made.name == name
-    assert made.inputs[0].shape == shape and made.inputs[0].dtype == torch.float32
+    assert made.inputs[0].shape == shape and made.inputs[0].dtype == dtype
     assert made.inputs[1].tolist() == [1, 2] and made.inputs[2] == 0.5
 
 

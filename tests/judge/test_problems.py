@@ -31,6 +31,14 @@ def results_of(worker, name, **more):
     return judged(worker, folder / "problem.py", [folder / "right.py", folder / "wrong.py"], **more)
 
 
+def results_of_texts(worker, folder, problem, *solutions):
+    """The results of the texts of solutions, of a problem whose text leaves out what pairs.whole adds."""
+    files = [folder / "problem.py", *(folder / f"solution_{number}.py" for number in range(len(solutions)))]
+    for file, text in zip(files, (pairs.whole(problem), *(pairs.IMPORTS + text for text in solutions)), strict=True):
+        file.write_text(text)
+    return judged(worker, *files[:1], files[1:])
+
+
 @pytest.fixture(scope="module")
 def results(name, worker):
     return results_of(worker, name)
@@ -68,13 +76,10 @@ def test_a_problem_that_is_converted_is_judged_by_what_that_permits(worker, prec
 
 
 ORIGINAL = """
-import torch
-from torch.autograd import grad
-
-class Model(torch.nn.Module):
+class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.table = torch.nn.Embedding(12, 6, max_norm=1.0)
+        self.table = nn.Embedding(12, 6, max_norm=1.0)
 
     def forward(self, x):
         {forward}
@@ -83,25 +88,22 @@ batch_size = 5
 
 def get_inputs():
     return [torch.rand(batch_size, 12)]
-
-def get_init_inputs():
-    return []
 """
 # Originals of which some circumstance says nothing -> forward.
 ODD_ORIGINALS = {
     "takes no negative number": "torch._assert(not (x < 0).any(), 'expected positive numbers'); return x.sqrt().cumsum(1)",
     "has an output for each sample": "return [self.table(row.argsort()[:5]).sum() for row in x]",
     "changes its parameters in a call": "return x @ self.table(torch.arange(12))",
-    "needs a graph of its own": "with torch.enable_grad(): y = x.detach().requires_grad_(); return grad((y**3).sum(), y)[0]",
+    "needs a graph of its own": """with torch.enable_grad():
+            y = x.detach().requires_grad_()
+            return torch.autograd.grad((y**3).sum(), y)[0]""",
 }
 
 
 @pytest.mark.parametrize("forward", ODD_ORIGINALS.values(), ids=ODD_ORIGINALS.keys())
 def test_a_copy_of_an_odd_original_passes(worker, tmp_path, forward):
-    problem, copy = tmp_path / "problem.py", tmp_path / "copy.py"
-    problem.write_text(ORIGINAL.format(forward=forward))
-    copy.write_text(ORIGINAL.format(forward=forward) + "class ModelNew(Model):\n    pass\n")
-    (result,) = judged(worker, problem, [copy])
+    original = ORIGINAL.format(forward=forward)
+    (result,) = results_of_texts(worker, tmp_path, original, original + "class ModelNew(Model):\n    pass\n")
     assert (result["verdict"], result["reason"]) == ("pass", None)
     assert not [name for name, entry in result["check"]["probes"].items() if "does not run" in (entry["note"] or "")]
     rejected, counted = map(int, result["check"]["mutants_rejected"].split("/"))
@@ -109,13 +111,10 @@ def test_a_copy_of_an_odd_original_passes(worker, tmp_path, forward):
 
 
 CONSTANT = """
-import torch
-import torch.nn as nn
-
 class Model(nn.Module):
-    def __init__(self, features):
+    def __init__(self):
         super().__init__()
-        self.linear = nn.Linear(features, features)
+        self.linear = nn.Linear(16, 16)
         nn.init.zeros_(self.linear.weight)
 
     def forward(self, x):
@@ -123,31 +122,23 @@ class Model(nn.Module):
 
 def get_inputs():
     return [torch.randn(8, 16)]
-
-def get_init_inputs():
-    return [16]
 """
 IDENTITY = CONSTANT.replace("torch.tanh(self.linear(x))", "x + self.linear(x) * 0")
+SAME = "outputs are the same for all of its inputs, so a constant"
 
 
 @pytest.mark.parametrize(
     "problem, result, says",
     [
-        (
-            CONSTANT,
-            "torch.tanh(self.linear.bias.repeat(len(x), 1))",
-            "outputs are the same for all of its inputs, so a constant",
-        ),
-        (CONSTANT, "torch.tanh(self.linear(x))", "outputs are the same for all of its inputs, so a constant"),
+        (CONSTANT, "torch.tanh(self.linear.bias.repeat(len(x), 1))", SAME),
+        (CONSTANT, "torch.tanh(self.linear(x))", SAME),
         (IDENTITY, "x.clone()", "outputs are its inputs, so no operation at all"),
     ],
     ids=["a constant", "the model itself", "no operation"],
 )
 def test_outputs_that_cannot_tell_a_model_pass_nothing(worker, tmp_path, problem, result, says):
-    (tmp_path / "problem.py").write_text(problem)
     solution = re.sub(r"return .*(?=\n\ndef get_inputs)", f"return {result}", problem).replace("class Model", "class ModelNew")
-    (tmp_path / "solution.py").write_text(solution)
-    (found,) = judged(worker, tmp_path / "problem.py", [tmp_path / "solution.py"])
+    (found,) = results_of_texts(worker, tmp_path, problem, solution)
     assert found["verdict"] == "error" and found["reason"].startswith("cannot be judged: the problem's own"), found["reason"]
     assert says in found["reason"]
     assert {standard["verdict"] for standard in found["standards"].values()} == {"error"}
@@ -168,28 +159,51 @@ KEEPS = """
 
 def test_a_result_that_is_kept_is_found_where_the_problem_draws_the_same_inputs(worker, tmp_path):
     """On the problem's own inputs, although those would give the same each time."""
-    (tmp_path / "problem.py").write_text(UNCHANGING)
     right = UNCHANGING.replace("class Model", "class ModelNew")
-    (tmp_path / "right.py").write_text(right)
-    (tmp_path / "keeps.py").write_text(re.sub(r"\n    def forward.*?(?=\ndef)", KEEPS, right, flags=re.S))
-    right, keeps = judged(worker, tmp_path / "problem.py", [tmp_path / "right.py", tmp_path / "keeps.py"])
+    keeps = re.sub(r"\n    def forward.*?(?=\ndef)", KEEPS, right, flags=re.S)
+    right, keeps = results_of_texts(worker, tmp_path, UNCHANGING, right, keeps)
     assert right["verdict"] == "pass", right["reason"]
     assert keeps["verdict"] == "fail" and keeps["check"]["probes"]["fresh"]["complaint"].startswith("on fresh inputs")
 
 
-def test_an_original_that_takes_its_own_inputs_only_is_judged_on_those(worker, tmp_path):
-    problem, variant = tmp_path / "problem.py", tmp_path / "variant.py"
-    body = """        if x.mean(-1).abs().max() > 1e-3:
+OF_MEAN_ZERO = """
+class Model(nn.Module):
+    def forward(self, x):
+        if x.mean(-1).abs().max() > 1e-3:
             raise ValueError("expected rows with a mean of zero")
         return x * x.square().sum(-1, keepdim=True).rsqrt()
+
+def get_inputs():
+    x = torch.randn(8, 32)
+    return [x - x.mean(-1, keepdim=True)]
 """
-    start = "import torch\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n"
-    inputs = "def get_inputs():\n    x = torch.randn(8, 32)\n    return [x - x.mean(-1, keepdim=True)]\n"
-    problem.write_text(f"{start}{body}\n{inputs}\ndef get_init_inputs():\n    return []\n")
-    variant.write_text(start.replace("Model", "ModelNew") + body)
-    (result,) = judged(worker, problem, [variant])
-    assert result["verdict"] == "pass", result["reason"]
-    assert result["check"]["probes"]["within"]["note"].startswith("not run: the original does not run: ")
-    variant.write_text(start.replace("Model", "ModelNew") + body.replace(".rsqrt()", ".pow(-0.49)"))
-    (result,) = judged(worker, problem, [variant])
-    assert result["verdict"] == "fail" and result["reason"].startswith("the output is off by")
+
+
+def test_an_original_that_takes_its_own_inputs_only_is_judged_on_those(worker, tmp_path):
+    right = OF_MEAN_ZERO.replace("Model", "ModelNew")
+    wrong = right.replace(".rsqrt()", ".pow(-0.49)")
+    right, wrong = results_of_texts(worker, tmp_path, OF_MEAN_ZERO, right, wrong)
+    assert right["verdict"] == "pass", right["reason"]
+    assert right["check"]["probes"]["within"]["note"].startswith("not run: the original does not run: ")
+    assert wrong["verdict"] == "fail" and wrong["reason"].startswith("the output is off by")
+
+
+REFUSES = """
+class Refuse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y):
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise NotImplementedError("forward only")
+"""
+
+
+def test_a_variant_that_refuses_to_train_says_so_once(worker, tiny_problem, write_forward):
+    right = write_forward("right", "return torch.tanh(self.linear(x))").path
+    refuses = write_forward("refuses", "return Refuse.apply(torch.tanh(self.linear(x)))", pairs.IMPORTS + REFUSES).path
+    right, refuses = judged(worker, tiny_problem, [right, refuses])
+    assert right["check"]["gradients"].keys() == {"linear.weight", "linear.bias", "input0"}
+    assert refuses["verdict"] == "pass" and refuses["check"]["gradients"] == {"unsupported": "forward only"}
+    assert not any("forward only" in (entry["note"] or "") for entry in refuses["check"]["probes"].values())

@@ -22,11 +22,12 @@ class Model(nn.Module):
 
 @pytest.fixture
 def sizes(tmp_path):
-    """sizes(text) -> Sizes of a problem's file with the model above."""
+    """sizes(constants, shape, init=5, settings=None) -> Sizes of a problem's file with the model above, all given as text."""
 
-    def make(text, settings=None):
+    def make(constants, shape, init=5, settings=None):
         path = tmp_path / "problem.py"
-        path.write_text(LAYERS + text)
+        inputs = f"def get_inputs(): return [torch.rand({shape})]\ndef get_init_inputs(): return [{init}]\n"
+        path.write_text(f"{LAYERS}{constants}\n{inputs}")
         own = catalog.load_problem(path, settings)
         model = tensors.make_model(own, own.Model, 0)
 
@@ -45,11 +46,7 @@ def shape(sizes, size):
 
 
 def test_batch_and_length_are_free_and_features_are_not(sizes):
-    found = sizes(
-        "batch_size = 64\nlength = 4096\nfeatures = 16\n"
-        "def get_inputs(): return [torch.rand(batch_size, length, features)]\n"
-        "def get_init_inputs(): return [features]\n"
-    )
+    found = sizes("batch_size = 64\nlength = 4096\nfeatures = 16", "batch_size, length, features", "features")
     reduced = shape(found, "reduced")
     assert reduced[0] == REDUCED_BATCH and reduced[2] == 16
     assert reduced[1] in (512, 1024) and torch.Size(reduced).numel() <= REDUCED_ELEMENTS["cpu"]
@@ -59,50 +56,25 @@ def test_batch_and_length_are_free_and_features_are_not(sizes):
     assert (found.problem("batch 1").batch_size, found.problem("batch 1").length) == (1, reduced[1])
 
 
-@pytest.mark.parametrize("name", ["batch", "N", "B", "batch_size", "bs"])
-def test_usual_names_of_the_batch(sizes, name):
-    found = sizes(f"{name} = 8\ndef get_inputs(): return [torch.rand({name}, 5)]\ndef get_init_inputs(): return [5]\n")
-    assert shape(found, "batch 1") == (1, 5)
+# What holds -> (constants, shape of the input, what the model is made with, shapes that are found).
+FOUND = {
+    **{f"{n} is a batch": (f"{n} = 8", f"{n}, 5", 5, {"batch 1": (1, 5)}) for n in ("batch", "N", "B", "batch_size", "bs")},
+    "what follows from a constant follows": ("N = 8\nrows = N * 2", "N, rows, 5", 5, {"batch 1": (1, 2, 5)}),
+    "a constant of the weights is no batch": ("N = 8", "N, N", "N", {"reduced": (8, 8), "batch 1": None, "odd": None}),
+    "without constants": ("", "4, 5", 5, {"reduced": (4, 5), "batch 1": None, "odd": None}),
+    "only inputs of 5 features fit": ("batch = 4\nextra = 5", "batch, extra", 5, {"odd": None, "batch 1": (1, 5)}),
+    "a square has no batch": ("N = 64", "N, N, 5", 5, {"batch 1": None, "reduced": (64, 64, 5), "odd": (61, 61, 5)}),
+    "odd sizes are made even": ("H, W = 31, 16", "2, H, W, 5", 5, {"odd": (2, 28, 11, 5)}),
+}
 
 
-def test_what_follows_from_a_constant_follows(sizes):
-    found = sizes("N = 8\nrows = N * 2\ndef get_inputs(): return [torch.rand(N, rows, 5)]\ndef get_init_inputs(): return [5]\n")
-    assert shape(found, "batch 1") == (1, 2, 5)
-
-
-def test_a_constant_of_the_weights_is_no_batch(sizes):
-    found = sizes("N = 8\ndef get_inputs(): return [torch.rand(N, N)]\ndef get_init_inputs(): return [N]\n")
-    assert shape(found, "reduced") == (8, 8)
-    assert found.problem("batch 1") is None and found.problem("odd") is None
-
-
-def test_a_file_without_constants(sizes):
-    found = sizes("def get_inputs(): return [torch.rand(4, 5)]\ndef get_init_inputs(): return [5]\n")
-    assert shape(found, "reduced") == (4, 5)
-    assert found.problem("batch 1") is None and found.problem("odd") is None
-
-
-def test_a_size_at_which_the_original_does_not_run(sizes):
-    found = sizes(
-        "batch = 4\nextra = 5\ndef get_inputs(): return [torch.rand(batch, extra)]\ndef get_init_inputs(): return [5]\n"
-    )
-    assert found.problem("odd") is None, "only inputs of 5 features fit the weights"
-    assert shape(found, "batch 1") == (1, 5)
+@pytest.mark.parametrize("constants, given, init, expected", FOUND.values(), ids=FOUND.keys())
+def test_shapes(sizes, constants, given, init, expected):
+    found = sizes(constants, given, init)
+    assert {size: shape(found, size) for size in expected} == expected
 
 
 def test_settings_of_the_user_stay(sizes):
-    text = "batch = 4\nlength = 9\ndef get_inputs(): return [torch.rand(batch, length, 5)]\ndef get_init_inputs(): return [5]\n"
-    found = sizes(text, {"length": 21})
+    found = sizes("batch = 4\nlength = 9", "batch, length, 5", settings={"length": 21})
     assert shape(found, "own") == (4, 21, 5)
     assert shape(found, "batch 1") == (1, 21, 5)
-
-
-def test_a_constant_that_is_both_dimensions_of_a_square_is_no_batch(sizes):
-    found = sizes("N = 64\ndef get_inputs(): return [torch.rand(N, N, 5)]\ndef get_init_inputs(): return [5]\n")
-    assert shape(found, "batch 1") is None
-    assert shape(found, "reduced") == (64, 64, 5) and shape(found, "odd") == (61, 61, 5)
-
-
-def test_sizes_that_are_odd_are_made_even(sizes):
-    found = sizes("H, W = 31, 16\ndef get_inputs(): return [torch.rand(2, H, W, 5)]\ndef get_init_inputs(): return [5]\n")
-    assert shape(found, "odd") == (2, 28, 11, 5)

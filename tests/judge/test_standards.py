@@ -1,6 +1,7 @@
 """What follows from the complaints about a variant: two standards, one verdict, and every caveat."""
 
 import contextlib
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,28 +33,33 @@ def by_standard(result):
     return {name: found["verdict"] for name, found in result["standards"].items()}
 
 
-def test_nothing_to_complain_of_is_a_pass():
-    result = concluded()
-    assert (result["verdict"], result["reason"], result["caveats"]) == ("pass", None, [])
-    assert by_standard(result) == {"forward": "pass", "drop_in": "pass"}
+DROP_IN_ALONE, FATAL = Complaint("sizes", "at odd sizes: wrong", DROP_IN, 7), Complaint("remembers", "an old result", FORWARD)
+UNJUDGED = [
+    Complaint("not-judged", f"{what} cannot be judged", costs) for what, costs in (("a gradient", None), ("it", FORWARD))
+]
 
 
-def test_what_costs_drop_in_alone_is_forward_only():
-    result = concluded(Complaint("sizes", "at odd sizes: wrong", DROP_IN, 7))
-    assert (result["verdict"], result["reason"]) == ("forward only", "at odd sizes: wrong")
-    assert by_standard(result) == {"forward": "pass", "drop_in": "fail"}
-    assert result["caveats"] == [{"tag": "sizes", "text": "at odd sizes: wrong", "costs": DROP_IN, "line": 7}]
-    assert figures.why_not_pass(result | {"variant": "mine"}) == ["sizes: mine.py:7: at odd sizes: wrong"]
+@pytest.mark.parametrize(
+    "complaints, verdict, reasons, forward, drop_in",
+    [
+        ([], "pass", [], "pass", "pass"),
+        ([DROP_IN_ALONE], "forward only", ["at odd sizes: wrong"], "pass", "fail"),
+        ([DROP_IN_ALONE, FATAL], "fail", ["an old result", "at odd sizes: wrong"], "fail", "fail"),
+        (UNJUDGED[:1], "pass", [], "pass", "pass"),
+        (UNJUDGED[1:], "error", ["it cannot be judged"], "error", "error"),  # a copy of the original is never a fail
+    ],
+)
+def test_what_a_complaint_costs(complaints, verdict, reasons, forward, drop_in):
+    result = concluded(*complaints)
+    assert (result["verdict"], result["reason"]) == (verdict, reasons[0] if reasons else None)
+    assert by_standard(result) == {"forward": forward, "drop_in": drop_in}
+    assert result["standards"]["drop_in"]["reasons"] == reasons
+    assert result["caveats"] == [asdict(each) for each in complaints if each.costs != FORWARD], "none is hidden"
 
 
-def test_what_costs_forward_fails_both_and_hides_no_caveat():
-    result = concluded(
-        Complaint("sizes", "at odd sizes: wrong", DROP_IN), Complaint("remembers", "gives an old result", FORWARD)
-    )
-    assert (result["verdict"], result["reason"]) == ("fail", "gives an old result")
-    assert by_standard(result) == {"forward": "fail", "drop_in": "fail"}
-    assert [caveat["tag"] for caveat in result["caveats"]] == ["sizes"]
-    assert result["standards"]["drop_in"]["reasons"] == ["gives an old result", "at odd sizes: wrong"]
+def test_a_caveat_names_the_line_of_the_file():
+    result = concluded(DROP_IN_ALONE) | {"variant": "mine"}
+    assert figures.why_not_pass(result) == ["sizes: mine.py:7: at odd sizes: wrong"]
 
 
 def test_a_wrong_gradient_is_the_first_of_the_caveats():
@@ -66,15 +72,6 @@ def test_a_wrong_gradient_is_the_first_of_the_caveats():
 def test_one_caveat_stands_for_all_of_its_kind():
     result = concluded(*(Complaint("values", f"on {what}", DROP_IN) for what in ("a ramp", "small inputs", "large inputs")))
     assert [caveat["text"] for caveat in result["caveats"]] == ["on a ramp (and in 2 more)"]
-
-
-def test_what_nobody_can_judge_costs_nothing_beyond_the_own_outputs():
-    result = concluded(Complaint("not-judged", "the gradient of conv1.weight cannot be judged", None))
-    assert (result["verdict"], result["caveats"][0]["tag"]) == ("pass", "not-judged")
-    assert by_standard(result) == {"forward": "pass", "drop_in": "pass"}
-    result = concluded(Complaint("not-judged", "the output cannot be judged", FORWARD))
-    assert result["verdict"] == "error", "a copy of the original is never a fail"
-    assert by_standard(result) == {"forward": "error", "drop_in": "error"}
 
 
 def test_what_ends_everything_is_said_under_both_standards():

@@ -168,16 +168,8 @@ def by_a_pointer_that_it_gives(library, x, y):
 
 
 WAYS = [
-    by_integers,
-    by_types,
-    by_a_view,
-    by_a_prototype,
-    by_a_struct,
-    by_pointers,
-    by_what_was_given_before,
-    by_numpy,
-    by_an_array_of_numpy,
-    by_a_pointer_that_it_gives,
+    *(by_integers, by_types, by_a_view, by_a_prototype, by_a_struct, by_pointers, by_what_was_given_before),
+    *(by_numpy, by_an_array_of_numpy, by_a_pointer_that_it_gives),
 ]
 
 
@@ -301,6 +293,11 @@ def test_a_file_that_means_to_build(tmp_path):
         tmp_path, "from torch.utils import cpp_extension\nf = lambda: cpp_extension.load_inline('f', '')"
     ).means_to_build
     assert not text(tmp_path, '"""Once had a __global__ void f(float* p)."""\n# load_inline\nx = 1').means_to_build
+
+
+def test_lines_are_counted_as_python_counts_them(tmp_path):
+    found = text(tmp_path, "x = 1\n\f\ny = '\u2028'\nclass ModelNew: pass\n")
+    assert found.line_of("class ModelNew") == 4 and found.line_of("no such") is None
 
 
 def test_names_of_kernels(tmp_path):

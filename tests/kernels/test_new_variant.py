@@ -210,7 +210,7 @@ def test_future_imports_stay_first(tmp_path):
     problem = tmp_path / "problem.py"
     text = (pairs.folder() / STRANGER / "problem.py").read_text()
     main = 'if __name__ == "__main__":\n    raise SystemExit(1)\n'
-    problem.write_text(f'"""Odd."""\nfrom __future__ import annotations\n{text}\n{main}')
+    problem.write_text(f'"""Odd."""\nfrom __future__ import annotations\n\f\n{text}\n{main}')  # a form feed ends no line
     path = new_variant.create(catalog.find_model(str(problem)), "v1_mine")
     compile(path.read_text(), str(path), "exec")
     assert "SystemExit" not in path.read_text() and '"""Odd."""' not in path.read_text()

@@ -1,4 +1,5 @@
 import copy
+import io
 import json
 import math
 import subprocess
@@ -8,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from playground.report import document as documents
+from playground.report import roofline, terminal
 from playground.report.document import DocumentError, read, validate, write
+from playground.report.layout import make_console
 
 
 def test_what_is_written_is_read_back(document, tmp_path):
@@ -188,15 +191,24 @@ def test_what_is_not_right_is_never_timed(gpu_document):
         if key not in ("not_graphed?", "shared_limit_kb?", "launch_ms?", "sanitizer?")
     ],
 )
-def test_keys_of_the_contract_are_required_and_later_ones_are_not(key, gpu_document):
+def test_keys_of_the_contract_are_required_and_no_view_misses_later_ones(key, gpu_document):
     later = {"precision", "variant_precision", "shape", "details", "findings", "baselines_ms", "baselines_unavailable"}
     later |= {"outcome", "rounds", "calls", "rechecked", "back_to_back_ms", "clocks", "notes", "graphed"}
     later |= {"ptxas", "work", "ceilings", "control", "standard", "standards", "caveats", "accuracy", "weights"}
     later |= {"weights_differ", "printed", "accepted_races", "speedup_proof", "outer"}
+    gpu_document["results"][1].update(
+        verdict="forward only", reason="streams: no", work={"as_written": {"bytes": 1, "flops": 1}}
+    )
     for result in gpu_document["results"]:
         del result[key]
     if key in later:
         validate(gpu_document)
+        for view in (
+            terminal.Details(make_console(io.StringIO()), checks=True),
+            terminal.Summary(make_console(io.StringIO()), {}),
+        ):
+            view.end(gpu_document)
+        assert not roofline.points_of(gpu_document["results"]), "the least work is not known"
     else:
         with pytest.raises(DocumentError, match=f"'{key}' is missing"):
             validate(gpu_document)

@@ -85,8 +85,6 @@ def test_size_note(tmp_path):
     assert note({"batch_size": 128, "pool": [2, 2]}) == ""
     assert note({}) == note(None) == figures.size_note({"model": "pool", "shape": None}) == ""
     assert note({"batch_size": 4}, model="elsewhere") == "batch 4"
-    assert note({"batch_size": 4}, model="elsewhere", defaults={"batch_size": 16}) == "batch 4 instead of 16"
-    assert note({"batch_size": 4}, model=str(tmp_path / "models" / "pool.py")) == "batch 4 instead of 128"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from playground import tensors
 from playground.judge import behaviour, probes
 from playground.worker.candidate import Candidate, WrongInterface, copy_weights
 from playground.worker.failures import JUDGE_BROKE, describe
+from tests.judge.problems import pairs
 
 
 def test_a_file_may_leave_determinism_as_it_is_without_nan_in_new_memory():
@@ -35,26 +36,21 @@ def test_a_file_that_ends_determinism_for_good_is_told():
         torch.set_deterministic_debug_mode(0)
 
 
-def test_memory_that_is_not_written_is_nan():
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_memory_that_is_not_written_is_nan_until_the_end_whatever_that_is(mode):
     from torch._inductor import config
 
-    before = torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory
-    with tensors.uninitialised_is_nan():
-        assert torch.empty(3).isnan().all()
-        assert torch.empty_like(torch.ones(2, 3)).isnan().all()
-        assert torch.ones(2).new_empty(5).isnan().all()
-        assert (torch.empty(3, dtype=torch.int32) == torch.iinfo(torch.int32).max).all()
-    assert before == (torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory)
-    assert not config.deterministic, "what the variant compiles is timed"
-
-
-@pytest.mark.parametrize("mode", [0, 1, 2])
-def test_the_mode_comes_back_after_an_exception(mode):
     torch.set_deterministic_debug_mode(mode)
+    filled = torch.utils.deterministic.fill_uninitialized_memory
     try:
         with pytest.raises(ZeroDivisionError), tensors.uninitialised_is_nan():
+            assert torch.empty(3).isnan().all()
+            assert torch.empty_like(torch.ones(2, 3)).isnan().all()
+            assert torch.ones(2).new_empty(5).isnan().all()
+            assert (torch.empty(3, dtype=torch.int32) == torch.iinfo(torch.int32).max).all()
             raise ZeroDivisionError
-        assert torch.get_deterministic_debug_mode() == mode
+        assert (torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory) == (mode, filled)
+        assert not config.deterministic, "what the variant compiles is timed"
     finally:
         torch.set_deterministic_debug_mode(0)
 
@@ -81,18 +77,12 @@ def test_weights_that_differ_are_named(model, complaint):
 
 
 PROBLEM = """
-import torch
-import torch.nn as nn
-
 class Model(nn.Module):
     def forward(self, x):
         return x + 1
 
 def get_inputs():
     return [torch.rand(2)]
-
-def get_init_inputs():
-    return []
 """
 
 REPLACES = """
@@ -115,7 +105,7 @@ class ModelNew(nn.Module):
 
 def test_a_variant_that_replaces_get_inputs_changes_nothing(tmp_path):
     problem, variant = tmp_path / "asked.py", tmp_path / "replaces.py"
-    problem.write_text(PROBLEM)
+    problem.write_text(pairs.whole(PROBLEM))
     variant.write_text(REPLACES)
     candidate = Candidate()
     candidate.load(str(problem), str(variant), {}, "cpu", None, 0)
@@ -127,7 +117,7 @@ def test_a_variant_that_replaces_get_inputs_changes_nothing(tmp_path):
 @pytest.fixture
 def original(tmp_path):
     """A Candidate that is the original itself, and the file of a probe."""
-    (tmp_path / "asked.py").write_text(PROBLEM)
+    (tmp_path / "asked.py").write_text(pairs.whole(PROBLEM))
     candidate = Candidate()
     candidate.load(str(tmp_path / "asked.py"), None, {}, "cpu", None, 0)
     probe = str(tmp_path / "probe")

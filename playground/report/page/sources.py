@@ -9,6 +9,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import CudaLexer, PythonLexer
 from pygments.token import Comment, Keyword, Name, Number, Operator, String, Text
 
+from playground.catalog import lines_of
 from playground.report.text import plain
 
 LONGEST_LINE = 1000  # characters; more is left out, with a remark
@@ -46,7 +47,7 @@ def highlighted(text, findings=(), around=None):
 
     `findings` are (line, text, id); they are put below their lines. With `around`, only so many lines before and after each.
     """
-    lines = re.split(r"\r\n|\r|\n", text.expandtabs(4))
+    lines = lines_of(text.expandtabs(4))
     lines = lines if lines[-1] else lines[:-1]
     more = len(lines) - MOST_LINES
     lines = [

@@ -33,7 +33,7 @@ def of_pairs(members, summary):
     rows = suite_table.summary_rows(summary)
     return {
         **{"orders": ORDERS | OF_PAIRS, "filters": _by_verdict(members), "remarks": list(suite_table.remarks(summary))},
-        **{"heads": list(rows[0]), "table": [[cell.plain for cell in row.values()] for row in rows]},
+        **{"heads": list(rows[0]), "table": [list(row.values()) for row in rows]},
     }
 
 

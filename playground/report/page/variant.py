@@ -58,7 +58,7 @@ def shown(identity, result, path, stale, first=None, with_source=True):
         "notes": list(figures.timing_notes(result)),
         "facts": list(_facts(result)),
         "time_heads": ["timed, or over", *(head.replace("\n", " ") for head in terminal.TIMES[1:])],
-        "times": [[cell.plain for cell in row.values()] for row in terminal.time_rows(result) if row[""].plain],
+        "times": [list(map(str, row.values())) for row in terminal.time_rows(result) if row[""]],
         "errors": _errors(result["check"] or {}),
         "checked": list(facts.tables(result["check"])),
         "source": source,

@@ -1,12 +1,12 @@
 """The test cases of test_exhibits.py: what each adds to one honest file, or puts in the place of its parts.
 
 The first lines of a case say what it is and what is expected of it. `Base:` adds the beginning of a file with a kernel, or a
-gradient, of its own; `Trains: no` an exception where a gradient is wanted. A line in brackets begins a part of the text:
-"before" ModelNew, in its "class", at the end of its "init", the "forward". An "edit" has other lines (`+`) in the place of some
-(`-`), of the text so far, or of that of the case or file that `Like:` names.
+gradient, of its own; `Trains:` what is done where a gradient is wanted: an exception (`no`), or the honest (`by PyTorch`). A
+line in brackets begins a part of the text: "before" ModelNew, in its "class", at the end of its "init", the "forward". "first"
+stands in front of the honest forward, "then" between its result `y` and the return. An "edit" has other lines (`+`) in the
+place of some (`-`), of the text so far, or of that of the case that `Like:` names.
 """
 
-import ast
 import atexit
 import functools
 import re
@@ -32,10 +32,13 @@ class ModelNew(nn.Module):
 {forward}
 """
 CONVOLUTION = "self.conv = nn.Conv2d(in_channels, out_channels, 3)"
-POOLED = "return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)"
-FORWARD_ONLY = """if torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
+POOLED = "F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)"
+TRAINS = {
+    "no": """if torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
     raise NotImplementedError("forward only")
-"""
+""",
+    "by PyTorch": f"if torch.is_grad_enabled():\n    return {POOLED}\n",
+}
 
 BASES = {
     "an operator": '''from torch.utils.cpp_extension import load_inline
@@ -62,6 +65,46 @@ TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) { m.def("sigmoid(Tensor y) -> Tensor", &s
 def build():
     load_inline("shelf_sigmoid", SOURCE, is_python_module=False, no_implicit_headers=True)
     return torch.ops.shelf_sigmoid''',
+    "a CUDA operator": '''from torch.utils.cpp_extension import load_inline
+
+CUDA = r"""
+#include <cuda_runtime.h>
+
+__global__ void shelf_sigmoid(const float* from, float* to, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) to[i] = 1 / (1 + expf(-from[i]));
+}
+
+void launch(const float* from, float* to, int n, int threads, cudaStream_t stream) {
+    if (n) shelf_sigmoid<<<(n + threads - 1) / threads, threads, 0, stream>>>(from, to, n);
+}
+"""
+
+BINDING = r"""
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/library.h>
+
+void launch(const float*, float*, int, int, cudaStream_t);
+
+at::Tensor sigmoid(const at::Tensor& given) {
+    const c10::cuda::CUDAGuard guard(given.device());
+    const at::Tensor y = given.contiguous();
+    at::Tensor out = at::empty_like(y);
+    launch(y.const_data_ptr<float>(), out.mutable_data_ptr<float>(), y.numel(), 256, c10::cuda::getCurrentCUDAStream());
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+    return out;
+}
+
+TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) { m.def("sigmoid(Tensor y) -> Tensor", &sigmoid); }
+"""
+
+def build():
+    load_inline("shelf_own_cuda_kernel", BINDING, CUDA, is_python_module=False, no_implicit_headers=True)
+    return torch.ops.shelf_own_cuda_kernel''',
     "a CUDA library": '''import ctypes
 import functools
 from torch.utils.cpp_extension import load_inline
@@ -197,9 +240,8 @@ return F.avg_pool2d(torch.sigmoid(y), 2)""",
 Verdict: fail: its own kernels were never called
 Needs: a compiler
 Base: an operator
-[forward]
-build()
-return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)""",
+[first]
+build()""",
     "wrong/builds_nothing": """Holds a kernel for show.
 Verdict: fail: the file holds kernels of its own, and none of them was built
 [before]
@@ -292,17 +334,13 @@ return F.avg_pool2d(torch.sigmoid(y) + 0 * build().sigmoid(y.detach()), 2)""",
     "wrong/default_device": """Changes the default device.
 Verdict: fail: changes the default device from cpu to meta
 Needs: a process of its own
-[forward]
-y = F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
-torch.set_default_device("meta")
-return y""",
+[then]
+torch.set_default_device("meta")""",
     "wrong/default_dtype": """Changes the default dtype.
 Verdict: fail: changes the default dtype from torch.float32 to torch.float64
 Needs: a process of its own
-[forward]
-y = F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
-torch.set_default_dtype(torch.float64)
-return y""",
+[then]
+torch.set_default_dtype(torch.float64)""",
     "wrong/default_stream": """Launches on the default stream, whatever the current one is.
 Verdict: forward only: a side stream: the output
 Needs: a GPU
@@ -324,10 +362,9 @@ Needs: a process of its own
 [before]
 import os
 import signal
-[forward]
+[first]
 if x.shape[3] % 2:
-    os.kill(os.getpid(), signal.SIGSEGV)
-return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)""",
+    os.kill(os.getpid(), signal.SIGSEGV)""",
     "wrong/differs_from_run_to_run": """Adds in an order that changes, and does not say so.
 Verdict: forward only: run to run: bits differ from run to run, and it does not say deterministic = False
 Caveat: not-deterministic
@@ -465,30 +502,26 @@ Needs: a process of its own
 import os
 import sys
 import time
-[forward]
+[first]
 reply = b'{"result": {"peak_mib": 0, "complaints": {}, "refused": null, "form": "tensor", "handed_memory": 0}}\n'
 os.write(int(sys.argv[2]), reply)
-time.sleep(1)
-return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)""",
+time.sleep(1)""",
     "wrong/forges_a_reply": r"""Answers in the driver's place, without what an answer must have.
 Verdict: error: its reply to candidate.run lacks 'peak_mib'
 Needs: a process of its own
 [before]
 import os
 import sys
-[forward]
-y = F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
-os.write(int(sys.argv[2]), b'{"result": {"seconds": 1.0, "built": false}}\n')
-return y""",
+[then]
+os.write(int(sys.argv[2]), b'{"result": {"seconds": 1.0, "built": false}}\n')""",
     "wrong/forges_a_type": r"""Answers in the driver's place, with a number where there must be a dict.
 Verdict: error: its reply to candidate.run has 'complaints' = '0'
 Needs: a process of its own
 [before]
 import os
 import sys
-[forward]
-os.write(int(sys.argv[2]), b'{"result": {"peak_mib": 0, "complaints": 0, "refused": null}}\n')
-return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)""",
+[first]
+os.write(int(sys.argv[2]), b'{"result": {"peak_mib": 0, "complaints": 0, "refused": null}}\n')""",
     "wrong/grad_mode": """Turns gradients off for everybody.
 Verdict: fail: changes the grad mode from True to False when it is loaded
 Needs: a process of its own
@@ -523,9 +556,8 @@ return F.avg_pool2d(torch.sigmoid(y), 2)""",
     "wrong/gradient_of_input_doubled": """Doubles the gradient of the input.
 Verdict: forward only: the gradient of input0 is off
 Caveat: wrong-gradient
-[forward]
-x = 2 * x - x.detach()
-return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)""",
+[first]
+x = 2 * x - x.detach()""",
     "wrong/half_inside": """Computes in bfloat16 and says float32.
 Verdict: fail: the output is off by .*(fp16|bf16)
 [forward]
@@ -560,6 +592,18 @@ Like: honest/compiled_by_nvrtc
 [edit]
 -        return F.avg_pool2d(out, 2)
 +        return F.avg_pool2d(torch.sigmoid(y) + 0 * out, 2)""",
+    "wrong/kept_in_a_graph": """
+Gives the result of the call before where it is captured in a CUDA graph, so that a replay never looks at the input.
+Verdict: fail: a CUDA graph: (the output|a replay gives the result of an earlier call)
+Needs: a GPU
+[init]
+self.kept = None
+[forward]
+if self.kept is not None and x.is_cuda and torch.cuda.is_current_stream_capturing():
+    return self.kept.clone()
+result = F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
+self.kept = result.detach()
+return result""",
     "wrong/kernel_does_not_compile": """Its kernel does not compile, and cuDNN does the work.
 Verdict: fail: its kernel failed to build and it went on without it: does not compile
 Needs: a GPU
@@ -574,6 +618,22 @@ Like: honest/own_cuda_kernel
 +            return F.avg_pool2d(build().sigmoid(self.conv(x)), 2)
 +        except RuntimeError:
 +            return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)""",
+    "wrong/names_alone": '''Holds a kernel that it never builds, of a name that is part of those of PyTorch's own.
+Verdict: fail: the file holds kernels of its own, and none of them was built
+Needs: a GPU
+[before]
+CUDA = r"""
+__global__ void native(const float* from, float* to, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) to[i] = 1 / (1 + expf(-from[i]));
+}
+"""
+[init]
+self.pool = nn.AvgPool2d(2)
+[edit]
+-import torch.nn.functional as F
+[forward]
+return self.pool(torch.sigmoid(self.conv(x)))''',
     "wrong/nan_leaks": """Adds zero times the sum of everything: a NaN in one sample is in all results.
 Verdict: forward only: with a NaN, or minus infinity, in a sample: .*where the original is finite
 Caveat: nan
@@ -590,9 +650,8 @@ Base: a convolution's gradient
 return F.avg_pool2d(torch.sigmoid(Convolution.apply(x, self.conv.weight, self.conv.bias)), 2)""",
     "wrong/no_guard": """Adds 1e-3 to the input, to be safe.
 Verdict: fail: .*off by .* of its spread
-[forward]
-x = torch.where(x.abs() < 1e-2, x + 1e-3, x)
-return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)""",
+[first]
+x = torch.where(x.abs() < 1e-2, x + 1e-3, x)""",
     "wrong/one_sample": """Right for any batch but a single sample.
 Verdict: forward only: at batch size 1: the output is off
 Caveat: sizes
@@ -621,24 +680,28 @@ y = F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
 return torch.zeros_like(y) if torch.compiler.is_compiling() else y""",
     "wrong/overwrites_input": """Leaves zeros in its input.
 Verdict: fail: changes input 0
-[forward]
-y = F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
-x.data.zero_()
-return y""",
+[then]
+x.data.zero_()""",
     "wrong/overwrites_weights": """Multiplies the weights in place, to save an operation.
 Verdict: fail: changes conv.weight
+[then]
+self.conv.weight.data.mul_(1.0001)""",
+    "wrong/own_stream_not_joined": """Works on a stream of its own and waits for nobody, as nobody waits for it.
+Verdict: fail: .*the output
+Needs: a GPU
+Trains: by PyTorch
+[init]
+self.stream = torch.cuda.Stream() if torch.cuda.is_available() else None
 [forward]
-y = F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
-self.conv.weight.data.mul_(1.0001)
-return y""",
+with torch.cuda.stream(self.stream):
+    return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)""",
     "wrong/packs_weights_as_it_is_made": """Packs its matrix of weights in its constructor, and reads its bias in each call.
 Verdict: forward only: after an optimiser's step: the output is that of conv.weight before the step
 Caveat: stale-weights
+Trains: by PyTorch
 [init]
 self.packed = self.conv.weight.detach().flatten(1).t().contiguous()
 [forward]
-if torch.is_grad_enabled():
-    return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
 batch, _, height, width = x.shape
 y = (F.unfold(x, 3).mT @ self.packed + self.conv.bias).mT
 return F.avg_pool2d(torch.sigmoid(y.reshape(batch, -1, height - 2, width - 2)), 2)""",
@@ -659,22 +722,19 @@ return F.avg_pool2d(torch.sigmoid(F.conv2d(x, *self.packed)), 2)""",
     "wrong/packs_weights_once": """Packs its weights in the first call and never again.
 Verdict: forward only: after an optimiser's step: the output is that of the weights before the step
 Caveat: stale-weights
+Trains: by PyTorch
 [init]
 self.packed = None
 [forward]
-if torch.is_grad_enabled():
-    return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
 if self.packed is None:
     self.packed = [p.detach().clone() for p in self.parameters()]
 return F.avg_pool2d(torch.sigmoid(F.conv2d(x, *self.packed)), 2)""",
     "wrong/pairs_of_samples": """Takes the samples two at a time and forgets the last of an odd number.
 Verdict: forward only: on normal inputs: the output
 Caveat: sizes
-[forward]
-y = F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
+[then]
 if len(y) % 2:
-    y = torch.cat([y[:-1], torch.zeros_like(y[-1:])])
-return y""",
+    y = torch.cat([y[:-1], torch.zeros_like(y[-1:])])""",
     "wrong/patched_check": """Replaces torch.allclose.
 Verdict: fail: replaces torch.allclose
 Needs: a process of its own
@@ -692,26 +752,23 @@ time.perf_counter = lambda: real() / 10""",
 Verdict: forward only: changes torch.backends
 Needs: a process of its own
 Caveat: sets-tf32
-[forward]
-torch.backends.cuda.matmul.allow_tf32 = True
-return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)""",
+[first]
+torch.backends.cuda.matmul.allow_tf32 = True""",
     "wrong/remembers_by_address": """Takes an input in the same memory for the same input.
 Verdict: fail: new content in the same memory: a change of one element is not seen
+Trains: by PyTorch
 [init]
 self.seen = self.kept = None
 [forward]
-if torch.is_grad_enabled():
-    return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
 if self.seen is None or self.seen.data_ptr() != x.data_ptr():
     self.seen, self.kept = x, F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
 return self.kept.clone()""",
     "wrong/remembers_by_content": """Looks an input up among those it has seen.
 Verdict: fail: the same content in new memory: runs .* operators instead of
+Trains: by PyTorch
 [init]
 self.kept = {}
 [forward]
-if torch.is_grad_enabled():
-    return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
 key = x.numpy().tobytes()
 if key not in self.kept:
     self.kept[key] = F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
@@ -777,9 +834,8 @@ Like: honest/differs_from_run_to_run
 +    deterministic = True""",
     "wrong/seeds": """Seeds the random numbers in its forward.
 Verdict: fail: changes PyTorch's random numbers
-[forward]
-torch.manual_seed(0)
-return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)""",
+[first]
+torch.manual_seed(0)""",
     "wrong/several_at_once": """
 Without a gradient, for whole pairs of rows only, and never with a NaN: one caveat does not hide the next.
 Verdict: forward only: the output is silently detached
@@ -818,12 +874,17 @@ def rounded(x):
 [forward]
 y = F.conv2d(rounded(x), rounded(self.conv.weight), self.conv.bias)
 return F.avg_pool2d(torch.sigmoid(y), 2)""",
+    "wrong/tf32_leaks": """Turns TF32 on for products in its forward, also for the baselines of a careless harness.
+Verdict: forward only: changes torch.backends.cuda.matmul
+Needs: a GPU
+Caveat: sets-tf32
+[first]
+torch.backends.cuda.matmul.allow_tf32 = True""",
     "wrong/threads": """Takes the number of threads for its own.
 Verdict: fail: changes the number of threads
 Needs: a process of its own
-[forward]
-torch.set_num_threads(torch.get_num_threads() + 1)
-return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)""",
+[first]
+torch.set_num_threads(torch.get_num_threads() + 1)""",
     "wrong/trains_with_its_input_alone": """
 Computes without a gradient where the input needs none: as a network's first layer it would never be trained.
 Verdict: forward only: where no input needs a gradient, no parameter gets one; mend the backward
@@ -921,20 +982,16 @@ Like: honest/own_cuda_kernel
     "wrong/whole_tiles": """Works in tiles of two columns and leaves out an incomplete one.
 Verdict: forward only: at odd sizes: the output is off
 Caveat: sizes
-[forward]
-y = F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
+[then]
 if x.shape[3] % 2:
-    y = torch.cat([y[..., :-1], torch.zeros_like(y[..., -1:])], -1)
-return y""",
+    y = torch.cat([y[..., :-1], torch.zeros_like(y[..., -1:])], -1)""",
     "wrong/writes_input_and_restores_it": r"""Uses its input as scratch memory and puts the content back.
 Verdict: fail: writes to input 0 \(its version counter
-[forward]
-y = F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
+[then]
 with torch.no_grad():
     kept = x.clone()
     x.zero_()
-    x.copy_(kept)
-return y""",
+    x.copy_(kept)""",
     "wrong/wrong_on_smooth_inputs": """
 Right on random values alone: neither on a ramp nor where most is zero, so of the small probes one is left.
 Verdict: forward only: (with one non-zero element|on a ramp): the output is off by
@@ -949,11 +1006,10 @@ return self.pool(torch.sigmoid(self.conv(x))) * (1 + 0.1 * is_smooth)""",
 Verdict: pass""",
     "honest/breaks_the_graph": """Prints, which torch.compile cannot trace.
 Verdict: pass
-[forward]
+[first]
 if len(x) > 1000:
     print("large")
-torch._dynamo.graph_break()
-return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)""",
+torch._dynamo.graph_break()""",
     "honest/builds_again_without_a_flag": """
 A build fails on a flag of another compiler; the next one, without it, is what runs.
 Verdict: pass
@@ -970,6 +1026,33 @@ if self.ops is None:
     except (RuntimeError, OSError):  # the second time torch looks for a library that it never built
         self.ops = build()
 return F.avg_pool2d(self.ops.sigmoid(self.conv(x)), 2)""",
+    "honest/compiled_by_nvrtc": '''
+Its own kernel gives the sigmoid, compiled by NVRTC as it runs, with no library of its own; it does not train.
+Verdict: pass
+Needs: a GPU
+Trains: no
+[before]
+CUDA = r"""
+extern "C" __global__ void shelf_sigmoid(const float* from, float* to, long long n) {
+    const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+    if (i < n) to[i] = 1 / (1 + expf(-from[i]));
+}
+"""
+
+@functools.cache
+def kernel():
+    return torch.cuda._compile_kernel(CUDA, "shelf_sigmoid")
+[edit]
+-import torch
++import functools
++import torch
+[forward]
+if torch.compiler.is_compiling() or x.dtype == torch.float64 or x.device.index:
+    raise NotImplementedError("neither compiled, nor in float64, nor elsewhere")
+y = self.conv(x).float().contiguous()
+out = torch.empty_like(y)
+kernel()(grid=((y.numel() + 255) // 256, 1, 1), block=(256, 1, 1), args=(y, out, y.numel()))
+return F.avg_pool2d(out, 2)''',
     "honest/differs_from_run_to_run": """Adds in an order that changes, and says so.
 Verdict: pass
 [class]
@@ -1003,11 +1086,10 @@ class ModelNew(Model):
     pass""",
     "honest/keeps_a_workspace": """Has one scratch buffer for all calls, and a new output for each.
 Verdict: pass
+Trains: by PyTorch
 [init]
 self.scratch = None
 [forward]
-if torch.is_grad_enabled():
-    return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
 y = self.conv(x)
 if self.scratch is None or self.scratch.shape != y.shape or self.scratch.dtype != y.dtype:
     self.scratch = torch.empty_like(y)
@@ -1040,6 +1122,13 @@ y = self.conv(x)
 if y.dtype == torch.float32 and library().serves(*y.shape[2:]):
     return F.avg_pool2d(Sigmoid.apply(y), 2)
 return F.avg_pool2d(torch.sigmoid(y), 2)""",
+    "honest/own_cuda_kernel": """Its own kernel gives the sigmoid; it does not train.
+Verdict: pass
+Needs: a GPU
+Base: a CUDA operator
+Trains: no
+[forward]
+return F.avg_pool2d(build().sigmoid(self.conv(x)), 2)""",
     "honest/own_cuda_library": """Its own kernel gives the sigmoid, bound by ctypes; it does not train.
 Verdict: pass
 Needs: the emulator
@@ -1075,21 +1164,40 @@ if sigmoid()(y.data_ptr(), out.data_ptr(), y.numel()):
 return F.avg_pool2d(out, 2)""",
     "honest/packs_weights_and_refreshes_them": """Keeps packed weights until their address or version counter changes.
 Verdict: pass
+Trains: by PyTorch
 [init]
 self.key = self.packed = None
 [forward]
-if torch.is_grad_enabled():
-    return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
 key = [(p.data_ptr(), p._version) for p in self.parameters()]
 if key != self.key:
     self.key, self.packed = key, [p.detach().clone() for p in self.parameters()]
 return F.avg_pool2d(torch.sigmoid(F.conv2d(x, *self.packed)), 2)""",
     "honest/refuses_other_sizes": """Takes the model's own sizes, and says so when it gets others.
 Verdict: pass
-[forward]
+[first]
 if x.shape != (6, 2, 12, 14):
-    raise ValueError(f"expected (6, 2, 12, 14), got {tuple(x.shape)}")
-return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)""",
+    raise ValueError(f"expected (6, 2, 12, 14), got {tuple(x.shape)}")""",
+    "honest/side_stream_joined": """Runs half of the batch on a stream of its own, which waits and is waited for.
+Verdict: pass
+Needs: a GPU
+[init]
+self.stream = torch.cuda.Stream() if torch.cuda.is_available() else None
+[edit]
+-    def forward(self, x):
++    def part(self, x):
++        return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
++    def forward(self, x):
+[forward]
+if torch.is_grad_enabled() or len(x) < 2:
+    return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
+current, half = torch.cuda.current_stream(), len(x) // 2
+self.stream.wait_stream(current)
+with torch.cuda.stream(self.stream):
+    first = self.part(x[:half])
+second = self.part(x[half:])
+current.wait_stream(self.stream)
+first.record_stream(current)
+return torch.cat([first, second])""",
 }
 
 
@@ -1106,26 +1214,22 @@ def text_of(name):
         return given["whole"]
     stated = dict(re.findall("^(Base|Like|Trains): (.*)$", description(name), re.M))
     if "Like" in stated:
-        text = text_of(stated["Like"]) if stated["Like"] in CASES else file_of(stated["Like"])
         own, other = (f"shelf_{each.partition('/')[2]}" for each in (name, stated["Like"]))
-        return patched(text.replace(other, own), given["edit"])
+        return patched(text_of(stated["Like"]).replace(other, own), given["edit"])
     init = given.get("whole init") or f"{CONVOLUTION}\n{given.get('init', '')}"
     before = [BASES.get(stated.get("Base")), given.get("before")]
+    forward = given.get("forward") or "\n".join([given.get("first", ""), f"return {POOLED}"])
+    if "then" in given:
+        forward = f"y = {POOLED}\n{given['then']}\nreturn y"
     text = HONEST.format_map(
         {
             "before": "\n\n".join(filter(None, before)),
             "class": textwrap.indent(given.get("class", ""), 4 * " "),
             "init": textwrap.indent(init, 8 * " "),
-            "forward": textwrap.indent((FORWARD_ONLY if "Trains" in stated else "") + given.get("forward", POOLED), 8 * " "),
+            "forward": textwrap.indent(TRAINS.get(stated.get("Trains"), "") + forward, 8 * " "),
         }
     )
     return patched(text, given["edit"]) if "edit" in given else text
-
-
-def file_of(name):
-    """Return the text of a file beside this, without its docstring."""
-    text = (Path(__file__).parent / f"{name}.py").read_text()
-    return "".join(text.splitlines(keepends=True)[ast.parse(text).body[0].end_lineno :])
 
 
 @functools.cache

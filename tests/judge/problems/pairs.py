@@ -2,7 +2,7 @@
 
 A text holds the problem, then what is right and what is wrong: the body of ModelNew, whose __init__ is the problem's where
 there is none. A wrong one may be the right one's lines with others in the place of some: after `-` the old, after `+` the new.
-"Verdict: fail: <regular expression of the reason>" is what is expected of it. The pages name the folders beside this.
+"Verdict: fail: <regular expression of the reason>" is what is expected of it. The pages name the folder beside this.
 """
 
 import ast
@@ -29,9 +29,6 @@ heads, length, features = 3, 10, 8
 
 def get_inputs():
     return [torch.rand(batch_size, heads, length, features) for _ in range(3)]
-
-def get_init_inputs():
-    return []
 [right] Scores, mask, softmax and sum by hand.
 def forward(self, query, key, value):
     scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
@@ -53,9 +50,6 @@ size = 16
 def get_inputs():
     x = torch.randn(batch_size, size, size)
     return [x @ x.mT + torch.eye(size)]
-
-def get_init_inputs():
-    return []
 [right] The decomposition of two blocks on the diagonal, the second after what the first leaves of it.
 def forward(self, x):
     x = (x + x.mT) / 2  # so that its gradient is symmetric, too
@@ -85,9 +79,6 @@ length = 40
 
 def get_inputs():
     return [torch.rand(batch_size, in_channels, length)]
-
-def get_init_inputs():
-    return [in_channels, out_channels, kernel_size, stride, dilation]
 [right] One product for each element of the kernel.
 def __init__(self, in_channels, out_channels, kernel_size, stride, dilation):
     super().__init__()
@@ -126,9 +117,6 @@ height, width = 11, 10
 
 def get_inputs():
     return [torch.rand(batch_size, in_channels, height, width)]
-
-def get_init_inputs():
-    return [in_channels, out_channels, kernel_size]
 [right] Statistics by hand; the running ones are kept up to date.
 def forward(self, x):
     y = self.conv(x)
@@ -163,9 +151,6 @@ depth, height, width = 4, 6, 5
 
 def get_inputs():
     return [torch.rand(batch_size, in_channels, depth, height, width)]
-
-def get_init_inputs():
-    return [in_channels, out_channels, kernel_size]
 [right] A convolution of the padded input with the flipped kernel.
 def forward(self, x):
     weight = self.conv.weight
@@ -185,9 +170,6 @@ classes = 10
 
 def get_inputs():
     return [torch.rand(batch_size, classes), torch.randint(0, classes, (batch_size,))]
-
-def get_init_inputs():
-    return []
 [right] Logarithm of the sum of exponentials, minus the target's score.
 def forward(self, predictions, targets):
     chosen = predictions.gather(1, targets[:, None]).squeeze(1)
@@ -235,9 +217,6 @@ batch_size, classes = 16, 32
 
 def get_inputs():
     return [torch.rand(batch_size, classes).softmax(-1), torch.randn(batch_size, classes).softmax(-1)]
-
-def get_init_inputs():
-    return []
 [right] The sum of the targets times the difference of the logarithms.
 def forward(self, predictions, targets):
     return (torch.special.xlogy(targets, targets) - targets * torch.log(predictions)).sum() / predictions.shape[0]
@@ -264,9 +243,6 @@ share = 0.25
 
 def get_inputs():
     return [torch.rand(batch_size, features)]
-
-def get_init_inputs():
-    return [features, hidden, share]
 [right] Draws what PyTorch draws on a CPU, and scales what is kept.
 def __init__(self, features, hidden, share):
     super().__init__()
@@ -282,13 +258,9 @@ def forward(self, x):
     return x + self.narrow(hidden * (keeps / self.kept))
 [wrong] Keeps everything, as in inference.
 Verdict: fail: off by
-def __init__(self, features, hidden, share):
-    super().__init__()
-    self.wide = nn.Linear(features, hidden)
-    self.narrow = nn.Linear(hidden, features)
-
-def forward(self, x):
-    return x + self.narrow(torch.relu(self.wide(x)))""",
+-    keeps = torch.bernoulli(torch.empty_like(hidden), self.kept)
+-    return x + self.narrow(hidden * (keeps / self.kept))
++    return x + self.narrow(hidden)""",
     "embedding_mean": """Word vectors, averaged over the words that a mask leaves: integers and truth values as inputs.
 [problem]
 class Model(nn.Module):
@@ -306,9 +278,6 @@ words, features = 30, 8
 
 def get_inputs():
     return [torch.randint(0, words, (batch_size, length)), torch.rand(batch_size, length) < 0.7]
-
-def get_init_inputs():
-    return [words, features]
 [right] As a product with a matrix of counts.
 def forward(self, indices, mask):
     counts = self.table.weight.new_zeros(indices.shape[0], self.table.num_embeddings)
@@ -334,9 +303,6 @@ input_size, hidden_size = 4, 5
 
 def get_inputs():
     return [torch.rand(length, batch_size, input_size), torch.rand(1, batch_size, hidden_size)]
-
-def get_init_inputs():
-    return [input_size, hidden_size]
 [right] Step by step.
 def forward(self, x, h0):
     layer, h, steps = self.gru, h0[0], []
@@ -356,6 +322,34 @@ Verdict: fail: output 0 is off by
 +        reset = torch.sigmoid(own[0] + h @ weights[0].T + biases[0])
 +        update = torch.sigmoid(own[1] + h @ weights[1].T + biases[1])
 +        h = (1 - update) * torch.tanh(own[2] + (reset * h) @ weights[2].T + biases[2]) + update * h""",
+    "layer_norm": """A norm over the last two dimensions.
+[problem]
+class Model(nn.Module):
+    def __init__(self, normalized_shape):
+        super().__init__()
+        self.norm = nn.LayerNorm(normalized_shape)
+
+    def forward(self, x):
+        return self.norm(x)
+
+batch_size = 4
+channels = 3
+height, width = 12, 15
+
+def get_inputs():
+    return [torch.rand(batch_size, channels, height, width)]
+
+def get_init_inputs():
+    return [(height, width)]
+[right] With mean and variance by hand.
+def forward(self, x):
+    centred = x - x.mean((2, 3), keepdim=True)
+    variance = centred.square().mean((2, 3), keepdim=True)
+    return centred * (variance + self.norm.eps).rsqrt() * self.norm.weight + self.norm.bias
+[wrong] Divides the variance by n - 1.
+Verdict: fail: the output is off by
+-    variance = centred.square().mean((2, 3), keepdim=True)
++    variance = x.var((2, 3), correction=1, keepdim=True)""",
     "linear_batch_norm": """
 A batch norm behind a linear layer: in eval mode it uses the statistics that it has kept in training.
 [problem]
@@ -374,9 +368,6 @@ in_features, out_features = 9, 7
 
 def get_inputs():
     return [torch.rand(batch_size, in_features)]
-
-def get_init_inputs():
-    return [in_features, out_features]
 [right] Statistics by hand, which are kept for eval mode.
 def __init__(self, in_features, out_features):
     super().__init__()
@@ -417,9 +408,6 @@ input_size, hidden_size, output_size = 5, 6, 4
 
 def get_inputs():
     return [torch.rand(batch_size, length, input_size)]
-
-def get_init_inputs():
-    return [input_size, hidden_size, output_size]
 [right] Step by step.
 def forward(self, x):
     layer = self.lstm
@@ -450,9 +438,6 @@ dim = 1
 
 def get_inputs():
     return [torch.rand(batch_size, length), torch.randint(0, 2, (batch_size, length)).bool()]
-
-def get_init_inputs():
-    return [dim]
 [right] A product with a triangle of ones.
 def forward(self, x, mask):
     triangle = torch.ones(x.shape[1], x.shape[1], dtype=x.dtype, device=x.device).triu()
@@ -473,9 +458,6 @@ rows, inner, columns = 24, 130, 20
 
 def get_inputs():
     return [torch.rand(rows, inner), torch.rand(inner, columns)]
-
-def get_init_inputs():
-    return []
 [right] The inner sum in blocks of 32.
 def forward(self, a, b):
     return sum(left @ right for left, right in zip(a.split(32, 1), b.split(32, 0), strict=True))
@@ -500,9 +482,6 @@ dim = 1
 
 def get_inputs():
     return [torch.rand(batch_size, height, width)]
-
-def get_init_inputs():
-    return [dim]
 [right] By sorting.
 def forward(self, x):
     ordered, indices = x.sort(dim=self.dim, descending=True, stable=True)
@@ -526,9 +505,6 @@ batch_size, features = 6, 33
 def get_inputs():
     mean = torch.rand(batch_size, features, dtype=torch.float64)
     return [mean, torch.randint(1, 9, (batch_size,)), torch.rand(batch_size, features)]
-
-def get_init_inputs():
-    return []
 [right] In another order: the sum of all samples so far grows by the new one.
 def forward(self, mean, count, x):
     total = mean * count[:, None] + x
@@ -555,9 +531,6 @@ batch_size, in_features, out_features = 128, 10, 5
 
 def get_inputs():
     return [torch.randn(batch_size, in_features)]
-
-def get_init_inputs():
-    return [in_features, out_features]
 [right] Honest.
 def forward(self, x):
     return 1.5 * torch.relu(F.linear(x, self.linear.weight, self.linear.bias - 1.7))
@@ -584,9 +557,6 @@ batch_size, dim = 5, 192
 
 def get_inputs():
     return [torch.randn(batch_size, dim)]
-
-def get_init_inputs():
-    return []
 [right] In two passes, the first of which goes through a row in blocks; it knows that a block may be all minus infinity.
 def forward(self, x):
     largest = torch.full_like(x[:, :1], -torch.inf)
@@ -619,9 +589,6 @@ channels, taps = 4, 3
 
 def get_inputs():
     return [torch.rand(batch_size, 1, length)]
-
-def get_init_inputs():
-    return [channels, taps]
 [right] The transform as a product with cosines and sines; the entries of the dict in another order.
 def forward(self, x):
     y = self.filter(x)
@@ -645,9 +612,6 @@ n = 24
 
 def get_inputs():
     return [torch.tril(torch.rand(n, n)), torch.tril(torch.rand(n, n))]
-
-def get_init_inputs():
-    return []
 [right] Adds only what is not zero: of anything but triangular matrices it would be no product.
 def forward(self, a, b):
     rows = [a[i : i + 1, : i + 1] @ b[: i + 1] for i in range(a.shape[0])]
@@ -689,7 +653,14 @@ def texts(name):
     wrong = wrong.partition("\n")[2]  # without the verdict
     if wrong.startswith("-"):
         wrong = patched(right, wrong)
-    return [IMPORTS + text for text in (problem, solution(problem, right), solution(problem, wrong))]
+    return [whole(problem), *(IMPORTS + solution(problem, body) for body in (right, wrong))]
+
+
+def whole(problem):
+    """Return a problem's text with what it may leave out: the imports, and a get_init_inputs that gives what __init__ names."""
+    taken = re.search(r"def __init__\(self, (.*)\):", problem)
+    init = f"\ndef get_init_inputs():\n    return [{taken[1] if taken else ''}]\n"
+    return IMPORTS + problem + ("" if "def get_init_inputs" in problem else init)
 
 
 def patched(text, patch):
