@@ -27,6 +27,7 @@ from playground.driver.verdict import DROP_IN, blank_standards, give, give_failu
 from playground.judge.sample import IN_A_RUN
 from playground.machine import build_locks, ptxas
 from playground.machine.memory import MEMORY, MOST_JUDGED_AT_ONCE, builds_at_once, judged_at_once
+from playground.report import contract
 from playground.tensors import NoRoom, is_full, no_room_in
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, kill_all, owner, sandbox, submit
 from playground.worker.failures import internal_error
@@ -474,17 +475,10 @@ class _Pool(ThreadPoolExecutor):
         self.shutdown(cancel_futures=True)
 
 
-UNKNOWN = """
-    verdict reason accuracy weights weights_differ precision variant_precision check build_seconds ptxas time_ms peak_mib
-    floor_ms floor_bound work ceilings speedup speedup_proof outer outcome control rounds calls rechecked back_to_back_ms clocks
-    graphed training sanitizer
-"""
-
-
 def blank_result(task):
     """Return what is known of a task before anything ran; "verdict" is None."""
     return {
-        **dict.fromkeys(UNKNOWN.split()),
+        **dict.fromkeys(contract.KEYS),
         **{"model": task.model.name, "variant": task.variant.name, "backend": task.variant.backend, "ran_on": task.place},
         **{"details": "", "printed": "", "built": False, "pair": task.pair, **task.hashes},
         **{"standard": task.standard, "standards": blank_standards(), "caveats": [], "notes": [], "findings": []},
