@@ -8,7 +8,7 @@ import sys
 
 import hostile
 import pytest
-from colours import contrast
+from drawn import contrast
 from made import document_of, make_passed
 from reading import Page
 
@@ -58,7 +58,7 @@ def test_untrusted_text_stays_text(hostile_page):
     odd = {c for c in source if not (c.isprintable() or c in "\n\t\u00a0")}
     assert not odd, [hex(ord(c)) for c in odd]
     assert "[U+202E]" in made.text and "U+0007" in made.text
-    assert "49" not in re.findall(r"canary\d+\.[^{]*(.{8})", made.text), "a template in an untrusted text was filled in"
+    assert set(re.findall(r"canary\d+\.[^{]*(.{8})", made.text)) == {"{{ 7 * 7"}, "an untrusted template was filled in"
     source.encode("utf-8")
 
 
@@ -166,16 +166,19 @@ def test_rows_know_their_places_and_filters(h200_page, h200):
     assert ".sortable:has(#only-on-GPU:checked) tbody tr:not(.on-GPU) { display: none; }" in h200_page
 
 
+def written(folder, text="marker_of_the_source = 1"):
+    """(what the page is given of a variant with that text, a result of it)."""
+    (folder / "m.py").write_text("'''A model.'''\n")
+    (folder / "v1_x.py").write_text(f"'''m, v1: Title.'''\n{text}\n")
+    digest = hashlib.sha256((folder / "v1_x.py").read_bytes()).hexdigest()
+    return [page.Files(folder / "m.py", folder / "v1_x.py")], make_passed("m", "v1_x") | {"source_sha256": digest}
+
+
 def test_a_stale_result_is_labelled(tmp_path):
-    (tmp_path / "m.py").write_text("'''A model.'''\n")
-    variant = tmp_path / "v1_x.py"
-    variant.write_text("'''m, v1: Title.'''\n")
-    result = make_passed("m", "v1_x") | {"source_sha256": hashlib.sha256(variant.read_bytes()).hexdigest()}
-    document = document_of(result)
-    known = [page.Files(tmp_path / "m.py", variant)]
-    assert "tale" not in page.render(document, known)
-    variant.write_text("'''m, v1: Title.'''\nedited = True\n")
-    made = page.render(document, known)
+    known, result = written(tmp_path)
+    assert "tale" not in page.render(document_of(result), known)
+    written(tmp_path, "edited = True")
+    made = page.render(document_of(result), known)
     assert '<span class="chip">stale</span>' in made and "Stale: this is the file as it is now" in made
 
 
@@ -188,13 +191,9 @@ def test_without_files_ceilings_or_times(cpu_document):
 
 
 def test_the_same_file_at_two_sizes_is_shown_once(tmp_path):
-    (tmp_path / "m.py").write_text("'''A model.'''\n")
-    variant = tmp_path / "v1_x.py"
-    variant.write_text("'''m, v1: Title.'''\nmarker_of_the_source = 1\n")
-    digest = hashlib.sha256(variant.read_bytes()).hexdigest()
-    results = [make_passed("m", "v1_x", settings={"batch_size": n}) | {"source_sha256": digest} for n in (4, 8)]
-    document = document_of(*results)
-    made = Page(page.render(document, [page.Files(tmp_path / "m.py", variant)]))
+    known, result = written(tmp_path)
+    sizes = [result | {"shape": result["shape"] | {"settings": {"batch_size": size}}} for size in (4, 8)]
+    made = Page(page.render(document_of(*sizes), known))
     well_formed(made)
     assert made.text.count("marker_of_the_source") == 1 and "Explanation and source: above" in made.text
 
