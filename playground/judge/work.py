@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import math
 import re
 from pathlib import Path
 
@@ -96,7 +97,8 @@ class OwnCode:
                     self._spoil(value)
             if isinstance(result, float) or (self.with_integers and isinstance(result, int)):
                 self.spoiled += 1
-                return type(result)(result + 10 * torch.randn(()).item())
+                away = 10 * torch.randn(()).item()
+                return not result if isinstance(result, bool) else type(result)(result + away + math.copysign(1, away))
         return result
 
     def _made_contiguous(self, function, position, value):

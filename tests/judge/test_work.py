@@ -202,7 +202,10 @@ def test_numbers_that_ctypes_gives_are_spoiled(own, c_library):
         assert library.total(ctypes.c_void_p(x.data_ptr()), ctypes.c_int64(N)) != N
         assert library.count(ctypes.c_void_p(x.data_ptr()), ctypes.c_int64(N)) == N
     with own.watched(spoiling=True, with_integers=True):
-        assert library.count(ctypes.c_void_p(x.data_ptr()), ctypes.c_int64(N)) != N
+        for _ in range(99):  # also by what is less than one
+            assert library.count(ctypes.c_void_p(x.data_ptr()), ctypes.c_int64(N)) != N
+        library.count.restype = ctypes.c_bool
+        assert library.count(ctypes.c_void_p(x.data_ptr()), ctypes.c_int64(N)) is False
 
 
 def test_the_functions_of_the_system_and_of_python_are_nobodys_work(own):
