@@ -117,6 +117,21 @@ def write_forward(write_variant):
 
 
 @pytest.fixture
+def compare(capsys):
+    """compare("--explain", ...) -> (exit status, stdout, stderr) of a command, in this process."""
+    from playground.command import main
+
+    def run(*arguments, command=main.compare):
+        try:
+            status = command(list(map(str, arguments)))
+        except SystemExit as stop:  # argparse
+            status = stop.code
+        return status, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
 def small_disk(tmp_path):
     """A folder on a file system of its own that holds 256 KiB."""
     folder = tmp_path / "disk"

@@ -43,11 +43,27 @@ class ModelNew(torch.nn.Module):
 
 
 EXHIBITS = Path(__file__).parent / "judge" / "exhibits"
+CUDA_VARIANTS = [(m, v) for m in catalog.models() for v in catalog.variants(m) if v.backend == "cuda"]
+OF_CUDA = pytest.mark.parametrize("model, variant", CUDA_VARIANTS, ids=[f"{m.name}.{v.name}" for m, v in CUDA_VARIANTS])
 
 
 def run(tasks, **options):
     with Progress() as progress:
         return Runner(Options(quick=True, **options), progress).run(tasks)
+
+
+def hardly_judged(tasks, gradients=None, **options):
+    """Results of tasks that are timed, and right whatever they compute; `gradients` are the names of those they have."""
+    right = {"max_error": 0.0, "allowed": 1.0, "eager_error": 0.0}
+
+    def accept(worker, truth, result, *_):
+        result["check"] = right | {"gradients": gradients and dict.fromkeys(gradients, right), "mutants_rejected": None}
+        result["verdict"] = "pass"
+        return worker
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("playground.driver.session.judge", accept)
+        return run(tasks, **options)
 
 
 def test_faults_are_verdicts_and_the_rest_goes_on(tiny_problem, write_variant, write_forward):
@@ -58,8 +74,7 @@ def test_faults_are_verdicts_and_the_rest_goes_on(tiny_problem, write_variant, w
         write_forward("hangs", "torch.cuda._sleep(1 << 62); return torch.tanh(self.linear(x))"),
         write_forward("right", "return torch.tanh(self.linear(x))"),
     ]
-    with Progress() as progress:
-        results = Runner(Options(quick=True, time_limit=60), progress).run([Task(model, v, "cuda") for v in variants])
+    results = run([Task(model, variant, "cuda") for variant in variants], time_limit=60)
     reasons = {result["variant"]: result["reason"] for result in results}
     assert [result["verdict"] for result in results] == ["error", "error", "error", "pass"], reasons
     assert "illegal memory access" in reasons["illegal_access"]
@@ -120,43 +135,36 @@ def serves(variant, problem):
     return not any("PyTorch computes what" in str(each.message) for each in told)
 
 
-@pytest.mark.parametrize("model", catalog.models(), ids=lambda model: model.name)
-def test_empty_batches_and_graphs(model):
+@OF_CUDA
+def test_empty_batches_and_graphs(model, variant):
     """Batch 0 gives an empty result; the same bits come twice and out of a CUDA graph; torch.compile(fullgraph=True) works."""
-    settings = {
-        "batch_size": 2,
-        **({"depth": 6, "height": 12, "width": 12} if "3d" in model.name else {"height": 64, "width": 64}),
-    }
-    problem = catalog.load_problem(model.path, settings)
+    sizes = {"depth": 6, "height": 12, "width": 12} if "3d" in model.name else {"height": 64, "width": 64}
+    problem = catalog.load_problem(model.path, {"batch_size": 2} | sizes)
     (x,) = (value.cuda() for value in problem.get_inputs())
-    for variant in catalog.variants(model):
-        if variant.backend != "cuda":
-            continue
-        new = catalog.load_variant(variant.path).ModelNew(*problem.get_init_inputs()).cuda()
-        with torch.no_grad():
-            expected = new(x)
-            assert new(x[:0]).shape[0] == 0
-            assert torch.equal(new(x), expected)
-            compiled = torch.compile(new, fullgraph=True)(x)
-            torch.testing.assert_close(compiled, expected, rtol=1e-4, atol=0)  # PyTorch's own convolution in v1 may differ
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                new(x)
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                captured = new(x)
-            captured.zero_()
+    new = catalog.load_variant(variant.path).ModelNew(*problem.get_init_inputs()).cuda()
+    with torch.no_grad():
+        expected = new(x)
+        assert new(x[:0]).shape[0] == 0
+        assert torch.equal(new(x), expected)
+        compiled = torch.compile(new, fullgraph=True)(x)
+        torch.testing.assert_close(compiled, expected, rtol=1e-4, atol=0)  # PyTorch's own convolution in v1 may differ
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            new(x)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = new(x)
+        captured.zero_()
+        graph.replay()
+        assert torch.equal(captured, expected)
+        for _ in range(5):  # a kernel that starts early must not read what the replay before left
+            x.copy_(torch.rand_like(x))
             graph.replay()
-            assert torch.equal(captured, expected)
-            for _ in range(5):  # a kernel that starts early must not read what the replay before left
-                x.copy_(torch.rand_like(x))
-                graph.replay()
-                assert torch.equal(captured, new(x))
+            assert torch.equal(captured, new(x))
 
 
-CUDA_VARIANTS = [(m, v) for m in catalog.models() for v in catalog.variants(m) if v.backend == "cuda"]
 SAMPLES = 3  # at either end of a large batch
 
 
@@ -164,7 +172,7 @@ SAMPLES = 3  # at either end of a large batch
     not torch.cuda.is_available() or torch.cuda.get_device_properties(0).total_memory < 100 << 30,
     reason="needs 100 GiB of GPU memory: v1's convolutions leave that much",
 )
-@pytest.mark.parametrize("model, variant", CUDA_VARIANTS, ids=[f"{m.name}.{v.name}" for m, v in CUDA_VARIANTS])
+@OF_CUDA
 def test_more_than_2_to_the_31_elements(model, variant):
     """The first and the last samples of a batch that 32 bits cannot index give what they give by themselves."""
     problem = catalog.load_problem(model.path, {"batch_size": 1})
@@ -203,7 +211,7 @@ def test_more_than_2_to_the_31_elements(model, variant):
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
-@pytest.mark.parametrize("model, variant", CUDA_VARIANTS, ids=[f"{m.name}.{v.name}" for m, v in CUDA_VARIANTS])
+@OF_CUDA
 def test_a_device_that_is_not_the_current_one(model, variant, monkeypatch):
     """Results and gradients of tensors on cuda:1 are those of cuda:0, bit for bit, while cuda:0 is current."""
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)  # v1's gradients are PyTorch's
@@ -232,16 +240,14 @@ def test_a_device_that_is_not_the_current_one(model, variant, monkeypatch):
     assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(on_first, on_second, strict=True))
 
 
-@pytest.mark.parametrize("model", catalog.models(), ids=lambda model: model.name)
-def test_wrong_tensors_are_refused(model):
+@OF_CUDA
+def test_wrong_tensors_are_refused(model, variant):
     problem = catalog.load_problem(model.path, {"batch_size": 1})
     (x,) = (value.cuda() for value in problem.get_inputs())
-    for variant in catalog.variants(model):
-        if variant.backend == "cuda":
-            new = catalog.load_variant(variant.path).ModelNew(*problem.get_init_inputs()).cuda()
-            for wrong in (x.double(), x.cpu(), x[0, 0], x[:, :1]):
-                with pytest.raises((RuntimeError, ValueError, TypeError, NotImplementedError)):
-                    new(wrong)
+    new = catalog.load_variant(variant.path).ModelNew(*problem.get_init_inputs()).cuda()
+    for wrong in (x.double(), x.cpu(), x[0, 0], x[:, :1]):
+        with pytest.raises((RuntimeError, ValueError, TypeError, NotImplementedError)):
+            new(wrong)
 
 
 # compute-sanitizer. One kernel of four mistakes, each behind a switch of its own; none of them changes the result.
@@ -359,17 +365,11 @@ torch.cuda.Event.record = lambda self, stream=None: None
 torch.cuda.Event.synchronize = torch.cuda.synchronize = lambda *_: None
 """
 
-ON_ANOTHER_STREAM = """
-if not hasattr(self, "side"): self.side = torch.cuda.Stream()
-with torch.cuda.stream(self.side): torch.cuda._sleep(3_000_000)
-"""
-
 TIMED = {
     "same": ("torch.cuda._sleep(3_000_000)", ""),
     "twice_as_slow": ("torch.cuda._sleep(6_000_000)", ""),
     "twice_as_fast": ("torch.cuda._sleep(1_500_000)", ""),
     "patched_events": ("torch.cuda._sleep(3_000_000)", PATCHED_EVENTS),
-    "another_stream": (ON_ANOTHER_STREAM, ""),
     "launch_bound": ("", ""),
 }
 
@@ -380,16 +380,9 @@ def timed(tmp_path_factory, write_forward):
     path = tmp_path_factory.mktemp("problem") / "busy.py"
     path.write_text(BUSY_PROBLEM)
 
-    def no_probes(worker, truth, result, *_):
-        result["check"] = {"max_error": 0.0, "allowed": 1.0, "eager_error": 0.0, "gradients": None, "mutants_rejected": None}
-        result["verdict"] = "pass"
-        return worker
-
     then = "\nreturn torch.tanh(self.linear(x))"
     variants = [write_forward(f"timed_{name}", body + then, f"import torch\n{top}") for name, (body, top) in TIMED.items()]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("playground.driver.session.judge", no_probes)
-        results = run([Task(catalog.find_model(path), variant, "cuda") for variant in variants])
+    results = hardly_judged([Task(catalog.find_model(path), variant, "cuda") for variant in variants])
     return {result["variant"].removeprefix("timed_"): result for result in results}
 
 
@@ -410,13 +403,6 @@ def test_a_known_ratio(timed, name, ratio, verdict):
 def test_patched_events_change_nothing(timed):
     assert timed["patched_events"]["verdict"] == "pass", timed["patched_events"]["reason"]
     assert timed["patched_events"]["time_ms"]["median"] == pytest.approx(timed["same"]["time_ms"]["median"], rel=0.05)
-
-
-def test_work_on_another_stream_is_timed_in_full(timed):
-    result = timed["another_stream"]
-    assert result["verdict"] == "pass", result["reason"]
-    assert result["time_ms"]["median"] == pytest.approx(timed["same"]["time_ms"]["median"], rel=0.1)
-    assert any("other streams" in note for note in result["notes"])
 
 
 def test_a_launch_bound_case_is_also_timed_in_a_graph(timed):
@@ -504,17 +490,9 @@ TRAINED = {"again": CONV_SOLUTION, "waits": CONV_SOLUTION.replace("return", f"{S
 def trained(conv_problem, write_variant):
     """{name: result} of variants of a small convolution that are timed in every mode and hardly judged."""
 
-    def only_gradients(worker, truth, result, *_):
-        right = {"max_error": 0.0, "allowed": 1.0, "eager_error": 0.0}
-        names = ("conv.weight", "conv.bias", "input0")
-        result["check"] = right | {"gradients": dict.fromkeys(names, right), "mutants_rejected": None}
-        result["verdict"] = "pass"
-        return worker
-
     variants = [write_variant(f"trained_{name}", text) for name, text in TRAINED.items()]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("playground.driver.session.judge", only_gradients)
-        results = run([Task(conv_problem, variant, "cuda") for variant in variants], training=True)
+    tasks = [Task(conv_problem, variant, "cuda") for variant in variants]
+    results = hardly_judged(tasks, ("conv.weight", "conv.bias", "input0"), training=True)
     return {result["variant"].removeprefix("trained_"): result for result in results}
 
 

@@ -13,13 +13,8 @@ from playground.driver import plan
 def kernelbench(tmp_path):
     """(problems, solutions): three problems of level 1, one of level 2; three solutions, one of a problem that is not there."""
     problems, run = tmp_path / "KernelBench", tmp_path / "run"
-    for name in (
-        "level1/3_Batched.py",
-        "level1/20_LeakyReLU.py",
-        "level1/21_Alone.py",
-        "level2/3_Fused.py",
-        "level1/README.md",
-    ):
+    solved = "level1/3_Batched.py", "level1/20_LeakyReLU.py"
+    for name in (*solved, "level1/21_Alone.py", "level2/3_Fused.py", "level1/README.md"):
         (problems / name).parent.mkdir(parents=True, exist_ok=True)
         (problems / name).write_text("")
     run.mkdir()
@@ -109,9 +104,8 @@ def test_settings_of_a_pair_must_be_constants_of_its_problem(tmp_path):
     for name in ("problem.py", "right.py"):
         (tmp_path / name).write_text("batch_size = 4")
     pair = {"problem": "problem.py", "solution": "right.py"}
-    (tmp_path / "pairs.json").write_text(
-        json.dumps([pair | {"settings": {"batch": 2}}, pair | {"settings": {"batch_size": 2}}])
-    )
+    pairs = [pair | {"settings": settings} for settings in ({"batch": 2}, {"batch_size": 2})]
+    (tmp_path / "pairs.json").write_text(json.dumps(pairs))
     wrong, right = plan.of_suite(suite.read(tmp_path / "pairs.json"), "cpu")
     assert wrong.settled == ("error", "settings: problem has no constant called batch; it has: batch_size")
     assert right.settled is None and right.settings == {"batch_size": 2}

@@ -68,9 +68,9 @@ def describe(codes, capability=None):
     try:
         with tempfile.TemporaryDirectory(prefix="playground-ptxas-") as folder:
             for code in codes:
-                for architecture in code.architectures or usual:
-                    kernels, _ = compile_cubin(nvcc, code, architecture, Path(folder))
-                    found.setdefault(architecture, []).extend(map(asdict, kernels))
+                kernels, _ = compile_text(nvcc, code, {each: [each] for each in code.architectures or usual}, Path(folder))
+                for architecture, made in kernels.items():
+                    found.setdefault(architecture, []).extend(map(asdict, made))
     except (Refused, OSError, subprocess.SubprocessError) as complaint:
         lines = [line.strip() for line in str(complaint).strip().splitlines()] or [""]
         error = next((line for line in lines if re.search(r"\b(error|fatal)\b", line)), lines[-1])[:300]
@@ -78,35 +78,35 @@ def describe(codes, capability=None):
     return found
 
 
-def compile_cubin(nvcc, code, architecture, folder):
-    """Return (kernels, warnings) of the text for one architecture. Raises Refused.
+def compile_text(nvcc, code, targets, folder):
+    """Return ({architecture: its kernels}, warnings) of a text, by one nvcc. Raises Refused.
 
-    What ptxas calls a potential loss of performance, matrix products that it makes wait for one another, is a warning, too.
+    `targets` are {architecture whose PTX is made: those that are made from it}. What ptxas calls a potential loss of
+    performance, matrix products that it makes wait for one another, is a warning, too.
     """
-    source = folder / f"text_{architecture}.cu"
-    source.write_text(code.text, encoding="utf-8")
+    (folder / "text.cu").write_text(code.text, encoding="utf-8")
+    generated = [f"-gencode=arch={ptx.replace('sm', 'compute')},code=[{','.join(made)}]" for ptx, made in targets.items()]
     named = [flag for flag in code.flags if "arch" not in flag and flag != "-gencode"]
-    command = [nvcc, "-cubin", f"-arch={architecture}", *named, "-Xptxas=-v", source.name, "-o", f"{source.stem}.cubin"]
+    command = [nvcc, "-fatbin", "--threads=2", *generated, *named, "-Xptxas=-v", "text.cu", "-o", "text.fatbin"]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL)
     output = result.stdout + result.stderr
     if result.returncode:
         raise Refused(f"{' '.join(command)}\n{output}")
-    warnings = [line for line in output.splitlines() if re.search(r"\bwarning\b|performance loss", line, re.IGNORECASE)]
-    return _kernels(output, nvcc), warnings
+    found = {architecture: [] for made in targets.values() for architecture in made}
+    for part in output.split("Compiling entry function ")[1:]:
+        found[re.match(r"'.+?' for '(\w+)'", part)[1]].append(_kernel(part, nvcc))
+    return found, [line for line in output.splitlines() if re.search(r"\bwarning\b|performance loss", line, re.IGNORECASE)]
 
 
-def _kernels(output, nvcc):
+def _kernel(part, nvcc):
     """From ptxas -v, whose lines on a function follow its name."""
-    kernels = []
-    for part in re.split(r"Compiling entry function ", output)[1:]:
-        name = re.match(r"'(.+?)'", part).group(1)
-        # Lines on device functions that were not inlined may stand before or after the kernel's own.
-        own = re.search(rf"Function properties for {re.escape(name)}\n(.+)", part).group(1)
-        stack, stores, loads = map(int, re.search(r"(\d+) bytes stack frame, (\d+).+?(\d+) bytes spill loads", own).groups())
-        used = re.search(r"Used (\d+) registers.*", part)
-        shared = re.search(r"(\d+) bytes smem", used.group()) or (0, 0)
-        kernels.append(Kernel(_demangled(name, nvcc), int(used[1]), stack, stores, loads, int(shared[1])))
-    return kernels
+    name = re.match(r"'(.+?)'", part)[1]
+    # Lines on device functions that were not inlined may stand before or after the kernel's own.
+    own = re.search(rf"Function properties for {re.escape(name)}\n(.+)", part)[1]
+    stack, stores, loads = map(int, re.search(r"(\d+) bytes stack frame, (\d+).+?(\d+) bytes spill loads", own).groups())
+    used = re.search(r"Used (\d+) registers.*", part)
+    shared = re.search(r"(\d+) bytes smem", used.group()) or (0, 0)
+    return Kernel(_demangled(name, nvcc), int(used[1]), stack, stores, loads, int(shared[1]))
 
 
 def _demangled(name, nvcc):

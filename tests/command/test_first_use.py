@@ -1,24 +1,25 @@
 """What a first user does wrong, and the first line that says so: files of their own beside examples/softmax.py."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 
 import pytest
 import torch
+from typed import run
 
 from playground import catalog
 from playground.catalog import ROOT
 from playground.command import entry
 from playground.driver import preparations
 from playground.judge import work
+from playground.report import document
 from playground.worker.interface import WrongInterface, misfit, place_of
 
 PROBLEM, SOLUTION = ROOT / "examples/softmax.py", ROOT / "examples/softmax_new.py"
 BARRIER = "    __syncthreads();  // all have read the maximum before the sums overwrite it\n"
 FORWARD, CALL = "    def forward(self, x):\n", "        return module.softmax(x)"
+DECORATED = "    @__import__('torch').no_grad()\n    def forward(self):\n"
 FORWARD_AND_CALL = FORWARD + CALL, "    pass"
 CONSTRUCTOR = "    def __init__(self, n):\n        super().__init__()\n\n"
 CUDNN = """
@@ -43,11 +44,7 @@ class ModelNew(nn.Module):
 MISTAKES = {
     "race": ((BARRIER, ""), "fail", r"FILE:19: shared memory race: .* \(line 21\)$"),
     "constructor_2": ((FORWARD, CONSTRUCTOR + FORWARD), "error", r"FILE:39: __init__ takes n; get_init_inputs gives none$"),
-    "arguments_3": (
-        ("(self, x)", "(self, x, y=1, *, z)"),
-        "error",
-        r"FILE:39: forward takes x, y=1, \*, z; get_inputs gives 1$",
-    ),
+    "arguments_3": (("(self, x)", "(self, x, y=1, *, z)"), "error", r"FILE:39: forward takes x, y=1, \*, z; get_inputs .* 1$"),
     "return_3": ((CALL, CALL.replace("return ", "")), "error", r"FILE:39: forward returns None: end it with `return`"),
     "cudnn_8": (CUDNN, "error", r"FILE:8: calls cuDNN \(cudnnHandle_t\), which the emulator lacks: judge the file on a GPU$"),
     "shape_9": (
@@ -63,11 +60,7 @@ MISTAKES = {
     ),
     "text_3": ((CALL, "        return 'a text'"), "error", r"FILE:39: forward must return a tensor .*, got str$"),
     "no_forward_3": (FORWARD_AND_CALL, "error", r"FILE:38: ModelNew has no forward; get_inputs gives 1$"),
-    "decorated_3": (
-        (FORWARD, "    @__import__('torch').no_grad()\n    def forward(self):\n"),
-        "error",
-        r"FILE:39: forward takes no arguments; get_",
-    ),
+    "decorated_3": ((FORWARD, DECORATED), "error", r"FILE:39: forward takes no arguments; get_"),
     "semicolon_15": ((BARRIER, "    __syncthreads()\n\n"), "error", r"FILE:20: error: expected .;. before .for."),
     "syntax_18": (("(self, x):", "(self, x:"), "error", r"FILE:39: SyntaxError: '\(' was never closed$"),
     "undeclared_18": (
@@ -76,13 +69,6 @@ MISTAKES = {
         r"FILE:35: error: .softmax. was not declared in this scope \(line 4 of cpp_sources, as load_inline completes it\)$",
     ),
 }
-
-
-def start(*arguments, **environment):
-    """(exit status, stdout, stderr) of compare.py in a process of its own, as in a pipe."""
-    command = [sys.executable, "compare.py", *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=1800)
-    return done.returncode, done.stdout, done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +81,9 @@ def judged(tmp_path_factory):
         assert text != SOLUTION.read_text()
         files[name] = folder / f"{name}.py"
         files[name].write_text(text)
-    status, out, err = start("--model", PROBLEM, "--variant", *files.values(), SOLUTION, "--device", "emulator", "--json", "-")
+    status, out, err = run(
+        "compare.py", "--model", PROBLEM, "--variant", *files.values(), SOLUTION, "--device", "emulator", "--json", "-"
+    )
     assert status == 1, err
     results = {result["variant"]: result for result in json.loads(out)["results"]}
     return {name: (path, results[name]) for name, path in (files | {SOLUTION.stem: SOLUTION}).items()}, err
@@ -175,7 +163,7 @@ def test_weights_of_other_names_lead_a_suites_line(tiny_problem, write_variant, 
     half = write_variant("half", text.format(name="linear", end=").bfloat16().float()")).path
     pairs = tmp_path / "pairs.json"
     pairs.write_text(json.dumps([[str(tiny_problem), str(own)], [str(tiny_problem), str(half)]]))
-    status, out, err = start("--suite", pairs, "--check-only", "--device", "cpu")
+    status, out, err = run("compare.py", "--suite", pairs, "--check-only", "--device", "cpu")
     assert status == 1, err
     lines = re.split(r"\n(?=\d/2 )", out)  # what is longer than the terminal goes on below
     of_own, of_half = (" ".join(next(line for line in lines if f"{name}: " in line).split()) for name in ("own", "half"))
@@ -195,7 +183,7 @@ def test_a_time_limit_names_the_phase(tmp_path, write_forward, tiny_problem, bod
     variant = write_forward("endless", body).path if body else SOLUTION
     arguments = ["--model", tiny_problem if body else PROBLEM, "--variant", variant, "--device", "cpu" if body else "emulator"]
     compiler = {} if body else {"CXX": str(slow), "CUDA_EMULATOR_CACHE": str(tmp_path)}
-    status, out, err = start(*arguments, "--time-limit", 30, "--check-only", **compiler)
+    status, out, err = run("compare.py", *arguments, "--time-limit", 30, "--check-only", **compiler)
     assert status == 1 and re.search(rf"no answer within the time limit of 30 s: {phase}", out), out + err
 
 
@@ -212,7 +200,7 @@ def test_files_in_one_anothers_places(given, expected):
 def test_nothing_is_timed_beside_what_fails(tiny_problem, write_forward):
     """Number 11: no baseline is made ready once nothing is left to time."""
     wrong = write_forward("wrong", "return torch.tanh(self.linear(x)) + 3").path
-    status, _, err = start("--model", tiny_problem, "--variant", wrong, "--device", "cpu")
+    status, _, err = run("compare.py", "--model", tiny_problem, "--variant", wrong, "--device", "cpu")
     assert status == 1 and "torch.compile: ready" not in err, err
 
 
@@ -221,11 +209,14 @@ def test_against_says_verdicts_then_and_now(tiny_problem, write_forward, tmp_pat
     """Number 12, where nothing is timed; and 19: a folder that is made is named."""
     variant, file = write_forward("changing", "return torch.tanh(self.linear(x))").path, tmp_path / "new" / "start.json"
     arguments = ["--model", tiny_problem, "--variant", variant, "--device", "cpu", "--check-only"]
-    status, _, err = start(*arguments, "--json", file)
+    status, _, err = run("compare.py", *arguments, "--json", file)
     assert (status, err.splitlines()[0]) == (0, f"--json: made the folder {file.parent}")
     variant.write_text(variant.read_text().replace("tanh", "sin"))
-    status, out, _ = start(*arguments, "--against", file)
+    status, out, _ = run("compare.py", *arguments, "--against", file, "--json", file.with_name("now.json"))
     assert status == 1 and "not timed in this run: pass then, fail now" in out
+    now = document.read(file.with_name("now.json"))
+    assert sum(now["against"]["counts"].values()) == now["against"]["counts"]["not comparable"] == 1
+    assert now["results"][0]["against"][0]["verdict"] == "not comparable"
 
 
 @pytest.mark.parametrize(
@@ -245,9 +236,8 @@ def test_a_typo_is_answered_before_pytorch_is_imported(command, arguments, expec
         "except SystemExit as end: status = end.code\n"
         "assert 'torch' not in sys.modules\nsys.exit(status)"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and expected in done.stderr.splitlines()[0], done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    status, _, err = run("-c", program)
+    assert status == 2 and expected in err.splitlines()[0] and len(err.splitlines()) == 1, err
 
 
 def test_the_installed_command_has_help(monkeypatch, capsys):

@@ -24,19 +24,12 @@ def test_both_commands_take_it(command, model, arguments, strict, monkeypatch):
     assert getattr(main, command)([model, "alexnet_conv1", *arguments]).strict is strict
 
 
-@pytest.fixture
-def task(tiny_problem, write_forward):
-    return Task(catalog.find_model(tiny_problem), write_forward("wants_strict", WANTS_STRICT), "emulator")
-
-
-@pytest.mark.parametrize("strict", [True, False])
-def test_every_process_is_told(task, strict):
-    """What it does then is in tests/judge/test_declared_precision.py."""
-    assert Runner(Options(strict=strict), progress=None).original(task)["strict"] is strict
-
-
 @pytest.mark.full
-def test_variants_see_it(task):
+@pytest.mark.parametrize("strict", [True, False])
+def test_variants_see_it(tiny_problem, write_forward, strict):
+    """What every process does then is in tests/judge/test_declared_precision.py."""
+    task = Task(catalog.find_model(tiny_problem), write_forward("wants_strict", WANTS_STRICT), "emulator")
     with Progress() as progress:
-        (result,) = Runner(Options(strict=True), progress).run([task])
-    assert (result["verdict"], result["reason"], result["precision"]) == ("pass", None, "fp32")
+        (result,) = Runner(Options(strict=strict), progress).run([task])
+    expected = ("pass", None, "fp32") if strict else ("error", "RuntimeError: TF32 is permitted", result["precision"])
+    assert (result["verdict"], result["reason"], result["precision"]) == expected

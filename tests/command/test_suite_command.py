@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from test_commands import run
+from typed import run
 
 from playground.command import main
 

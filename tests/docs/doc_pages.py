@@ -3,7 +3,7 @@
 A block is run, unless a comment directly above it in the markdown says what it is:
 
     <!-- not run: REASON -->        shell: it is only parsed, every option, file, model and variant in it must exist
-    <!-- run by .ci/run: NAME -->   the same, and .ci/run runs it as it stands: it takes minutes and the whole machine
+    <!-- run by .ci/run: NAME -->   .ci/run runs it as it stands: it takes minutes and the whole machine
     <!-- sample output -->          of run_all.py: its last line is checked
     <!-- usage -->                  the options of the commands: all of them, and no others
     <!-- layout -->                 of files: those at the beginning of a line must exist

@@ -5,7 +5,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 
 import pytest
 
@@ -40,18 +39,6 @@ def test_first_kernel():
     assert debugging.first_kernel("no kernel, only the word __global__") is None
 
 
-def compare(*arguments):
-    command = [sys.executable, "compare.py", "--model", MODEL.name, "--variant", VARIANT.name, "--debug", *arguments]
-    return subprocess.run(command, cwd=catalog.ROOT, capture_output=True, text=True)
-
-
-@pytest.mark.full
-def test_the_command_prints_the_recipe():
-    done = compare("--device", "emulator", "--time-limit", "0.001")  # what follows is not the matter here
-    assert done.returncode == 1
-    assert step.recipe(MODEL, VARIANT, SETTINGS) in done.stderr
-
-
 def test_the_emulator_is_told():
     candidate = Candidate()
     try:
@@ -71,7 +58,7 @@ def test_the_recipe_in_gdb():
     commands = [
         thread, "next", "next", "info locals",
         f"tbreak {VARIANT.path}:{barrier} if emulator::current->thread_index.x == 5", "continue",
-        "print emulator::worker->block->arrived", "next", thread,
+        "next", thread,
         f"tbreak {VARIANT.path}:{barrier} if emulator::current->thread_index.x == 6", "continue", thread, "kill",
     ]  # fmt: skip
     given = shlex.split(recipe)
@@ -82,6 +69,5 @@ def test_the_recipe_in_gdb():
         done.stdout + done.stderr
     )
     printed = re.findall(r"^\$\d+ = (.*)", done.stdout, re.M)
-    assert [printed[0], printed[2], printed[3]] == ["5", "5", "6"], done.stdout
-    assert int(printed[1]) >= 0
+    assert printed == ["5", "5", "6"], done.stdout
     assert re.search(r"^rows = 10", done.stdout, re.M), done.stdout

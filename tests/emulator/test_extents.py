@@ -50,22 +50,20 @@ def test_the_command_on_a_kernel_of_the_project(broken, tmp_path, capsys):
     variant = catalog.find_variant(catalog.find_model("conv_pool_sigmoid_sum"), "v2_single_kernel").path
     if broken:
         text, variant = variant.read_text(), tmp_path / "narrow.py"
-        wide = "x + ((int64_t)part.sample * IN_CHANNELS + c0) * plane"
+        wide = "x + ((int64_t)sample * IN_CHANNELS + c0) * plane"
         assert wide in text
-        variant.write_text(text.replace(wide, "x + (int)((part.sample * IN_CHANNELS + c0) * (int)plane)"))
+        variant.write_text(text.replace(wide, "x + (int)((sample * IN_CHANNELS + c0) * (int)plane)"))
     status = extents.main(["--model", "conv_pool_sigmoid_sum", "--variant", str(variant), "--set", "batch_size=2048"])
     out = capsys.readouterr().out
     assert status == int(broken)
     assert ("narrow.py:" in out and "global memory out of bounds" in out) if broken else "1 launches: nothing found" in out
 
 
-GATHERS = (
-    """
+GATHERS = '''
 import torch
 from torch.utils.cpp_extension import load_inline
 
 CUDA = """
-    + '''"""
 __global__ void pick(const float* table, const long long* rows, float* out, unsigned width) {
     const unsigned from = (unsigned)rows[blockIdx.x] * width + threadIdx.x;  // wraps, and lands within the table
     out[blockIdx.x * blockDim.x + threadIdx.x] = table[from];
@@ -76,15 +74,13 @@ at::Tensor pick(at::Tensor table, at::Tensor rows) {
     pick<<<rows.size(0), 64>>>(table.data_ptr<float>(), index, out.data_ptr<float>(), 1 << 17);
     return out;
 }
-"""'''
-    + """
+"""
 module = load_inline("gathers", "at::Tensor pick(at::Tensor table, at::Tensor rows);", CUDA, functions=["pick"])
 
 class ModelNew(torch.nn.Module):
     def forward(self, table, rows):
         return module.pick(table, rows)
-"""
-)
+'''
 TABLE = """
 import torch
 

@@ -1,7 +1,6 @@
-"""The texts of a variant that compilers get, taken before anything is built."""
+"""The CUDA text of a variant, taken before anything is built."""
 
 import contextlib
-from dataclasses import dataclass
 from unittest import mock
 
 import torch
@@ -14,25 +13,12 @@ class _Recorded(BaseException):
     """Raised in place of a build. Not an Exception, so that nothing takes it for a failed build and carries on."""
 
 
-@dataclass(frozen=True)
-class HostCode:
-    """What a variant hands to load_inline for g++."""
-
-    text: str
-    flags: tuple
-
-
 def recipe(model, inputs):
-    """The DeviceCode that model(*inputs) would build."""
-    return recipes(model, inputs)[1]
-
-
-def recipes(model, inputs):
-    """(HostCode, DeviceCode) that model(*inputs) would build: load_inline is replaced by a recorder."""
+    """The DeviceCode that model(*inputs) would build: load_inline is replaced by a recorder."""
     recorded = []
 
-    def record(name, cpp_sources, cuda_sources=None, extra_cflags=(), extra_cuda_cflags=(), **options):
-        recorded.append((HostCode(cpp_sources, tuple(extra_cflags)), DeviceCode(cuda_sources, tuple(extra_cuda_cflags))))
+    def record(name, cpp_sources, cuda_sources=None, extra_cuda_cflags=(), **options):
+        recorded.append(DeviceCode(cuda_sources, tuple(extra_cuda_cflags)))
         raise _Recorded
 
     with contextlib.ExitStack() as stack:

@@ -22,6 +22,8 @@ TINY = {
     "conv3d_div_max_gap_bias_sum": {"batch_size": 3, "depth": 7, "height": 11, "width": 13},
     "alexnet_conv1": {"batch_size": 3, "height": 35, "width": 50},
 }
+OTHERS = {"pool_size": (1, 3, 3)}  # what cpu_winograd leaves to PyTorch
+FORMS = {"conv3d_div_max_gap_bias_sum": [{}, {"sum_dim": 0}, OTHERS]}  # in which CPU variants take other ways
 NATIVE = "-march=native", "-fopenmp"
 
 

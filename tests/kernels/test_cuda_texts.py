@@ -2,7 +2,6 @@
 without a warning and spills no register."""
 
 import re
-import subprocess
 
 import nvcc
 import project_variants
@@ -13,17 +12,10 @@ from playground.machine import ptxas
 
 NVCC = ptxas.find_nvcc()
 
-# What docs/commands.md says, and how nvcc is asked: GPUs of one generation share their PTX, which takes half of the time.
-CLAIMED = {
-    "v1": "7.5, 8.0, 8.6, 8.9, 9.0, 10.0, 12.0",
-    "v2": "7.5, 8.0, 8.6, 8.9, 9.0, 10.0, 12.0",
-    "v3": "7.5, 8.0, 8.6, 8.9, 9.0, 10.0, 12.0",
-    "v4": "8.0, 8.6, 8.9, 9.0, 10.0, 12.0",
-    "v5": "9.0",
-    "training_tensor": "8.0, 8.6, 8.9, 9.0, 10.0, 12.0",
-    "training_hopper": "9.0",
-}
-TARGETS = {"75": ("75",), "80": ("80", "86", "89"), "90a": ("90a",), "100": ("100", "120")}  # PTX: machine code
+NEEDS_NVCC = pytest.mark.skipif(NVCC is None, reason="needs nvcc (CUDA_HOME, PATH or /usr/local/cuda)")
+CLAIMS = re.findall(r"^\| (\w[\w, ]*) \| (\d[\d., ]*) \|$", (catalog.ROOT / "docs/commands.md").read_text(), re.MULTILINE)
+# PTX: what is made from it. GPUs of one generation share it, which takes half of the time.
+TARGETS = {"sm_75": ["sm_75"], "sm_80": ["sm_80", "sm_86", "sm_89"], "sm_90a": ["sm_90a"], "sm_100": ["sm_100", "sm_120"]}
 
 # What nvcc 13.0 spills for Blackwell, in bytes. The first calls a 64-bit division, whose caller saves registers there.
 SPILLED = {
@@ -34,28 +26,11 @@ SPILLED = {
 
 
 def claimed(variant):
-    """The targets of ptxas that the page claims: sm_75, ..."""
-    claims = [claim for prefix, claim in CLAIMED.items() if variant.name.startswith(prefix)]
-    assert claims, f"say in CLAIMED, and in docs/commands.md, where {variant.name} runs"
+    """The targets of ptxas that docs/commands.md claims: sm_75, ..."""
+    kind = variant.name.partition("_")[0] if variant.name.startswith("v") else variant.name
+    claims = [claim for kinds, claim in CLAIMS if kind in kinds.split(", ")]
+    assert claims, f"say in docs/commands.md where {variant.name} runs"
     return ["sm_" + each.replace(".", "").replace("90", "90a") for each in claims[0].split(", ")]
-
-
-def compile_all(code, targets, folder):
-    """({target: its kernels}, warnings) of a text; all targets by one nvcc. Raises ptxas.Refused."""
-    (folder / "text.cu").write_text(code.text, encoding="utf-8")
-    wanted = {ptx: [f"sm_{each}" for each in made if f"sm_{each}" in targets] for ptx, made in TARGETS.items()}
-    generated = [f"-gencode=arch=compute_{ptx},code=[{','.join(made)}]" for ptx, made in wanted.items() if made]
-    named = [flag for flag in code.flags if "arch" not in flag]
-    command = [NVCC, "-fatbin", "--threads=2", *generated, *named, "-Xptxas=-v", "text.cu", "-o", "text.fatbin"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=ptxas.SECONDS, stdin=subprocess.DEVNULL)
-    output = done.stdout + done.stderr
-    if done.returncode:
-        raise ptxas.Refused(f"{' '.join(command)}\n{output}")
-    found = {target: [] for target in targets}
-    compiled = re.findall(r"Compiling entry function '.+?' for '(\w+)'", output)
-    for target, kernel in zip(compiled, ptxas._kernels(output, NVCC), strict=True):
-        found[target].append(kernel)
-    return found, [line for line in output.splitlines() if re.search(r"\bwarning\b|performance loss", line, re.IGNORECASE)]
 
 
 def cases():
@@ -66,7 +41,7 @@ def cases():
         yield pytest.param(*param.values, targets, id=param.id, marks=marks)
 
 
-@pytest.mark.skipif(NVCC is None, reason="needs nvcc (CUDA_HOME, PATH or /usr/local/cuda)")
+@NEEDS_NVCC
 @pytest.mark.parametrize("model, variant, targets", [*cases()])
 def test_text(model, variant, targets, tmp_path):
     problem = catalog.load_problem(model.path, catalog.SETTINGS["emulator"].get(model.name))
@@ -76,7 +51,8 @@ def test_text(model, variant, targets, tmp_path):
     assert recipe.architectures in ((), tuple(claimed(variant))), "its own flags name other targets than docs/commands.md"
 
     name = f"{model.name}/{variant.name}"
-    found, complaints = compile_all(recipe, targets, tmp_path)
+    wanted = {ptx: [each for each in made if each in targets] for ptx, made in TARGETS.items()}
+    found, complaints = ptxas.compile_text(NVCC, recipe, {ptx: made for ptx, made in wanted.items() if made}, tmp_path)
     assert all(found.values()), f"no kernel in the text of {name}"
     for target, kernels in found.items():
         for kernel in kernels:
@@ -90,13 +66,7 @@ def demangled(name):
     return name.replace("(int)", "").replace("(bool)1", "true").replace("(bool)0", "false")
 
 
-def test_the_page_claims_what_is_compiled():
-    page = (catalog.ROOT / "docs/commands.md").read_text(encoding="utf-8")
-    for variants, capabilities in (("v1 to v3", CLAIMED["v3"]), ("v4", CLAIMED["v4"]), ("v5", CLAIMED["v5"])):
-        assert f"| {variants} | {capabilities} |" in page
-
-
-@pytest.mark.skipif(NVCC is None, reason="needs nvcc (CUDA_HOME, PATH or /usr/local/cuda)")
+@NEEDS_NVCC
 def test_spills_and_warnings_are_seen(tmp_path):
     """The parser against a kernel that must spill, with an unused variable."""
     values = 64
@@ -113,17 +83,15 @@ def test_spills_and_warnings_are_seen(tmp_path):
     __global__ void modest(float* p) {{ __shared__ float s[32]; s[threadIdx.x] = p[threadIdx.x]; p[0] = s[31 - threadIdx.x]; }}
     void launch(float* p) {{ hungry<{values * 2}><<<1, 1024>>>(p); modest<<<1, 32>>>(p); }}
     """
-    kernels, warnings = ptxas.compile_cubin(NVCC, ptxas.DeviceCode(text), "sm_80", tmp_path)
-    by_name = {kernel.name: kernel for kernel in kernels}
+    kernels, warnings = ptxas.compile_text(NVCC, ptxas.DeviceCode(text), {"sm_80": ["sm_80", "sm_86"]}, tmp_path)
     assert any("unused" in warning for warning in warnings)
-    assert by_name["hungry<128>"].spill_stores or by_name["hungry<(int)128>"].spill_stores
-    assert not by_name["modest"].spill_stores and by_name["modest"].shared == 128
-    refused = ptxas.DeviceCode("int undeclared() { return undeclared_thing; }")
-    with pytest.raises(ptxas.Refused, match="undeclared_thing"):
-        ptxas.compile_cubin(NVCC, refused, "sm_80", tmp_path)
+    for architecture in "sm_80", "sm_86":
+        by_name = {demangled(kernel.name): kernel for kernel in kernels[architecture]}
+        assert by_name["hungry<128>"].spill_stores
+        assert not by_name["modest"].spill_stores and by_name["modest"].shared == 128
 
 
-@pytest.mark.skipif(NVCC is None, reason="needs nvcc (CUDA_HOME, PATH or /usr/local/cuda)")
+@NEEDS_NVCC
 def test_products_that_wait_for_one_another_are_seen(tmp_path):
     """A product reads registers until it is waited for; where they change before, ptxas waits, and says so by the by."""
     text = r"""
@@ -148,8 +116,8 @@ def test_products_that_wait_for_one_another_are_seen(tmp_path):
         for (int i = 0; i < 4; ++i) out[i * 128 + threadIdx.x] = d[i];
     }
     """
-    flags = ["-gencode=arch=compute_90a,code=sm_90a"]
     wait = 'asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");'
     for waits, expected in ("", True), (wait, False):
-        _, warnings = ptxas.compile_cubin(NVCC, ptxas.DeviceCode(text.replace("WAIT", waits), flags), "sm_90a", tmp_path)
+        code = ptxas.DeviceCode(text.replace("WAIT", waits))
+        _, warnings = ptxas.compile_text(NVCC, code, {"sm_90a": ["sm_90a"]}, tmp_path)
         assert any("serialized" in warning for warning in warnings) == expected, warnings

@@ -11,7 +11,7 @@ import apart
 import project_variants
 import pytest
 import torch
-from right import Recorder, gradients, load_variant, where
+from right import FORMS, Recorder, gradients, load_variant, where
 from torch.autograd import forward_ad
 
 import cuda_emulator as emulator
@@ -24,8 +24,6 @@ FUSED = [param for param in PARAMS if shared_text.FUSED in project_variants.text
 # alexnet_conv1's training_tensor_core keeps nothing for its gradient, which is of the backward pass's precision, as PyTorch's.
 KEEP_NOTHING = {"alexnet_conv1/training_tensor_core"}
 STRICT = [p for p in PARAMS if "STRICT" in project_variants.text_of(p.values[1]) and p.id not in KEEP_NOTHING]
-# Raises IndexError for a window of fewer than two numbers, where the others say what they expected.
-WINDOW_UNCHECKED = "conv_pool_sigmoid_sum/v1_fused_tail"
 
 
 def every(params, model=None, backend=None):
@@ -92,15 +90,13 @@ def wrong_arguments(model, variant):
 
 
 @every(PARAMS)
-def test_wrong_arguments_of_an_operator(request, model, variant):
-    if f"{model.name}/{variant.name}" == WINDOW_UNCHECKED:
-        request.applymarker(pytest.mark.xfail(reason="IndexError, where the others say what they expected", strict=True))
+def test_wrong_arguments_of_an_operator(model, variant):
     apart.run(wrong_arguments, model, variant)
 
 
-def training(model, variant):
+def training(model, variant, settings):
     with where(variant):
-        _, new, x = made(model, variant)
+        _, new, x = made(model, variant, **settings)
         parameters = dict(new.named_parameters())
 
         def found(wanted, run=new, of_input=True, **more):
@@ -119,6 +115,7 @@ def training(model, variant):
         alike(of_parameters, everything)
         new.requires_grad_(False)
         alike(found(["x"]), everything)
+        assert not new(x).requires_grad
         new.requires_grad_(True)
 
         compiled = torch.compile(new, fullgraph=True, backend="aot_eager")
@@ -132,6 +129,7 @@ def training(model, variant):
         with torch.no_grad():
             without = new(x)
             assert not without.requires_grad and torch.equal(compiled(x), without)
+            assert not new(x.clone().requires_grad_()).requires_grad
         with torch.inference_mode():
             assert torch.equal(new(x), without)
 
@@ -146,7 +144,8 @@ def training(model, variant):
 
 @every(FUSED)
 def test_gradients_of_what_is_asked_for(model, variant):
-    apart.run(training, model, variant)
+    for settings in FORMS.get(model.name, [{}]) if variant.backend == "cpu" else [{}]:
+        apart.run(training, model, variant, settings)
 
 
 def second_derivatives(model, variant):

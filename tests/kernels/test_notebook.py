@@ -22,17 +22,6 @@ pytest.importorskip("ipykernel")
 
 pytestmark = pytest.mark.full
 
-CUDA_VARIANT = "conv_pool_sigmoid_sum/v1_fused_tail"
-
-# variant -> (a line of its kernel, the same with a result twice as large). Doubling is exact in floating point, so where the
-# biases are zero the edited variant must give exactly twice what it gave before.
-EDITS = {
-    "conv_pool_sigmoid_sum/cpu_box_sums": ("i < LANES; ++i) sum += total[i];", "i < LANES; ++i) sum += 2 * total[i];"),
-    "conv3d_div_max_gap_bias_sum/cpu_winograd": ("sums[unit * s.outputs + o] = sum;", "sums[unit * s.outputs + o] = 2 * sum;"),
-    "alexnet_conv1/cpu_polyphase_winograd": ("s * LANES, out[s] + bias);", "s * LANES, 2 * out[s] + bias);"),
-    CUDA_VARIANT: ("out[blockIdx.x] = sum;", "out[blockIdx.x] = 2 * sum;"),
-}
-
 # (model, variant) for what any variant would show; its main takes the shortest time.
 ALEXNET = next(param.values for param in project_variants.variants("cpu") if param.values[0].name == "alexnet_conv1")
 
@@ -117,78 +106,6 @@ def problem_of(model):
     return problem.get_init_inputs(), tuple(x.shape)
 
 
-def paste_twice_and_edit(run_notebook, model, variant, device):
-    name = f"{model.name}/{variant.name}"
-    assert name in EDITS, f"add to EDITS a line of the kernel of {name} that scales its result"
-    text = project_variants.text_of(variant)
-    old_line, new_line = EDITS[name]
-    assert text.count(old_line) == 1, f"EDITS names a line that is not in {name}, or not once: {old_line!r}"
-    init_inputs, shape = problem_of(model)
-    printed = run_notebook(
-        [
-            COUNT_BUILDS,
-            text,
-            f"""
-            first = make(ModelNew, {init_inputs!r}, {device!r})
-            x = torch.randn({shape!r}, device={device!r})
-            expected = first(x)
-            assert expected.abs().sum() > 0
-            before = len(builds)
-            assert before > 0
-            """,
-            text,
-            f"""
-            again = make(ModelNew, {init_inputs!r}, {device!r})
-            assert type(again) is not type(first)
-            assert torch.equal(again(x), expected)
-            assert len(builds) == before, f"built again for the same text: {{builds[before:]}}"
-            """,
-            text.replace(old_line, new_line),
-            f"""
-            edited = make(ModelNew, {init_inputs!r}, {device!r})
-            assert torch.equal(edited(x), 2 * expected), "the edit has no effect"
-            assert len(set(builds)) > len(set(builds[:before])), "the edited text was not built under a name of its own"
-            for old in (first, again):
-                assert torch.equal(old(x), expected), "an instance made before the edit has changed"
-            """,
-        ]
-    )
-    for cell in (1, 3, 5):
-        assert f"{model.name}_{variant.name}: differs from" in printed[cell], "the file's main did not run in the cell"
-
-
-@pytest.mark.parametrize("model, variant", project_variants.variants("cpu"))
-def test_paste_twice_and_edit(run_notebook, model, variant):
-    paste_twice_and_edit(run_notebook, model, variant, "cpu")
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_paste_twice_and_edit_on_a_gpu(run_notebook):
-    (param,) = [param for param in project_variants.variants("cuda") if param.id == CUDA_VARIANT]
-    paste_twice_and_edit(run_notebook, *param.values, "cuda")
-
-
-def test_variants_of_different_models_live_side_by_side(run_notebook):
-    """An instance of the first, made before the second was pasted and first called after it, is still the first."""
-    one, two, *_ = [param.values for param in project_variants.variants("cpu")]
-    (one_init, one_shape), (two_init, two_shape) = problem_of(one[0]), problem_of(two[0])
-    run_notebook(
-        [
-            COUNT_BUILDS,
-            project_variants.text_of(one[1]),
-            f"first, same = make(ModelNew, {one_init!r}, 'cpu'), make(ModelNew, {one_init!r}, 'cpu')",
-            f"x = torch.randn({one_shape!r}); expected = same(x)",
-            project_variants.text_of(two[1]),
-            f"""
-            second = make(ModelNew, {two_init!r}, "cpu")
-            assert second(torch.randn({two_shape!r})).isfinite().all()
-            assert torch.equal(first(x), expected)
-            assert first.namespace().startswith({one[0].name!r}) and second.namespace().startswith({two[0].name!r})
-            """,
-        ]
-    )
-
-
 @pytest.mark.parametrize(
     "line, edited",
     [("does not fit {got}", "is no match for {got}"), ("launch(kernels.run_forward, x,", "launch(kernels.run_forward, 0 * x,")],
@@ -234,7 +151,7 @@ def test_a_build_that_failed_or_was_interrupted_is_tried_again(run_notebook, tmp
     assert "differs from" in printed[6]
 
 
-# The line of cuda_emulator/README.md, in a cell before; `debug` because it builds without optimisation, far sooner.
+# The line of cuda_emulator/README.md; `debug` because it builds without optimisation, far sooner.
 EMULATE = "import cuda_emulator as emulator; emulator.install(debug=True)"
 EDITED = "alexnet_conv1/v1_direct"
 EDITED_LINE = "out[index] = bias ? sum + bias[o] : sum;"
@@ -258,28 +175,44 @@ def edited_and_interrupted(model, variant):
 
     The last but four must raise KeyboardInterrupt.
     """
-    text = project_variants.text_of(variant)
+    text, (init_inputs, shape) = project_variants.text_of(variant), problem_of(model)
     assert text.count(EDITED_LINE) == 1
     doubled = text.replace(EDITED_LINE, "out[index] = 2 * (bias ? sum + bias[o] : sum);")
     # A text that no cache has, so that there is something to interrupt.
     fresh = doubled.replace("2 * (bias", f"0 * {time.time_ns()}u + 2 * (bias")
     interrupted = f"{INTERRUPT_THE_COMPILER}\n{fresh}"  # whose main builds it
+    old = f"old = make(ModelNew, {init_inputs!r}, 'cpu'); x = torch.randn({shape!r}); unedited = old(x)"
+    unchanged = "assert torch.equal(old(x), unedited), 'an instance made before the edit has changed'"
     twice = "assert torch.equal(output, 2 * expected)"
-    return [doubled, run_cell(model), twice, interrupted, "interrupter.join(); del output", fresh, run_cell(model), twice]
+    in_peace = "interrupter.join(); del output"
+    return [old, doubled, unchanged, run_cell(model), twice, interrupted, in_peace, fresh, run_cell(model), twice]
 
 
-def test_every_cuda_variant_under_the_emulator(run_notebook, monkeypatch):
-    """All in one kernel, one below the other; the one of EDITED last."""
+def test_every_variant(run_notebook, monkeypatch):
+    """All in one kernel, one below the other; those in CUDA under the emulator, that of EDITED last.
+
+    An instance of the first, first called after the others were pasted, is still the first.
+    """
     monkeypatch.setenv("PYTHONPATH", str(catalog.ROOT))
-    params = sorted(project_variants.variants("cuda"), key=lambda param: param.id == EDITED)
-    cells = [EMULATE, COUNT_BUILDS, *(cell for param in params for cell in pasted_twice(*param.values))]
-    assert params[-1].id == EDITED
-    cells += edited_and_interrupted(*params[-1].values)
+    native = project_variants.variants("cpu")
+    emulated = sorted(project_variants.variants("cuda"), key=lambda param: param.id == EDITED)
+    init_inputs, shape = problem_of(native[0].values[0])
+    cells, place_of = [COUNT_BUILDS], {}
+    for param in [*native, *emulated]:
+        if param is emulated[0]:
+            cells += ["assert torch.equal(held(x), expected_of_held)", EMULATE, COUNT_BUILDS]
+        place_of[param.id] = len(cells)
+        cells += pasted_twice(*param.values)
+        if param is native[0]:
+            made = f"make(ModelNew, {init_inputs!r}, 'cpu')"
+            cells.append(f"x = torch.randn({shape!r}); held, expected_of_held = {made}, {made}(x)")
+    assert emulated[-1].id == EDITED
+    cells += edited_and_interrupted(*emulated[-1].values)
     printed = run_notebook(cells, raises={len(cells) - 5: "KeyboardInterrupt"})
-    for position, param in enumerate(params):
-        for text in (printed[2 + 4 * position], printed[4 + 4 * position]):
-            name = param.id.replace("/", "_")
-            line = rf"{name}: differs from float64 by \S+ of .+, limit \S+: right; under the emulator, .+ \(\d.*\)\n"
+    for name, place in place_of.items():
+        ran = "under the emulator, .+" if "/cpu_" not in name else r"[\d.]+ ms, PyTorch [\d.]+ ms.*"
+        line = rf"{name.replace('/', '_')}: differs from float64 by \S+ of .+, limit \S+: right; {ran}\n"
+        for text in (printed[place], printed[place + 2]):
             assert re.fullmatch(line, text), f"the file's main prints one line in the cell; got {text!r}"
 
 

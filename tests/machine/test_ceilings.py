@@ -1,15 +1,13 @@
+import contextlib
+import multiprocessing
 import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
 from playground.machine import ceilings, requirements
 
-ROOT = Path(__file__).resolve().parents[2]
 GPU_MISSING = requirements.missing_gpu()
 
 # Each setting puts the flags in a state that a program may have left, in the older or the newer way; a process apiece.
@@ -20,43 +18,32 @@ SETTINGS = [
     "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
     "torch.backends.cuda.matmul.allow_tf32 = True; torch.backends.cuda.matmul.fp32_precision = 'ieee'",
 ]
-FLAGS = """
-import os, sys, torch
-from playground.machine import ceilings
 
-CUDA, ONEDNN, CONVOLUTION = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv
 
 def state():
-    def read(flag):
+    """Of all flags that say a precision, in the older and the newer way."""
+    backends = torch.backends
+    newer = [backends.cuda.matmul, backends.mkldnn.matmul, backends.mkldnn.conv, backends, backends.cudnn.conv]
+    found = [place.fp32_precision for place in newer]
+    older = (lambda: backends.cuda.matmul.allow_tf32), torch.get_float32_matmul_precision, (lambda: backends.cudnn.allow_tf32)
+    for read in older:
         try:
-            return flag()
+            found.append(read())
         except RuntimeError:
-            return "mixed"
-    return [read(flag) for flag in (lambda: CUDA.allow_tf32, torch.get_float32_matmul_precision,
-            lambda: CUDA.fp32_precision, lambda: ONEDNN.fp32_precision, lambda: CONVOLUTION.fp32_precision,
-            lambda: torch.backends.fp32_precision,
-            lambda: torch.backends.cudnn.allow_tf32, lambda: torch.backends.cudnn.conv.fp32_precision)]
+            found.append("mixed")
+    return found
 
-def check(setting):
+
+def put_back(setting):
+    """In a process of its own: raise an exception in each precision, and compare the flags with those before."""
     exec(setting)
     before = state()
-    for matmul in (CUDA, ONEDNN, CONVOLUTION):
+    for place in (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv):
         for precision in ("ieee", "tf32"):
-            try:
-                with ceilings._setting(matmul, "fp32_precision", precision):
-                    assert matmul.fp32_precision == precision
-                    raise KeyboardInterrupt
-            except KeyboardInterrupt:
-                pass
-            assert state() == before, (setting, precision, before, state())
-    print("put back", setting, flush=True)
-
-for setting in sys.argv[1:]:
-    if os.fork() == 0:
-        check(setting)
-        os._exit(0)
-    os.wait()
-"""
+            with contextlib.suppress(KeyboardInterrupt), ceilings._setting(place, "fp32_precision", precision):
+                assert place.fp32_precision == precision
+                raise KeyboardInterrupt
+            assert state() == before, (setting, precision)
 
 
 def test_cpu():
@@ -79,10 +66,12 @@ def test_cpu():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_precision_flags_are_put_back_after_an_exception():
-    command = [sys.executable, "-c", FLAGS, *SETTINGS]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert result.stdout.splitlines() == [f"put back {setting}" for setting in SETTINGS], result.stderr
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_precision_flags_are_put_back_after_an_exception(setting):
+    process = multiprocessing.get_context("fork").Process(target=put_back, args=(setting,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
 
 
 @pytest.mark.skipif(GPU_MISSING is not None, reason=str(GPU_MISSING))

@@ -20,38 +20,42 @@ def nvidia_smi(tmp_path, monkeypatch):
     return write
 
 
-def test_a_sample(nvidia_smi):
-    nvidia_smi('[ "$2" = 0 ] && echo "1755, 1980, 61, 0x0000000000000024"')
-    assert clocks.sample() == Clocks(1755, 1980, 61, ("power cap", "temperature (software)"))
+PLAIN = "1980, 1980, 40, 0x0000000000000001"
+SLOWED = {"power cap": 5_000_000, "temperature (software)": 0, "temperature (hardware)": 70, "power brake": 0}
+ANSWERS = {
+    "a sample": (
+        '[ "$2" = 0 ] && echo "1755, 1980, 61, 0x0000000000000024"',
+        Clocks(1755, 1980, 61, ("power cap", "temperature (software)")),
+    ),
+    "an older driver, which calls reasons otherwise": (
+        f'case "$3" in *throttle*) echo "{PLAIN}";; *) exit 2;; esac',
+        Clocks(1980, 1980, 40, ()),
+    ),
+    "the time for which it was slowed down": (
+        f'case "$3" in *counters*) echo "{PLAIN}, 5000000, 0, 70, 0";; *) exit 2;; esac',
+        Clocks(1980, 1980, 40, (), SLOWED),
+    ),
+    "a driver without these counters": (
+        f'case "$3" in *counters*) echo "{PLAIN}, [N/A], [N/A], [N/A], [N/A]";; *) echo "{PLAIN}";; esac',
+        Clocks(1980, 1980, 40, ()),
+    ),
+    "a failure": ("exit 9", None),
+    "no clock": ('echo "[N/A], [N/A], 40, [N/A]"', None),
+    "no GPU": ("echo No devices were found", None),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_what_is_read(nvidia_smi, answer):
+    script, expected = ANSWERS[answer]
+    nvidia_smi(script)
+    assert clocks.sample() == expected
 
 
 def test_the_gpu_that_torch_uses(nvidia_smi, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-5a,1")
-    nvidia_smi('[ "$2" = GPU-5a ] && echo "1980, 1980, 40, 0x0000000000000001"')
+    nvidia_smi(f'[ "$2" = GPU-5a ] && echo "{PLAIN}"')
     assert clocks.sample() == Clocks(1980, 1980, 40, ())
-
-
-def test_an_older_driver_calls_reasons_otherwise(nvidia_smi):
-    nvidia_smi('case "$3" in *throttle*) echo "1980, 1980, 40, 0x0000000000000000";; *) exit 2;; esac')
-    assert clocks.sample() == Clocks(1980, 1980, 40, ())
-
-
-def test_the_time_for_which_it_was_slowed_down(nvidia_smi):
-    nvidia_smi('case "$3" in *counters*) echo "1980, 1980, 40, 0x0, 5000000, 0, 70, 0";; *) exit 2;; esac')
-    slowed = {"power cap": 5_000_000, "temperature (software)": 0, "temperature (hardware)": 70, "power brake": 0}
-    assert clocks.sample() == Clocks(1980, 1980, 40, (), slowed)
-
-
-def test_a_driver_without_these_counters(nvidia_smi):
-    plain = "1980, 1980, 40, 0x0"
-    nvidia_smi(f'case "$3" in *counters*) echo "{plain}, [N/A], [N/A], [N/A], [N/A]";; *) echo "{plain}";; esac')
-    assert clocks.sample() == Clocks(1980, 1980, 40, ())
-
-
-@pytest.mark.parametrize("script", ["exit 9", 'echo "[N/A], [N/A], 40, [N/A]"', "echo No devices were found"])
-def test_no_sample(nvidia_smi, script):
-    nvidia_smi(script)
-    assert clocks.sample() is None
 
 
 def test_no_nvidia_smi(monkeypatch, tmp_path):

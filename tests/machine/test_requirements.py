@@ -69,35 +69,26 @@ def one_line(missing) -> str:
 class TestCompiler:
     def test_none_on_path(self, machine):
         assert "no C++ compiler: c++ is not on PATH: install one" in one_line(requirements.missing_compiler())
-
-    def test_is_the_verdict_of_both_backends(self, machine):
         assert "no C++ compiler" in one_line(requirements.missing_for("cpu"))
 
-    def test_cxx_names_nothing(self, machine):
-        machine.setenv("CXX", "/nowhere/g++")
-        assert "CXX is '/nowhere/g++', which does not run" in one_line(requirements.missing_compiler())
-
-    def test_cxx_is_empty(self, machine):
-        machine.setenv("CXX", "")
-        assert "CXX is ''" in one_line(requirements.missing_compiler())
+    @pytest.mark.parametrize("named", ["/nowhere/g++", ""])
+    def test_cxx_names_nothing(self, machine, named):
+        machine.setenv("CXX", named)
+        assert f"CXX is '{named}', which does not run" in one_line(requirements.missing_compiler())
 
     def test_a_compiler_of_another_name_is_pointed_out(self, machine, tmp_path):
         compiler = script(tmp_path / "bin" / "g++", "exit 0")
         machine.setenv("PATH", str(compiler.parent))
         assert f"export CXX={compiler}" in one_line(requirements.missing_compiler())
-        machine.setenv("CXX", str(compiler))
-        assert requirements.missing_compiler() is None
+        launcher = script(tmp_path / "launch", 'exec "$@"')
+        for named in compiler, f"{launcher} {compiler}":
+            machine.setenv("CXX", str(named))
+            assert requirements.missing_compiler() is None
 
     def test_found_but_it_does_not_run(self, machine, tmp_path):
         compiler = script(tmp_path / "bin" / "c++", "echo 'invalid active developer path' >&2; exit 1")
         machine.setenv("PATH", str(compiler.parent))
         assert f"{compiler} does not run" in one_line(requirements.missing_compiler())
-
-    def test_a_compiler_with_a_launcher(self, machine, tmp_path):
-        launcher = script(tmp_path / "bin" / "launch", 'exec "$@"')
-        compiler = script(tmp_path / "bin" / "c++", "exit 0")
-        machine.setenv("CXX", f"{launcher} {compiler}")
-        assert requirements.missing_compiler() is None
 
 
 def run_in_venv(directory: Path, path: str, code: str) -> str:
@@ -128,21 +119,16 @@ class TestNinja:
         assert before == after == f"no ninja: {tmp_path}/venv/bin/python -m pip install ninja"
 
     @needs_ninja
-    def test_in_a_virtual_environment_that_is_not_activated(self, tmp_path):
-        link(tmp_path / "venv" / "bin", "ninja", NINJA)
-        before, after, version = run_in_venv(tmp_path / "venv", str(tmp_path), VERDICT_BEFORE_AND_AFTER).splitlines()
-        assert before.startswith("no ninja: ")
-        assert after == "None"
-        assert version[0].isdigit()
-
-    @needs_ninja
-    def test_behind_one_that_does_not_run(self, tmp_path):
-        shim = script(tmp_path / "shims" / "ninja", "echo 'command not found' >&2; exit 127")
+    @pytest.mark.parametrize("broken", [False, True])
+    def test_in_a_virtual_environment_that_is_not_activated(self, tmp_path, broken):
+        """Alone, or behind one on PATH that does not run."""
+        shim = tmp_path / "shims" / "ninja"
+        if broken:
+            script(shim, "echo 'command not found' >&2; exit 127")
         link(tmp_path / "venv" / "bin", "ninja", NINJA)
         before, after, version = run_in_venv(tmp_path / "venv", str(shim.parent), VERDICT_BEFORE_AND_AFTER).splitlines()
-        assert before.startswith(f"{shim} does not run: ")
-        assert after == "None"
-        assert version[0].isdigit()
+        assert before.startswith(f"{shim} does not run: " if broken else "no ninja: ")
+        assert after == "None" and version[0].isdigit()
 
     @needs_ninja
     def test_on_path_nothing_is_changed(self, machine, tmp_path):
@@ -213,31 +199,21 @@ class TestToolkit:
         assert "nvcc 12.4" in line
         assert f": export CUDA_HOME={home}, or install a torch built for CUDA 12" in line
 
+    @pytest.mark.parametrize("real", [False, pytest.param(True, marks=needs_toolkit)])
     @pytest.mark.parametrize("kind", ["wrapper", "link"])
-    def test_an_nvcc_on_path_that_is_not_in_the_toolkit(self, machine, tmp_path, kind):
+    def test_an_nvcc_on_path_that_is_not_in_the_toolkit(self, machine, tmp_path, kind, real):
         """torch would take the directory above that of the nvcc on PATH."""
-        home = fake_toolkit(tmp_path / "toolkit", "13.0")
-        self.put_on_path(machine, tmp_path / "prefix" / "bin", home, kind)
-        assert requirements.toolkit_at(tmp_path / "prefix") is None
-        requirements.set_cuda_home("13.0")
-        assert os.environ["CUDA_HOME"] == str(home)
-        assert requirements.missing_toolkit("13.0") is None
-
-    @needs_toolkit
-    @pytest.mark.parametrize("kind", ["wrapper", "link"])
-    def test_a_real_nvcc_on_path_that_is_not_in_the_toolkit(self, machine, tmp_path, kind):
-        self.put_on_path(machine, tmp_path / "prefix" / "bin", REAL_TOOLKIT.home, kind)
-        machine.setenv("PATH", os.pathsep.join([os.environ["PATH"], PATH]))  # nvcc --dryrun runs its host compiler
-        requirements.set_cuda_home(REAL_TOOLKIT.release)
-        assert Path(os.environ["CUDA_HOME"]).resolve() == REAL_TOOLKIT.home.resolve()
-
-    @staticmethod
-    def put_on_path(machine, directory: Path, home: Path, kind: str) -> None:
+        home = REAL_TOOLKIT.home if real else fake_toolkit(tmp_path / "toolkit", "13.0")
+        directory, release = tmp_path / "prefix" / "bin", REAL_TOOLKIT.release if real else "13.0"
         if kind == "link":
             link(directory, "nvcc", str(home / "bin" / "nvcc"))
         else:
             script(directory / "nvcc", f'exec {home}/bin/nvcc "$@"')
-        machine.setenv("PATH", str(directory))
+        machine.setenv("PATH", f"{directory}{os.pathsep}{PATH}" if real else str(directory))  # for nvcc's host compiler
+        assert requirements.toolkit_at(tmp_path / "prefix") is None
+        requirements.set_cuda_home(release)
+        assert Path(os.environ["CUDA_HOME"]).resolve() == home.resolve()
+        assert requirements.missing_toolkit(release) is None
 
     def test_torch_that_was_imported_before_learns_it(self, machine, tmp_path):
         from torch.utils import cpp_extension

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from playground import catalog
-from playground.command import main
 from playground.machine import requirements
 from playground.nvidia import metrics, profiler, tool
 from playground.report.text import significant
@@ -45,12 +44,8 @@ def fake_ncu(tmp_path, counted, install, target, monkeypatch):
 
 
 @pytest.fixture
-def compare(capsys):
-    def run(*arguments):
-        status = main.compare(["--model", "conv_pool_sigmoid_sum", "--profile", *arguments])
-        return status, *capsys.readouterr()
-
-    return run
+def profile(compare):
+    return lambda *arguments: compare("--model", "conv_pool_sigmoid_sum", "--profile", *arguments)
 
 
 def project_variant(name):
@@ -58,10 +53,10 @@ def project_variant(name):
     return model, catalog.find_variant(model, name)
 
 
-def test_what_is_asked_and_what_is_shown(fake_ncu, compare, monkeypatch):
+def test_what_is_asked_and_what_is_shown(fake_ncu, profile, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     seen = fake_ncu(f"log.write_text(pathlib.Path({str(SAMPLE)!r}).read_text()); print('the program itself')")
-    status, out, err = compare("--variant", "v3_box_sums")
+    status, out, err = profile("--variant", "v3_box_sums")
     assert (status, err.count("Traceback")) == (0, 0)
     (line,) = seen.read_text().splitlines()
     options = shlex.split(line)
@@ -82,36 +77,36 @@ def test_what_is_asked_and_what_is_shown(fake_ncu, compare, monkeypatch):
     assert f"sum_sigmoids<1> device memory read, sectors {numbers}" in unfolded
 
 
-def test_it_fits_a_narrow_terminal(fake_ncu, compare, monkeypatch):
+def test_it_fits_a_narrow_terminal(fake_ncu, profile, monkeypatch):
     fake_ncu(f"log.write_text(pathlib.Path({str(SAMPLE)!r}).read_text())")
     monkeypatch.setenv("COLUMNS", "60")
-    _, out, _ = compare("--variant", "v3_box_sums")
+    _, out, _ = profile("--variant", "v3_box_sums")
     assert max(map(len, out.splitlines())) <= 60
 
 
-def test_without_permission(fake_ncu, compare):
+def test_without_permission(fake_ncu, profile):
     fake_ncu(f"log.write_text({NOT_PERMITTED!r}); sys.exit(1)")
-    status, out, err = compare("--variant", "v3_box_sums")
+    status, out, err = profile("--variant", "v3_box_sums")
     assert (status, out) == (2, "")
     for word in ("ERR_NVGPUCTRPERM", "--cap-add=SYS_ADMIN", "NVreg_RestrictProfilingToAdminUsers=0"):
         assert word in err.splitlines()[-1]
 
 
-def test_no_kernel_was_launched(fake_ncu, compare):
+def test_no_kernel_was_launched(fake_ncu, profile):
     fake_ncu(f"log.write_text({NO_KERNELS!r})")
-    status, _, err = compare("--variant", "v3_box_sums")
+    status, _, err = profile("--variant", "v3_box_sums")
     assert status == 1
     assert "v3_box_sums: its forward pass launched none of its kernels (" in err
 
 
-def test_another_failure_is_quoted(fake_ncu, compare):
+def test_another_failure_is_quoted(fake_ncu, profile):
     fake_ncu("log.write_text('==ERROR== The driver is too old.\\n'); sys.exit(9)")
-    status, out, err = compare("--variant", "v3_box_sums")
+    status, out, err = profile("--variant", "v3_box_sums")
     assert (status, out) == (2, "")
     assert "Nsight Compute measured nothing (exit status 9): The driver is too old." in err
 
 
-def test_metrics_that_the_gpu_lacks_are_left_out(fake_ncu, compare):
+def test_metrics_that_the_gpu_lacks_are_left_out(fake_ncu, profile):
     lacking = metrics.STALL.format("gmma")
     seen = fake_ncu(f"""
         if {lacking!r} in sys.argv[sys.argv.index('--metrics') + 1]:
@@ -119,17 +114,19 @@ def test_metrics_that_the_gpu_lacks_are_left_out(fake_ncu, compare):
             sys.exit(1)
         log.write_text(pathlib.Path({str(SAMPLE)!r}).read_text())
     """)
-    status, out, _ = compare("--variant", "v3_box_sums")
+    status, out, _ = profile("--variant", "v3_box_sums")
     assert status == 0 and "sum_sigmoids<1>" in out
     first, second = seen.read_text().splitlines()
     assert lacking in first and lacking not in second
     assert all(metric in second for metric in metrics.ALL if metric != lacking)
 
 
-def test_without_nsight_compute(compare, monkeypatch):
+def test_without_nsight_compute(profile, monkeypatch):
     monkeypatch.setattr(requirements, "missing_for", lambda backend: None)
-    monkeypatch.setattr(profiler, "missing", lambda: requirements.Missing("no ncu", "get it"))
-    assert compare() == (2, "", "--profile: no ncu: get it\n")
+    monkeypatch.setattr(tool.Program, "find", lambda self: None)
+    status, out, err = profile()
+    assert (status, out) == (2, "") and err.startswith("--profile: no Nsight Compute (ncu) on this machine: install")
+    assert "https://developer.nvidia.com/nsight-compute" in err and "PATH" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -140,16 +137,16 @@ def test_without_nsight_compute(compare, monkeypatch):
     ],
     ids=["raises", "dies"],
 )
-def test_a_forward_pass_that_fails(fake_ncu, target, compare, text, said):
+def test_a_forward_pass_that_fails(fake_ncu, target, profile, text, said):
     fake_ncu("sys.exit('it is not to be called')")
     target(text)
-    status, _, err = compare("--variant", "v3_box_sums")
+    status, _, err = profile("--variant", "v3_box_sums")
     assert status == 1 and f"v3_box_sums: its forward pass fails: {said}\n" in err
 
 
-def test_a_time_limit(fake_ncu, compare):
+def test_a_time_limit(fake_ncu, profile):
     fake_ncu("import time; time.sleep(1000)")
-    status, _, err = compare("--variant", "v3_box_sums", "--time-limit", "1")
+    status, _, err = profile("--variant", "v3_box_sums", "--time-limit", "1")
     assert status == 1 and "v3_box_sums: no end after 1 s; --time-limit sets how long it may take" in err
 
 

@@ -1,11 +1,11 @@
 """--against: two runs compared row by row, with documents that are made for it."""
 
 import copy
-import io
 import json
 
 import pytest
-from rich.console import Console
+from drawn import printed, unfolded
+from made import make_passed
 
 from playground.report import against, document
 
@@ -125,15 +125,13 @@ def test_every_mode_is_a_row(gpu_document):
     }
 
 
-def test_a_sweep_is_compared_point_by_point(gpu_document, make_passed):
+def test_a_sweep_is_compared_point_by_point(gpu_document):
     points = [make_passed(*VARIANT, median=size, settings={"batch_size": size}, inputs=(size, 8)) for size in (8, 16)]
     new = gpu_document | {"results": copy.deepcopy(points)}
     slow_down(new["results"][1], 0.5)
     result = against.compare(new, gpu_document | {"results": points[::-1]}, "old.json")
     assert [each["against"][0]["verdict"] for each in result["results"]] == ["same", "faster"]
-    file = io.StringIO()
-    against.show(result, Console(file=file, width=160))
-    assert "v2_single_kernel: batch 16 instead of 128" in file.getvalue()
+    assert "v2_single_kernel: batch 16 instead of 128" in printed(lambda console: against.show(result, console), 160)
 
 
 def test_counts_and_what_is_gone(gpu_document):
@@ -157,24 +155,17 @@ def test_the_document_stays_one(gpu_document, tmp_path):
 
 @pytest.mark.parametrize("width", [60, 160])
 def test_what_is_printed(gpu_document, width):
+    assert printed(lambda console: against.show(gpu_document, console)) == "", "without it"
     old = copy.deepcopy(gpu_document)
     slow_down(of(gpu_document), 0.8)
     old["environment"]["date"] = "2026-10-02T10:00:00+00:00"
     old["results"][0]["shape"]["inputs"] = [[4, 8, 384, 384]]
     _, result = compared(gpu_document, old)
-    file = io.StringIO()
-    against.show(result, Console(file=file, width=width))
-    text = file.getvalue()
+    text = printed(lambda console: against.show(result, console), width)
     assert max(map(len, text.splitlines())) <= width and text.isascii()
-    unfolded = " ".join(text.split())
-    assert "Against old.json of 2026-10-02" in unfolded
-    assert "1.25x" in unfolded and "1.21-1.29" in unfolded, "the interval holds those of the times and of the speed-ups"
-    assert "v1_fused_tail: sizes: 4x8x384x384 then, 128x8x384x384 now" in unfolded
-    assert "v2_single_kernel: faster, though the file is the same as then" in unfolded
-    assert unfolded.endswith("Against old.json: 1 faster, 3 same, 5 not comparable")
-
-
-def test_nothing_is_printed_without_it(gpu_document):
-    file = io.StringIO()
-    against.show(gpu_document, Console(file=file))
-    assert file.getvalue() == ""
+    text = unfolded(text)
+    assert "Against old.json of 2026-10-02" in text
+    assert "1.25x" in text and "1.21-1.29" in text, "the interval holds those of the times and of the speed-ups"
+    assert "v1_fused_tail: sizes: 4x8x384x384 then, 128x8x384x384 now" in text
+    assert "v2_single_kernel: faster, though the file is the same as then" in text
+    assert text.endswith("Against old.json: 1 faster, 3 same, 5 not comparable")

@@ -1,10 +1,9 @@
 """compare.py --diff V1 V2: files taken apart by sections and functions, and what is said of each."""
 
-import io
 import re
 
 import pytest
-from rich.console import Console
+from drawn import printed
 
 from playground import catalog
 from playground.report import difference
@@ -67,10 +66,8 @@ def pair(write_variant):
     return write_variant("v1_old", OLD), write_variant("v2_new", NEW)
 
 
-def shown(old, new, width=80, **console):
-    file = io.StringIO()
-    difference.show(old, new, Console(file=file, width=width, **console))
-    return file.getvalue()
+def shown(old, new, width=80):
+    return printed(lambda console: difference.show(old, new, console), width)
 
 
 def test_what_changed(pair):

@@ -1,14 +1,13 @@
 import io
 import os
-import pty
 import re
-import select
+import shlex
 import signal
 import subprocess
 import sys
 import threading
-import time
 
+import pexpect
 import pytest
 from rich.console import Console
 
@@ -32,51 +31,19 @@ print("table ends")
 """
 
 
-def start(then, stderr, **options):
+def on_terminal(then, stdout, interrupt_after=None):
+    """Runs SCRIPT with stderr on a terminal and stdout in a file: what came out of both, and the exit status."""
+    program = shlex.join([sys.executable, "-u", "-c", SCRIPT.format(then=then)])
     environment = {key: value for key, value in os.environ.items() if key not in ("FORCE_COLOR", "NO_COLOR")}
-    return subprocess.Popen(
-        [sys.executable, "-u", "-c", SCRIPT.format(then=then)],
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        stdin=subprocess.DEVNULL,
-        env=environment | {"TERM": "xterm-256color", "COLUMNS": "80"},
-        **options,
-    )
-
-
-def read_until_closed(descriptor, seen=b"", until=None, seconds=60):
-    end = time.monotonic() + seconds
-    while (until is None or until not in seen) and time.monotonic() < end:
-        if not select.select([descriptor], [], [], 0.1)[0]:
-            continue
-        try:
-            chunk = os.read(descriptor, 65536)
-        except OSError:  # the other side of the terminal has been closed
-            break
-        if not chunk:
-            break
-        seen += chunk
-    return seen
-
-
-def on_terminal(then, interrupt_after=None):
-    """Runs SCRIPT with stderr on a pseudo-terminal and stdout in a pipe: what came out of both, and the exit status."""
-    controller, terminal = pty.openpty()
-    process = start(then, terminal)
-    os.close(terminal)
-    try:
-        errors = b""
-        if interrupt_after:
-            errors = read_until_closed(controller, until=interrupt_after)
-            process.send_signal(signal.SIGINT)
-        errors = read_until_closed(controller, errors)
-        output = process.stdout.read()
-        return output, errors, process.wait(60)
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-        os.close(controller)
+    environment |= {"TERM": "xterm-256color", "COLUMNS": "80"}
+    child = pexpect.spawn("/bin/sh", ["-c", f"exec {program} > {stdout}"], env=environment, timeout=60)
+    errors = b""
+    if interrupt_after:
+        child.expect_exact(interrupt_after)
+        errors = child.before + child.after
+        child.kill(signal.SIGINT)
+    errors += child.read()
+    return stdout.read_bytes(), errors, child.wait()
 
 
 def plain(progress_calls):
@@ -122,8 +89,8 @@ def test_many_threads():
         assert sum(line.startswith(f"build pool/v{index}: pass, ") for line in lines) == 1
 
 
-def test_on_a_terminal_it_is_live_and_stdout_is_untouched():
-    output, errors, status = on_terminal(WARN)
+def test_on_a_terminal_it_is_live_and_stdout_is_untouched(tmp_path):
+    output, errors, status = on_terminal(WARN, tmp_path / "stdout")
     assert status == 0
     assert output == b"table begins\ntable goes on\ntable ends\n"
     assert HIDE_CURSOR in errors
@@ -143,8 +110,8 @@ def test_on_a_terminal_it_is_live_and_stdout_is_untouched():
         ("raise RuntimeError('broken')", None, b"table goes on\n"),
     ],
 )
-def test_it_closes_cleanly(then, interrupt_after, output_ends):
-    output, errors, status = on_terminal(then, interrupt_after)
+def test_it_closes_cleanly(tmp_path, then, interrupt_after, output_ends):
+    output, errors, status = on_terminal(then, tmp_path / "stdout", interrupt_after)
     assert status != 0
     assert output.endswith(output_ends)
     assert errors.rindex(SHOW_CURSOR) > errors.rindex(HIDE_CURSOR)
@@ -155,11 +122,12 @@ def test_it_closes_cleanly(then, interrupt_after, output_ends):
 @pytest.mark.parametrize("has_stderr", [True, False])
 def test_a_stderr_that_is_closed_does_not_break_stdout(has_stderr):
     """A pipe that nobody reads, or none from the beginning."""
+    then = "progress.finished('build', 'pool', 'v2', 'pass')" if has_stderr else "pass"
+    streams = {"stderr": subprocess.PIPE} if has_stderr else {"preexec_fn": lambda: os.close(2)}
+    command = [sys.executable, "-u", "-c", SCRIPT.format(then=then)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, **streams)
     if has_stderr:
-        process = start("progress.finished('build', 'pool', 'v2', 'pass')", subprocess.PIPE)
         process.stderr.close()
-    else:
-        process = start("pass", None, preexec_fn=lambda: os.close(2))
     with process.stdout:
         output = process.stdout.read()
     assert process.wait(60) == 0

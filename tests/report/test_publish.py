@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+from made import UNTIMED, document_of, make_passed
 
 from playground.catalog import code_sha256, sha256
 from playground.report import publish
@@ -19,7 +20,6 @@ PORTABLE = "v4_tensor_core"
 LADDER = Path("docs/ladder_pool.md")
 MODEL = "batch_size = 128\nheight, width = 384, 384\n"
 VARIANTS = ("v1_fused_tail", "v2_single_kernel", "v10_later", "cpu_box_sums")
-WITHOUT_TIMES = {"time_ms": None, "speedup": None, "training": None, "baselines_ms": {}}
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def root(tmp_path):
 
 
 @pytest.fixture
-def record(root, make_passed, make_environment):
+def record(root):
     """Writes a run of the named variants of `pool` into results/; changes are made to each of its results."""
 
     def record(
@@ -50,8 +50,7 @@ def record(root, make_passed, make_environment):
             result["source_sha256"] = hashlib.sha256(source.read_bytes()).hexdigest() if source.exists() else "0" * 64
             result.update(copy.deepcopy(changes))
             results.append(result)
-        document = {"schema": 1, "environment": {**make_environment(), **dict(environment)}, "results": results}
-        write(document, root / "results" / name)
+        write(document_of(*results, **dict(environment)), root / "results" / name)
 
     return record
 
@@ -131,7 +130,7 @@ def test_a_ladder_shows_all_that_was_measured(root, record):
     assert found["torch.compile"][:2] == ["176", "1.61x"]
 
 
-def test_fp16_is_shown_by_its_precision_and_in_no_headline(root, record, make_passed):
+def test_fp16_is_shown_by_its_precision_and_in_no_headline(root, record):
     baselines = make_passed("pool", "v2_single_kernel")["baselines_ms"]
     record(baselines_ms={**baselines, "compile_fp16": {"median": 0.5, "p20": 0.4, "p80": 0.6}})
     assert rows(root)["torch.compile fp16 (lower precision)"][0] == "0.500"
@@ -188,7 +187,7 @@ def test_the_newest_full_size_run_of_each_gpu(root, record):
 
 
 def test_what_is_no_pass_and_text_that_is_hostile(root, record):
-    record(verdict="fail", reason="a | b <!-- results:end -->\nsecond line", **WITHOUT_TIMES)
+    record(verdict="fail", reason="a | b <!-- results:end -->\nsecond line", **UNTIMED)
     assert rows(root)["v1_fused_tail"][0] == "fail: a \\| b &lt;!-- results:end --> second line"
     record(environment={"gpu": "NVIDIA <b>$H200$"})
     assert publish.main([], root) == 0 and publish.main(["--check"], root) == 0
@@ -201,11 +200,13 @@ def test_results_without_training_floor_or_compile(root, record):
     without = {"floor_ms": None, "floor_bound": None, "baselines_ms": None, "precision": None, "outcome": None}
     record(training=None, speedup={"eager": eager}, **without)
     assert rows(root)["v2_single_kernel"] == ["0.142", "2.00x", "2.00x (eager)", "", "1.10e-5 (1.20e-5)", "", ""]
+    record(outcome=None)  # as before there were outcomes: over the baseline that is hardest to beat
+    assert rows(root)["v2_single_kernel"][1:3] == ["79.6x", "49.4x (torch.compile)"]
     record(speedup=None, outcome=None)
     assert rows(root)["v2_single_kernel"][1:3] == ["", ""]
 
 
-def test_training_in_a_graph_stands_beside_training_without(root, record, make_passed):
+def test_training_in_a_graph_stands_beside_training_without(root, record):
     training = make_passed("pool", "v2_single_kernel")["training"]
     training["weights"]["graphed"] = copy.deepcopy(training["weights"])
     training["weights"]["graphed"]["time_ms"] = {"median": 0.18, "p20": 0.17, "p80": 0.19}

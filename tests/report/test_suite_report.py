@@ -7,13 +7,14 @@ import math
 import re
 
 import pytest
+from made import UNTIMED, document_of, make_passed
 
 from playground.report import document, drawing, page, published, suite, suite_table
 from playground.report.layout import make_console
 
 
 @pytest.fixture
-def pairs(make_passed, make_environment):
+def pairs():
     """Six pairs: drop-in at 0.5x and 4x, forward only at 2x, right but not timed, wrong, and one that ended in an error."""
 
     def pair(number, verdict, over_eager=None, caveats=(), kind=None):
@@ -23,7 +24,7 @@ def pairs(make_passed, make_environment):
         result["caveats"] = [{"tag": tag, "text": f"what {tag} means", "line": None, "costs": "drop-in"} for tag in caveats]
         result["accuracy"] = kind and {"class": kind, "error": 1e-6, "limit": 1e-5}
         if over_eager is None:
-            result.update(time_ms=None, speedup=None, outcome=None, training=None)
+            result.update(UNTIMED)
         else:
             ratio = {"ratio": over_eager, "low": 0.9 * over_eager, "high": 1.1 * over_eager}
             result["speedup"] = {"eager": ratio}
@@ -38,15 +39,14 @@ def pairs(make_passed, make_environment):
             result["reason"] = "no gradient"
         return result
 
-    results = [
+    return document_of(
         pair(1, "pass", 0.5, kind="float32"),
         pair(20, "pass", 4.0, kind="float32"),
         pair(3, "forward only", 2.0, caveats=("no-gradient", "default-stream")),
         pair(4, "pass"),
         pair(5, "fail"),
         pair(6, "error"),
-    ]
-    return {"schema": 1, "environment": make_environment(), "results": results}
+    )
 
 
 def test_fast_p_counts_all_pairs_and_is_strict(pairs):

@@ -1,10 +1,11 @@
 """A sweep as a table and as a picture."""
 
 import copy
-import io
 
+import matplotlib
 import pytest
-from rich.console import Console
+from drawn import printed
+from made import UNTIMED
 
 from playground.report import sweep_plot, sweep_table
 
@@ -20,30 +21,33 @@ def swept(gpu_document):
         result = copy.deepcopy(template)
         result["shape"]["settings"] = {"batch_size": batch}
         if ratio:
-            verdict = "win" if ratio > 1 else "loss"
-            result["outcome"] = {
-                "verdict": verdict,
-                "against": "compile",
-                "ratio": ratio,
-                "low": 0.9 * ratio,
-                "high": 1.1 * ratio,
-            }
+            interval = {"ratio": ratio, "low": 0.9 * ratio, "high": 1.1 * ratio}
+            result["outcome"] = interval | {"verdict": "win" if ratio > 1 else "loss", "against": "compile"}
         else:
-            result.update(verdict="error", reason="ValueError: batches up to 8", time_ms=None, speedup=None, outcome=None)
-            result.update(baselines_ms={}, floor_ms=None)
+            result.update(UNTIMED, verdict="error", reason="ValueError: batches up to 8", floor_ms=None)
         results.append(result)
     return {**gpu_document, "results": results}
 
 
-def printed(report, width):
-    console = Console(file=io.StringIO(), width=width)
-    sweep_table.Sweep(console, AXES).end(report)
-    return console.file.getvalue()
+def table(report, width):
+    return printed(lambda console: sweep_table.Sweep(console, AXES).end(report), width)
+
+
+@pytest.fixture
+def plot(swept, tmp_path):
+    """plot() -> the text of the plot of what `swept` is by then."""
+
+    def draw():
+        with matplotlib.rc_context({"svg.fonttype": "none"}):
+            sweep_plot.write(swept, AXES, tmp_path / "plot.svg")
+        return (tmp_path / "plot.svg").read_text()
+
+    return draw
 
 
 @pytest.mark.parametrize("width", [60, 200])
 def test_the_table(swept, width):
-    text = printed(swept, width)
+    text = table(swept, width)
     assert max(map(len, text.splitlines())) <= width
     words = " ".join(text.split())
     assert "conv_pool_sigmoid_sum v2_single_kernel" in words
@@ -55,15 +59,11 @@ def test_a_variant_that_always_wins(swept):
     swept["results"] = swept["results"][1:2] * 2
     swept["results"][1] = copy.deepcopy(swept["results"][1])
     swept["results"][1]["shape"]["settings"] = {"batch_size": 64}
-    assert "faster everywhere along batch_size" in printed(swept, 100)
+    assert "faster everywhere along batch_size" in table(swept, 100)
 
 
-def test_the_picture_says_what_it_shows(swept, tmp_path):
-    import matplotlib
-
-    with matplotlib.rc_context({"svg.fonttype": "none"}):
-        sweep_plot.write(swept, AXES, tmp_path / "plot.svg")
-    text = (tmp_path / "plot.svg").read_text()
+def test_the_picture_says_what_it_shows(plot):
+    text = plot()
     for words in (
         "batch_size",
         "v2_single_kernel",
@@ -77,29 +77,19 @@ def test_the_picture_says_what_it_shows(swept, tmp_path):
         assert words in text
 
 
-def test_where_no_speedup_was_measured_a_strip_says_why(swept, tmp_path):
-    import matplotlib
-
+def test_where_no_speedup_was_measured_a_strip_says_why(swept, plot):
     for result in swept["results"][:2]:
         result["outcome"] = {"verdict": "not measured", "reason": "the machine is busy", "against": None}
-    with matplotlib.rc_context({"svg.fonttype": "none"}):
-        sweep_plot.write(swept, AXES, tmp_path / "plot.svg")
-    text = (tmp_path / "plot.svg").read_text()
+    text = plot()
     assert "not measured: v2_single_kernel at 1, 8: the machine is busy" in text
     assert "speed-up over the best baseline" not in text and "2x" not in text, "no empty panel"
-    assert "batch_size=1; batch_size=8: the machine is busy" in " ".join(printed(swept, 200).split())
+    assert "batch_size=1; batch_size=8: the machine is busy" in " ".join(table(swept, 200).split())
 
 
-def test_where_nothing_was_timed_the_reasons_are_all_there_is(swept, tmp_path):
-    import matplotlib
-
+def test_where_nothing_was_timed_the_reasons_are_all_there_is(swept, plot):
     for result in swept["results"]:
-        result.update(
-            verdict="error", reason="ValueError: no batch", time_ms=None, outcome=None, baselines_ms={}, floor_ms=None
-        )
-    with matplotlib.rc_context({"svg.fonttype": "none"}):
-        sweep_plot.write(swept, AXES, tmp_path / "plot.svg")
-    text = (tmp_path / "plot.svg").read_text()
+        result.update(UNTIMED, verdict="error", reason="ValueError: no batch", floor_ms=None)
+    text = plot()
     assert "not measured: v2_single_kernel at 1, 8, 64: ValueError: no batch" in text
     assert "median ms" not in text and "speed-up over" not in text, "no empty panels"
 

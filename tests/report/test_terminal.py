@@ -3,15 +3,15 @@ import functools
 import io
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from drawn import printed, unfolded
 from rich.console import Console
 
-from playground.report import layout, terminal
-from playground.report.document import write
+from playground.driver.session import NOT_PROVED
+from playground.report import figures, layout, terminal
+from playground.report.document import validate
 
 VIEWS = {
     "summary": terminal.Summary,
@@ -21,13 +21,7 @@ VIEWS = {
 
 
 def draw(view, document, width=80, **console):
-    file = io.StringIO()
-    VIEWS[view](Console(file=file, width=width, **console), {}).end(document)
-    return file.getvalue()
-
-
-def unfolded(text):
-    return " ".join(text.split())
+    return printed(lambda console: VIEWS[view](console, {}).end(document), width, **console)
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -156,17 +150,6 @@ def test_details_show_training_in_a_graph(gpu_document):
     assert "timing training, weights, CUDA graph: faster than torch.compile, 2.50x (2.40x-2.60x)" in text
     assert "training, weights, CUDA graph: baseline torch.compile fp32 not measured: RuntimeError: no capture" in text
     assert "training, weights, CUDA graph 0.114 " in text and " eager (no graph) " in text
-
-
-def test_a_document_from_before_outcomes(gpu_document):
-    for result in gpu_document["results"]:
-        for key in ("outcome", "rounds", "calls", "rechecked", "back_to_back_ms", "clocks", "notes", "graphed"):
-            del result[key]
-        for timings in (result["training"] or {}).values():
-            del timings["outcome"]
-    row = next(line for line in draw("summary", gpu_document, 160).splitlines() if line.startswith("v2_single_kernel"))
-    assert row.split()[-4:] == ["49.4x", "torch.compile", "97.9%", "-"]
-    assert "49.4x" in draw("details", gpu_document)
 
 
 def test_details_show_everything_of_a_variant(gpu_document):
@@ -317,25 +300,58 @@ def test_long_numbers_are_not_cut(view, gpu_document):
             assert number in text
 
 
-@pytest.mark.parametrize("columns, encoding", [pytest.param("20", "utf-8", marks=pytest.mark.full), ("nonsense", "ascii")])
-def test_make_console_in_a_real_pipe(columns, encoding, gpu_document, tmp_path):
+@pytest.mark.parametrize("columns, encoding", [("20", "utf-8"), ("nonsense", "ascii")])
+def test_what_a_pipe_gets(columns, encoding, gpu_document, monkeypatch):
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.setenv("COLUMNS", columns)
     gpu_document["results"][2]["reason"] = "naïve 核 kernel"
-    write(gpu_document, tmp_path / "run.json")
-    code = (
-        "import sys; from playground.report import document, layout, terminal; console = layout.make_console();"
-        "terminal.Summary(console, {}).end(document.read(sys.argv[1])); print(console.width, file=sys.stderr)"
-    )
-    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "FORCE_COLOR")}
-    environment |= {"PYTHONIOENCODING": encoding, "COLUMNS": columns}
-    done = subprocess.run(
-        [sys.executable, "-c", code, tmp_path / "run.json"],
-        capture_output=True,
-        stdin=subprocess.DEVNULL,
-        env=environment,
-        check=True,
-    )
-    assert int(done.stderr) == {"20": 60}.get(columns, layout.UNFOLDED)
-    assert b"\x1b" not in done.stdout
-    assert not re.search(rb"[ \t]$", done.stdout, re.MULTILINE), "a line ends with blanks"
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    console = layout.make_console(file)
+    terminal.Summary(console, {}).end(gpu_document)
+    file.flush()
+    printed = file.buffer.getvalue()
+    assert console.width == {"20": 60}.get(columns, layout.UNFOLDED)
+    assert b"\x1b" not in printed
+    assert not re.search(rb"[ \t]$", printed, re.MULTILINE), "a line ends with blanks"
     reason = "naïve 核 kernel" if encoding == "utf-8" else "na\\xefve \\u6838 kernel"
-    assert reason in done.stdout.decode(encoding)
+    assert reason in printed.decode(encoding)
+
+
+@pytest.mark.parametrize("view", ["summary", "details"])
+def test_mutants_are_counted_and_survivors_named(view, gpu_document):
+    _, second, *_ = gpu_document["results"]
+    assert "mutants" not in unfolded(draw(view, gpu_document))
+    second["check"] |= {"mutants_rejected": "14/14", "mutants_survived": []}
+    text = unfolded(draw(view, gpu_document))
+    assert "14/14 rejected" in text and "cannot be told" not in text
+    second["check"] |= {"mutants_rejected": "13/14", "mutants_survived": ["conv2d: bias dropped"]}
+    assert "13/14 rejected; cannot be told from the original: conv2d: bias dropped" in unfolded(draw(view, gpu_document))
+
+
+def test_a_speed_up_in_a_lower_precision_is_labelled(gpu_document):
+    _, second, *_ = gpu_document["results"]
+    second["variant_precision"] = "fp16"
+    text = unfolded(draw("summary", gpu_document, 160))
+    assert "cuda, fp16 against tf32" in text and "49.4x fp16" in text
+    assert "faster in fp16" in text
+    validate(gpu_document)
+    assert "forward, in fp16: faster than" in unfolded(draw("details", gpu_document, 160))
+    assert "fp16 against tf32" in unfolded(draw("details", gpu_document, 160))
+    coloured = draw("summary", gpu_document, 160, force_terminal=True, color_system="standard")
+    assert "x fp16" in coloured and not re.search(r"\x1b\[32m[\d.]+x fp16", coloured), "green would call it faster"
+
+
+def test_a_speed_up_that_is_not_proved_says_so_wherever_it_stands(gpu_document):
+    _, second, *_ = gpu_document["results"]
+    second["speedup_proof"] = NOT_PROVED
+    validate(gpu_document)
+    assert f"49.4x {NOT_PROVED}" in unfolded(draw("summary", gpu_document, 160))
+    assert NOT_PROVED in unfolded(draw("details", gpu_document, 160))
+    assert figures.labelled("49.4x", second) == f"49.4x {NOT_PROVED}"
+
+
+def test_a_lower_precision_does_not_count_in_the_mean(gpu_document):
+    means = figures.geometric_means(gpu_document["results"])
+    for result in gpu_document["results"]:
+        result["variant_precision"] = "fp16"
+    assert means and figures.geometric_means(gpu_document["results"]) == {}

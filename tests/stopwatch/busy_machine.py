@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+SILENT = {"cwd": ROOT, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
 MODEL = """
 import torch
@@ -77,20 +78,10 @@ def beside(condition, folder):
     program, count, niceness = CONDITIONS[condition]
     command = [sys.executable, "-c", program]
     if program == "compare.py":
-        again = (
-            f"while true; do {sys.executable} compare.py --model {folder}/twice.py --variant {folder}/the_original.0.py; done"
-        )
-        command = ["sh", "-c", again]
-    running = [
-        subprocess.Popen(
-            ["nice", "-n", str(niceness), *command],
-            cwd=ROOT,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        for _ in range(os.cpu_count() if count < 0 else count)
-    ]
+        again = f"{sys.executable} compare.py --model {folder}/twice.py --variant {folder}/the_original.0.py"
+        command = ["sh", "-c", f"while true; do {again}; done"]
+    command, times = ["nice", "-n", str(niceness), *command], os.cpu_count() if count < 0 else count
+    running = [subprocess.Popen(command, start_new_session=True, **SILENT) for _ in range(times)]
     try:
         time.sleep(2 if running else 0)
         yield
@@ -106,7 +97,7 @@ def claims(folder, device, copies=COPIES):
     problem, variants = write_files(folder, copies)
     command = [sys.executable, "compare.py", "--quick", "--device", device, "--json", str(folder / "run.json")]
     command += ["--model", str(problem), "--variant", *map(str, variants)]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run(command, check=True, **SILENT)
     return [(each["variant"].split(".")[0], each) for each in json.loads((folder / "run.json").read_text())["results"]]
 
 

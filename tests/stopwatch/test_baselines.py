@@ -1,9 +1,12 @@
 """The original as PyTorch runs it best; nothing of it stays behind."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn as nn
 
+from playground import tensors
 from playground.report.figures import BASELINES as SHOWN
 from playground.report.figures import LOWER_PRECISION, baseline_name
 from playground.report.figures import SETTINGS as SHOWN_SETTINGS
@@ -93,28 +96,25 @@ def test_what_torch_would_stop_compiling_is_an_error():
             compiled(torch.ones(2, 2))
 
 
-@pytest.mark.parametrize("name", BASELINES)
-def test_strict_forbids_tf32_and_the_flags_come_back(name):
-    before = precisions()
-    with precision_of(BASELINES[name]):
-        assert precisions() == (["ieee"] * 3 if BASELINES[name].strict else before)
-    assert precisions() == before
+@pytest.fixture(params=["tf32", "ieee", "none"])
+def set_before(request):
+    before = {flag: flag.fp32_precision for flag in FLAGS}
+    tensors.set_fp32_precision(dict.fromkeys(FLAGS, request.param))
+    yield
+    tensors.set_fp32_precision(before)
 
 
-@pytest.mark.parametrize("name", ["eager", "eager_fp32"])
-@pytest.mark.parametrize("at_first", ["tf32", "ieee", "none"])
-def test_the_flags_come_back_after_an_exception(name, at_first):
-    original = precisions()
-    try:
-        for flag in FLAGS:
-            flag.fp32_precision = at_first
-        before = precisions()
-        with pytest.raises(ZeroDivisionError), precision_of(BASELINES[name]):
-            raise ZeroDivisionError
-        assert precisions() == before
-    finally:
-        for flag, precision in zip(FLAGS, original, strict=True):
-            flag.fp32_precision = precision
+@pytest.mark.parametrize("name", [*BASELINES, "eager+benchmark+tf32"])
+def test_its_flags_hold_while_it_runs_and_no_longer(set_before, name):
+    """Whatever they were before, and after an exception, too."""
+    before, baseline = precisions(), named(name)
+    for error in None, ZeroDivisionError:
+        with pytest.raises(error) if error else contextlib.nullcontext(), precision_of(baseline):
+            assert precisions() == (["ieee"] * 3 if baseline.strict else ["tf32"] * 3 if "tf32" in name else before)
+            assert torch.backends.cudnn.benchmark == ("benchmark" in name)
+            if error:
+                raise error
+        assert (precisions(), torch.backends.cudnn.benchmark) == (before, False)
 
 
 STRICT = ["eager_fp32", "channels_last_fp32", "compile_fp32"]
@@ -178,10 +178,3 @@ def test_strict_baselines_are_no_match_for_a_variant_that_permits_itself_tf32():
     names = under(("tf32",), names_for("cuda", "forward", True, False, False))
     assert names == ["eager", "eager+tf32", "channels_last+tf32"]
     assert peers(names, "fp32", ("tf32",)) == ["eager+tf32", "channels_last+tf32"]
-
-
-def test_settings_hold_while_a_baseline_runs_and_no_longer():
-    before = precisions(), torch.backends.cudnn.benchmark
-    with precision_of(named("eager+benchmark+tf32")):
-        assert (precisions(), torch.backends.cudnn.benchmark) == (["tf32"] * 3, True)
-    assert (precisions(), torch.backends.cudnn.benchmark) == before

@@ -3,6 +3,8 @@
 import copy
 import itertools
 
+from made import UNTIMED, document_of, make_passed
+
 MARKUP = (
     "<script>alert(1)</script><img src=x onerror=alert(2)>\"'>]]></style></pre></svg><!-- {{ 7 * 7 }} {% raw %} &amp; $\\frac{"
 )
@@ -22,10 +24,10 @@ class Canaries:
         return f"{name}{MARKUP}{INVISIBLE}"
 
 
-def document(passed, environment, ptxas_name="k"):
-    """(document, names of all canaries in it). `passed` and `environment` make the innocent rest (tests/report/conftest.py)."""
+def document():
+    """(document, names of all canaries in it)."""
     canaries = Canaries()
-    right = passed(canaries.text(), canaries.text())
+    right = make_passed(canaries.text(), canaries.text())
     text = canaries.text
     right["check"]["gradients"] = {text(): dict(right["check"]["gradients"]["conv.bias"])}
     right["check"]["probes"] = {
@@ -50,7 +52,6 @@ def document(passed, environment, ptxas_name="k"):
         "tf32_flops": None
     }
     wrong = copy.deepcopy(right) | {"variant": text(), "verdict": "fail", "reason": text(), "details": text()}
-    wrong |= {"findings": [text()], "ptxas": {"unknown": text()}, "time_ms": None, "speedup": None, "training": None}
-    wrong |= {"outcome": None, "baselines_ms": {}, "precision": text(), "work": None}
-    surroundings = environment() | {"gpu": text(), "git": {"commit": text()}, "gpus": [{"name": text()}]}
-    return {"schema": 1, "environment": surroundings, "results": [right, wrong]}, canaries.names
+    wrong |= {"findings": [text()], "ptxas": {"unknown": text()}, "precision": text(), "work": None} | UNTIMED
+    surroundings = {"gpu": text(), "git": {"commit": text()}, "gpus": [{"name": text()}]}
+    return document_of(right, wrong, **surroundings), canaries.names

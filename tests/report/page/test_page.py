@@ -8,7 +8,8 @@ import sys
 
 import hostile
 import pytest
-from colours import contrast
+from drawn import contrast
+from made import document_of, make_passed
 from reading import Page
 
 from playground import catalog
@@ -32,8 +33,8 @@ def well_formed(made):
 
 
 @pytest.fixture
-def hostile_page(tmp_path, make_passed, make_environment):
-    document, names = hostile.document(make_passed, make_environment)
+def hostile_page(tmp_path):
+    document, names = hostile.document()
     canaries = hostile.Canaries()
     model = tmp_path / "<img src=x onerror=alert(3)>.py"
     variant = tmp_path / '"><script>alert(4)<' / "v1_$x^$.py"
@@ -57,7 +58,7 @@ def test_untrusted_text_stays_text(hostile_page):
     odd = {c for c in source if not (c.isprintable() or c in "\n\t\u00a0")}
     assert not odd, [hex(ord(c)) for c in odd]
     assert "[U+202E]" in made.text and "U+0007" in made.text
-    assert "49" not in re.findall(r"canary\d+\.[^{]*(.{8})", made.text), "a template in an untrusted text was filled in"
+    assert set(re.findall(r"canary\d+\.[^{]*(.{8})", made.text)) == {"{{ 7 * 7"}, "an untrusted template was filled in"
     source.encode("utf-8")
 
 
@@ -81,8 +82,8 @@ def test_a_real_run(h200_page):
     assert sum(name.startswith("first") for name in plots) == 2 * 3  # the ladders on both
 
 
-def test_a_suite_of_untrusted_pairs(make_passed, make_environment):
-    document, _ = hostile.document(make_passed, make_environment)
+def test_a_suite_of_untrusted_pairs():
+    document, _ = hostile.document()
     document["suite"] = suite.summarise(document, ["level1/3_<b>"])
     source = page.render(document, [])
     well_formed(Page(source))
@@ -90,34 +91,28 @@ def test_a_suite_of_untrusted_pairs(make_passed, make_environment):
     assert "<script" not in source
 
 
-def test_results_of_other_runs_are_told_apart_at_the_top(make_passed, make_environment):
-    environment = make_environment() | {"joined": "m v1 is from 2026-11-20"}
-    document = {"schema": 1, "environment": environment, "results": [make_passed("m", "v1_x")]}
-    assert "m v1 is from 2026-11-20" in page.render(document, []).split("</header>")[0].split("<nav")[0]
+def test_what_a_run_was_is_told_at_the_top():
+    def told(**environment):
+        return page.render(document_of(make_passed("m", "v1_x"), **environment), []).split("</header>")[0].split("<nav")[0]
 
-
-def test_a_run_that_was_interrupted_is_told_at_the_top(make_passed, make_environment):
-    def told(**more):
-        document = {"schema": 1, "environment": make_environment() | more, "results": [make_passed("m", "v1_x")]}
-        return page.render(document, []).split("</header>")[0]
-
+    assert "m v1 is from 2026-11-20" in told(joined="m v1 is from 2026-11-20")
     assert "sandbox: on (bubblewrap 0.8.0)" in told(sandbox="on (bubblewrap 0.8.0)")
     assert "did not come to its end" in told(complete=False) and "did not come to its end" not in told(complete=True)
 
 
-def test_what_was_raised_is_not_counted_as_right(make_passed, make_environment):
+def test_what_was_raised_is_not_counted_as_right():
     result = make_passed("m", "v1_x")
     held, raised = {"complaint": None, "note": None}, {"complaint": None, "note": "raises Unsupported: graph break"}
     result["check"]["behaviour"] = {"inputs unchanged": held, "torch.compile": raised}
-    text = Page(page.render({"schema": 1, "environment": make_environment(), "results": [result]}, [])).text
+    text = Page(page.render(document_of(result), [])).text
     assert "1 right, noted: torch.compile" in text and "2 right" not in text
 
 
 @pytest.mark.parametrize("share, state", [(0.00865, "unknown"), (0.973, "good")])
-def test_own_kernels_that_take_next_to_nothing_have_no_tick(share, state, make_passed, make_environment):
+def test_own_kernels_that_take_next_to_nothing_have_no_tick(share, state):
     result = make_passed("m", "v1_x")
     result["check"]["work"] = {"note": None, "own_calls": 1, "own_share": share, "kernels": []}
-    made = page.render({"schema": 1, "environment": make_environment(), "results": [result]}, [])
+    made = page.render(document_of(result), [])
     assert re.search(rf'own kernels <span class="mark {state}">', made)
 
 
@@ -147,10 +142,10 @@ def test_of_many_sources_only_the_lines_around_findings_are_there(h200, h200_pag
         assert re.search(r"lines 1 to 87 are not shown.*it is wrong here.*lines 113 to \d+ are not shown", text, re.DOTALL)
 
 
-def test_a_failure_says_its_reason_in_verdicts_and_starts_open(make_passed, make_environment):
+def test_a_failure_says_its_reason_in_verdicts_and_starts_open():
     right, wrong = make_passed("m", "v1_x"), make_passed("m", "v2_y") | {"verdict": "fail", "reason": "off by <everything>"}
     wrong["check"]["gradients"]["conv.bias"] |= {"complaint": "the gradient of conv.bias is off by 1 (RMS)"}
-    source = page.render({"schema": 1, "environment": make_environment(), "results": [right, wrong]}, [])
+    source = page.render(document_of(right, wrong), [])
     row = re.search(r'<tr role="row" class="[^"]*is-fail".*?</tr>', source, re.DOTALL)[0]
     assert '<p class="why">off by &lt;everything&gt;</p>' in row and "wrong: conv.bias" in row
     boxes = re.findall(r'<details class="variant"( open)?>.*?<div class="body" id="([^"]+)">', source, re.DOTALL)
@@ -171,35 +166,34 @@ def test_rows_know_their_places_and_filters(h200_page, h200):
     assert ".sortable:has(#only-on-GPU:checked) tbody tr:not(.on-GPU) { display: none; }" in h200_page
 
 
-def test_a_stale_result_is_labelled(tmp_path, make_passed, make_environment):
-    (tmp_path / "m.py").write_text("'''A model.'''\n")
-    variant = tmp_path / "v1_x.py"
-    variant.write_text("'''m, v1: Title.'''\n")
-    result = make_passed("m", "v1_x") | {"source_sha256": hashlib.sha256(variant.read_bytes()).hexdigest()}
-    document = {"schema": 1, "environment": make_environment(), "results": [result]}
-    known = [page.Files(tmp_path / "m.py", variant)]
-    assert "tale" not in page.render(document, known)
-    variant.write_text("'''m, v1: Title.'''\nedited = True\n")
-    made = page.render(document, known)
+def written(folder, text="marker_of_the_source = 1"):
+    """(what the page is given of a variant with that text, a result of it)."""
+    (folder / "m.py").write_text("'''A model.'''\n")
+    (folder / "v1_x.py").write_text(f"'''m, v1: Title.'''\n{text}\n")
+    digest = hashlib.sha256((folder / "v1_x.py").read_bytes()).hexdigest()
+    return [page.Files(folder / "m.py", folder / "v1_x.py")], make_passed("m", "v1_x") | {"source_sha256": digest}
+
+
+def test_a_stale_result_is_labelled(tmp_path):
+    known, result = written(tmp_path)
+    assert "tale" not in page.render(document_of(result), known)
+    written(tmp_path, "edited = True")
+    made = page.render(document_of(result), known)
     assert '<span class="chip">stale</span>' in made and "Stale: this is the file as it is now" in made
 
 
-def test_without_files_ceilings_or_times(cpu_document, make_environment):
+def test_without_files_ceilings_or_times(cpu_document):
     made = Page(page.render(cpu_document, []))
     well_formed(made)
     assert "Its source is not at hand." in made.text
     assert "Registers, spills" not in made.text and "Roofline" not in made.text, "no empty blocks"
-    well_formed(Page(page.render({"schema": 1, "environment": make_environment(), "results": []}, [])))
+    well_formed(Page(page.render(document_of(), [])))
 
 
-def test_the_same_file_at_two_sizes_is_shown_once(tmp_path, make_passed, make_environment):
-    (tmp_path / "m.py").write_text("'''A model.'''\n")
-    variant = tmp_path / "v1_x.py"
-    variant.write_text("'''m, v1: Title.'''\nmarker_of_the_source = 1\n")
-    digest = hashlib.sha256(variant.read_bytes()).hexdigest()
-    results = [make_passed("m", "v1_x", settings={"batch_size": n}) | {"source_sha256": digest} for n in (4, 8)]
-    document = {"schema": 1, "environment": make_environment(), "results": results}
-    made = Page(page.render(document, [page.Files(tmp_path / "m.py", variant)]))
+def test_the_same_file_at_two_sizes_is_shown_once(tmp_path):
+    known, result = written(tmp_path)
+    sizes = [result | {"shape": result["shape"] | {"settings": {"batch_size": size}}} for size in (4, 8)]
+    made = Page(page.render(document_of(*sizes), known))
     well_formed(made)
     assert made.text.count("marker_of_the_source") == 1 and "Explanation and source: above" in made.text
 

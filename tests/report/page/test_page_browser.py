@@ -6,6 +6,7 @@ import shutil
 
 import hostile
 import pytest
+from made import UNTIMED
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
@@ -26,6 +27,15 @@ FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update"),
 )
+
+
+# Plots without a title, tables without heads, regions without a name, marks that only colour tells apart.
+NAMELESS = """
+    const all = selector => [...document.querySelectorAll(selector)];
+    return [all('svg').filter(each => !each.querySelector(':scope > title')?.textContent).length,
+            all('table').filter(each => !each.querySelector('th[scope]')).length,
+            all('.scroll[role=region]').filter(each => !each.ariaLabel).length,
+            all('.mark').filter(each => each.textContent.trim().length < 2).length]"""
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +74,7 @@ def pages(tmp_path_factory, h200, h200_page):
     (folder / "long.html").write_text(page.render(renamed, []), encoding="utf-8")
     for result in renamed["results"][:9]:
         path = f"/home/someone/{'long_folder/' * 9}solution_{LONG_NAME}.py"
-        result.update(verdict="fail", reason=f"race at {path}:10: two writes", time_ms=None, speedup=None, training=None)
+        result.update(verdict="fail", reason=f"race at {path}:10: two writes", **UNTIMED)
     document = renamed | {"suite": suite.summarise(renamed)}
     (folder / "suite.html").write_text(page.render(document, []), encoding="utf-8")
     return folder
@@ -79,16 +89,12 @@ def test_it_opens_quietly_and_fits(browser, pages, width, theme):
     for opened in ("", "document.querySelectorAll('details').forEach(each => each.open = true);"):
         browser.execute_script(opened)
         assert browser.execute_script("return document.documentElement.scrollWidth") <= width
-    paper = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
-    assert (sum(map(int, paper.strip("rgb()").split(","))) < 200) == (theme == "dark")
-
-
-def test_a_docstring_is_folded_and_not_cut_off(browser, pages):
-    open_page(browser, pages / "h200.html", 390, "light")
-    browser.execute_script("document.querySelectorAll('details').forEach(each => each.open = true);")
     blocks = "[...document.querySelectorAll('pre.docstring')]"
     assert browser.execute_script(f"return {blocks}.length") > 10
-    assert browser.execute_script(f"return {blocks}.filter(each => each.scrollWidth > each.clientWidth).length") == 0
+    assert browser.execute_script(f"return {blocks}.filter(each => each.scrollWidth > each.clientWidth).length") == 0, "cut off"
+    assert browser.execute_script(NAMELESS) == [0, 0, 0, 0]
+    paper = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, paper.strip("rgb()").split(","))) < 200) == (theme == "dark")
 
 
 def test_a_link_in_verdicts_opens_its_box_below_the_navigation(browser, pages):
@@ -143,23 +149,11 @@ def test_no_verdict_runs_out_of_its_cell(browser, pages, width, name):
     )
 
 
-def test_a_hostile_page_does_nothing(browser, tmp_path, make_passed, make_environment):
-    document, _ = hostile.document(make_passed, make_environment)
+def test_a_hostile_page_does_nothing(browser, tmp_path):
+    document, _ = hostile.document()
     file = tmp_path / "hostile.html"
     file.write_text(page.render(document, []), encoding="utf-8")
     assert open_page(browser, file, 360, "light") == [file.as_uri()]
     assert browser.get_log("browser") == []
     assert browser.execute_script("return document.scripts.length + document.images.length") == 0
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
-
-
-def test_every_plot_and_table_has_a_name(browser, pages):
-    open_page(browser, pages / "h200.html", 1600, "light")
-    nameless = browser.execute_script("""
-        const plots = [...document.querySelectorAll('svg')].filter(each => !each.querySelector(':scope > title')?.textContent);
-        const tables = [...document.querySelectorAll('table')].filter(each => !each.querySelector('th[scope]'));
-        const scrollers = [...document.querySelectorAll('.scroll[role=region]')].filter(each => !each.ariaLabel);
-        return plots.length + tables.length + scrollers.length""")
-    assert nameless == 0
-    unsigned = "return [...document.querySelectorAll('.mark')].filter(each => each.textContent.trim().length < 2).length"
-    assert browser.execute_script(unsigned) == 0
