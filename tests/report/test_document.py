@@ -190,7 +190,7 @@ def test_what_is_not_right_is_never_timed(gpu_document):
     [
         key.rstrip("?")
         for key in documents.contract.OBJECTS["result"]
-        if key not in ("not_graphed?", "shared_limit_kb?", "launch_ms?")
+        if key not in ("not_graphed?", "shared_limit_kb?", "launch_ms?", "sanitizer?")
     ],
 )
 def test_keys_of_the_contract_are_required_and_no_view_misses_later_ones(key, gpu_document):
