@@ -93,9 +93,9 @@ def test_the_result_says_that_near_decisions_were_looked_for(tmp_path):
         "run": {"refused": None, "complaints": {}, "peak_mib": None, "form": "tensor"},
         "differentiate": {"unsupported": None, "failed": None, "complaints": [], "in_part": []},
     }
-    worker = SimpleNamespace(pid=0, ask=lambda what, *_, **__: answers[what.removeprefix("candidate.")])
+    worker = SimpleNamespace(pid=0, ask=lambda what, *_, **__: answers[what])
     result = {"ran_on": "cpu", "variant_precision": None, "check": blank_check()}
-    case = _Case(worker, truth, result, 60, file=None, renew=None, accept=None)
+    case = _Case(worker, truth, result, file=None, renew=None, accept=None)
     case._probe("normal")
     assert case.complaints == []
     assert result["check"]["probes"]["normal"]["note"] == "near decisions move the gradient of weight"

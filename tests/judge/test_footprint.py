@@ -138,7 +138,7 @@ def test_a_judgement_by_a_sample(tmp_path, forward, complaint):
 
 
 LARGER = PROBLEM.replace("400001", "401").replace("torch.tanh(x)", "torch.tanh(x)[..., None].repeat(1, 1, 2000)")
-UNSEEDED = "import random\n" + LARGER.replace("[torch.rand", "[random.random() * torch.rand")
+UNSEEDED = "import random\n" + LARGER.replace("[torch.rand", "[random.SystemRandom().random() * torch.rand")
 
 
 def sides(tmp_path, text):

@@ -111,7 +111,7 @@ def test_what_breaks_in_the_judge_is_no_caveat(reason, is_a_caveat):
     worker = SimpleNamespace(pid=0)
     truth = SimpleNamespace(answers=lambda worker: Path("nowhere"))
     result = {"ran_on": "cpu", "variant_precision": None, "check": blank_check()}
-    case = _Case(worker, truth, result, 60, file=None, renew=lambda: "another", accept=None)
+    case = _Case(worker, truth, result, file=None, renew=lambda: "another", accept=None)
 
     def breaks():
         raise WorkerFailure(reason)
@@ -135,7 +135,7 @@ def tried_in_a_graph():
             compare=lambda what, probe, *_, **__: {"complaint": "off" if probe == "ramp" else None, "unjudged": unjudged},
         )
         result = {"ran_on": "cuda", "variant_precision": None, "check": blank_check()}
-        case = _Case(worker, truth, result, 60, file=None, renew=lambda: "another", accept=None)
+        case = _Case(worker, truth, result, file=None, renew=lambda: "another", accept=None)
         case.complaints = [Complaint(tag, "seen", "drop-in") for tag in tags]
         case._try_out("a CUDA graph", {"first": "normal", "second": "ramp"})
         return [each.tag for each in case.complaints if each.text != "seen"], case.worker is not worker
