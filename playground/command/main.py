@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import functools
+import operator
 import sys
 
 from playground import catalog, gpu_mode, suite, sweep
@@ -10,7 +11,7 @@ from playground.command import files, look, needs, signals
 from playground.command.needs import Impossible
 from playground.command.options import HALF, MODEL, parse_compare, run_all_parser
 from playground.driver import plan
-from playground.driver.measurement import CannotMeasure, here, measure
+from playground.driver.measurement import CannotMeasure, measure
 from playground.driver.runner import Options
 from playground.driver.watch import Watch
 from playground.machine import requirements
@@ -147,7 +148,7 @@ def _watch(given, make_tasks):
     _prepared(given, make_tasks)
     with Progress() as progress:
         screen = watch_screen.Screen(make_console())
-        Watch(lambda: _chosen(given, make_tasks, here), _options(given), progress, screen).run()
+        Watch(lambda: _chosen(given, make_tasks, operator.call), _options(given), progress, screen).run()
 
 
 def _points(given, model, settings):
@@ -209,7 +210,7 @@ def _show_end(given, shown, report):
 
 def _prepared(given, make_tasks, cluster=None):
     """(tasks, axes of the sweep, what adds a comparison). What would be in vain raises Impossible or CatalogError."""
-    ask = cluster.ask if cluster else here
+    ask = cluster.ask if cluster else operator.call
     requirements.prepare_environment()
     if missing := ask(requirements.missing_for, "cuda" if given.device == "cuda" else "cpu"):
         raise Impossible(str(missing))

@@ -1,6 +1,7 @@
 """The two commands as a user types them: exit status, what goes to stdout and stderr, and no process left behind."""
 
 import json
+import operator
 import os
 import re
 import signal
@@ -17,7 +18,6 @@ from typed import run, running, wait_for
 
 from playground.catalog import ROOT
 from playground.command import main, needs, signals
-from playground.driver.measurement import here
 from playground.report import document
 
 FREEZES = """
@@ -94,7 +94,7 @@ def test_a_machine_without_the_sanitizer(monkeypatch, tmp_path):
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(needs.Impossible, match=r"^no compute-sanitizer on this machine: .*cuda-downloads"):
-        needs.require_sanitizer([SimpleNamespace(place="cpu"), SimpleNamespace(place="cuda")], "auto", here)
+        needs.require_sanitizer([SimpleNamespace(place="cpu"), SimpleNamespace(place="cuda")], "auto", operator.call)
 
 
 def test_a_machine_without_a_compiler(tiny_problem, right, tmp_path):
