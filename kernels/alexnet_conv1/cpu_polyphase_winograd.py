@@ -31,10 +31,10 @@ import hashlib
 import inspect
 import os
 import re
-import shutil
 import sys
 import threading
 import warnings
+from operator import attrgetter
 
 import torch
 import torch.nn as nn
@@ -88,9 +88,15 @@ bool all(Lanes lanes) {
 constexpr int64_t ceil_div(int64_t n, int64_t parts) { return (n + parts - 1) / parts; }
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return ceil_div(n, multiple) * multiple; }
 
-// x (batch, IN_CHANNELS, height, width), out (batch, out_channels, out_h, out_w).
+constexpr int TILE = 2, POINTS = TILE + 2;  // TILE x TILE outputs at once; larger tiles are faster, but err too much
+
+// x (batch, IN_CHANNELS, height, width), out (batch, out_channels, out_h, out_w). Tiles of one row, up to MAX_TILES of them
+// beside each other, are a strip; strips are numbered over the whole batch.
 struct Sizes {
-    int64_t batch, height, width, out_channels, out_h, out_w, pad_h, pad_w;
+    int64_t batch, height, width, out_channels, pad_h, pad_w, out_h, out_w;
+    int64_t tile_rows = ceil_div(out_h, TILE), tile_columns = ceil_div(out_w, TILE);
+    int64_t strips_a_row = ceil_div(tile_columns, MAX_TILES), strip_tiles = ceil_div(tile_columns, strips_a_row);
+    int64_t strips = batch * tile_rows * strips_a_row, strips_a_block = BLOCK_TILES / strip_tiles;
 
     int64_t plane() const { return out_h * out_w; }
     int64_t groups() const { return ceil_div(out_channels, CHANNELS); }
@@ -113,16 +119,6 @@ public:
 };
 
 // ---- Shuffles
-// Lanes of a and, counted on, of b, in another order.
-template <int... FROM>
-INLINE Register shuffle(Register a, Register b) {
-#if defined(__clang__)
-    return __builtin_shufflevector(a, b, FROM...);
-#else
-    return __builtin_shuffle(a, b, Lanes{FROM...});
-#endif
-}
-constexpr std::make_integer_sequence<int, LANES> EVERY_LANE{};
 // Two rows of a square, DISTANCE apart, exchange blocks of DISTANCE lanes: where a lane of the first, or second, is from.
 template <int DISTANCE, bool SECOND>
 constexpr int source(int lane) {
@@ -131,8 +127,13 @@ constexpr int source(int lane) {
 }
 template <int DISTANCE, bool SECOND, int... LANE>
 INLINE Register exchange(Register a, Register b, std::integer_sequence<int, LANE...>) {
-    return shuffle<source<DISTANCE, SECOND>(LANE)...>(a, b);
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, source<DISTANCE, SECOND>(LANE)...);
+#else
+    return __builtin_shuffle(a, b, Lanes{source<DISTANCE, SECOND>(LANE)...});
+#endif
 }
+constexpr std::make_integer_sequence<int, LANES> EVERY_LANE{};
 template <int DISTANCE>
 INLINE void transpose(Register (&square)[LANES]) {
     UNROLL for (int i = 0; i < LANES; ++i)
@@ -212,71 +213,43 @@ void with_constant(int taps, F function) {
     function(std::integral_constant<int, 1>{});
 }
 
-// ---- Small matrices of constants
-template <int OUT, int IN>
-struct Matrix {
-    float at[OUT][IN] = {};
-};
+// ---- Winograd's minimal filtering by the points 0, 1, -1 and infinity
+// F(TILE, N) for a piece of N taps: the matrices of input (B^T) and taps (G), one row for each of its N + 1 points, the first N
+// and infinity; and that of outputs (A^T), the same for all pieces.
+template <int N>
+constexpr float INPUT_MATRIX[N + 1][N + 1] = {};
+template <>
+constexpr float INPUT_MATRIX<1>[2][2] = {{1, 0}, {0, 1}};
+template <>
+constexpr float INPUT_MATRIX<2>[3][3] = {{-1, 1, 0}, {0, 1, 0}, {0, -1, 1}};
+template <>
+constexpr float INPUT_MATRIX<3>[4][4] = {{-1, 0, 1, 0}, {0, 1, 1, 0}, {0, -1, 1, 0}, {0, -1, 0, 1}};
+template <int N>
+constexpr double TAP_MATRIX[N + 1][N] = {};
+template <>
+constexpr double TAP_MATRIX<1>[2][1] = {{1}, {1}};
+template <>
+constexpr double TAP_MATRIX<2>[3][2] = {{-1, 0}, {1, 1}, {0, 1}};
+template <>
+constexpr double TAP_MATRIX<3>[4][3] = {{-1, 0, 0}, {0.5, 0.5, 0.5}, {0.5, -0.5, 0.5}, {0, 0, 1}};
+constexpr float OUTPUT_MATRIX[TILE][POINTS] = {{1, 1, 1, 0}, {0, 1, -1, 1}};
+// The index among all POINTS of the i-th of a piece of that many taps.
+constexpr int point_of(int i, int taps) { return i < taps ? i : POINTS - 1; }
 
 // out = matrix * in; the compiler unrolls it and leaves out the zeros of a constant matrix.
 template <int OUT, int IN>
-INLINE void apply(const Matrix<OUT, IN>& matrix, const Register (&in)[IN], Register (&out)[OUT]) {
+INLINE void apply(const float (&matrix)[OUT][IN], const Register (&in)[IN], Register (&out)[OUT]) {
     UNROLL for (int i = 0; i < OUT; ++i) {
         Register sum{};
         bool first = true;
         UNROLL for (int j = IN - 1; j >= 0; --j) {
-            if (matrix.at[i][j] == 0) continue;
-            sum = first ? in[j] * matrix.at[i][j] : sum + in[j] * matrix.at[i][j];
+            if (matrix[i][j] == 0) continue;
+            sum = first ? in[j] * matrix[i][j] : sum + in[j] * matrix[i][j];
             first = false;
         }
         out[i] = sum;
     }
 }
-
-// ---- Winograd's minimal filtering: TILE x TILE outputs at once
-constexpr double FINITE_POINTS[] = {0, 1, -1};  // infinity is the last point
-constexpr int TILE = 2, POINTS = TILE + 2;  // larger tiles are faster, but err too much
-constexpr int PERIOD_W = TILE * STRIDE_W;  // columns from a tile's input to the next one's
-
-// F(TILE, N) for a piece of N taps: the matrices of input (B^T) and taps (G), one row for each of its COUNT points.
-template <int N>
-struct Transform {
-    static constexpr int COUNT = TILE + N - 1;
-    Matrix<COUNT, COUNT> input;
-    double taps[COUNT][N] = {};
-
-    constexpr Transform() {
-        for (int i = 0; i < COUNT; ++i) {
-            double polynomial[COUNT] = {1}, scale = 1;  // the product of (z - point) over the other finite points
-            for (int j = 0; j < COUNT - 1; ++j) {
-                if (j == i) continue;
-                for (int d = COUNT - 1; d >= 0; --d)
-                    polynomial[d] = (d ? polynomial[d - 1] : 0) - FINITE_POINTS[j] * polynomial[d];
-                if (i < COUNT - 1) scale *= FINITE_POINTS[i] - FINITE_POINTS[j];
-            }
-            for (int d = 0; d < COUNT; ++d) input.at[i][d] = float(polynomial[d]);
-            double power = 1 / scale;
-            for (int t = 0; t < N; ++t) {
-                taps[i][t] = i < COUNT - 1 ? power : t == N - 1;
-                power *= FINITE_POINTS[i < COUNT - 1 ? i : 0];
-            }
-        }
-    }
-    static constexpr int point(int i) { return i < COUNT - 1 ? i : POINTS - 1; }  // its index among all POINTS
-};
-template <int N>
-constexpr Transform<N> TRANSFORM{};
-// A^T: from the points to the outputs of a tile, the same for all pieces.
-constexpr Matrix<TILE, POINTS> output_transform() {
-    Matrix<TILE, POINTS> result;
-    for (int p = 0; p < POINTS - 1; ++p) {
-        double power = 1;
-        for (int r = 0; r < TILE; ++r, power *= FINITE_POINTS[p]) result.at[r][p] = float(power);
-    }
-    result.at[TILE - 1][POINTS - 1] = 1;
-    return result;
-}
-constexpr Matrix<TILE, POINTS> OUTPUT = output_transform();
 
 // The products at point (i, l) have a term for each input channel and each pair of pieces that have the point.
 struct Terms {
@@ -294,7 +267,7 @@ struct Terms {
     template <class P>
     static constexpr int pieces_with(const P& pieces, int point) {
         int n = 0;
-        while (n < pieces.count && (point == POINTS - 1 || point < TILE + pieces.list[n].taps - 2)) ++n;
+        while (n < pieces.count && (point == POINTS - 1 || point < pieces.list[n].taps)) ++n;
         return n;
     }
     constexpr int index(int i, int l, int c, int h, int w) const {
@@ -303,28 +276,15 @@ struct Terms {
 };
 constexpr Terms TERMS{};
 
-// Tiles of one row, up to MAX_TILES of them beside each other, are a strip; strips are numbered over the whole batch.
-struct Plan {
-    int64_t tile_rows, tile_columns, strips_a_row, strip_tiles, strips, strips_a_block, blocks;
-
-    explicit Plan(const Sizes& size) {
-        tile_rows = ceil_div(size.out_h, TILE), tile_columns = ceil_div(size.out_w, TILE);
-        strips_a_row = ceil_div(tile_columns, MAX_TILES);
-        strip_tiles = ceil_div(tile_columns, strips_a_row);
-        strips = size.batch * tile_rows * strips_a_row;
-        strips_a_block = BLOCK_TILES / strip_tiles;
-        blocks = ceil_div(strips, strips_a_block);
-    }
-};
 struct Strip {
     int64_t sample, row, column, tiles;  // its first output is at (row, column)
     int64_t rows, columns;               // of outputs, without those beyond the image
 
-    Strip(const Sizes& size, const Plan& plan, int64_t index) {
-        const int64_t first = index % plan.strips_a_row * plan.strip_tiles;
-        tiles = std::min(plan.strip_tiles, plan.tile_columns - first);
-        row = index / plan.strips_a_row % plan.tile_rows * TILE, column = first * TILE;
-        sample = index / plan.strips_a_row / plan.tile_rows;
+    Strip(const Sizes& size, int64_t index) {
+        const int64_t first = index % size.strips_a_row * size.strip_tiles;
+        tiles = std::min(size.strip_tiles, size.tile_columns - first);
+        row = index / size.strips_a_row % size.tile_rows * TILE, column = first * TILE;
+        sample = index / size.strips_a_row / size.tile_rows;
         rows = std::min<int64_t>(TILE, size.out_h - row);
         columns = std::min(tiles * TILE, size.out_w - column);
     }
@@ -335,18 +295,18 @@ struct Strip {
 template <int H, int W>
 NOINLINE void transform_pieces(const float* taps, int c, int h, int w, float* points) {
     const float* first = taps + (ROWS.list[h].offset * KERNEL_W + COLUMNS.list[w].offset) * LANES;
-    for (int i = 0; i < Transform<H>::COUNT; ++i) {
+    for (int i = 0; i <= H; ++i) {
         Double half[W];
         for (int b = 0; b < W; ++b) {
             half[b] = Double{};
             for (int a = 0; a < H; ++a)
-                half[b] += TRANSFORM<H>.taps[i][a] *
+                half[b] += TAP_MATRIX<H>[i][a] *
                            __builtin_convertvector(load(first + (a * STRIDE_H * KERNEL_W + b * STRIDE_W) * LANES), Double);
         }
-        for (int l = 0; l < Transform<W>::COUNT; ++l) {
+        for (int l = 0; l <= W; ++l) {
             Double sum{};
-            for (int b = 0; b < W; ++b) sum += TRANSFORM<W>.taps[l][b] * half[b];
-            store(points + TERMS.index(Transform<H>::point(i), Transform<W>::point(l), c, h, w) * CHANNELS,
+            for (int b = 0; b < W; ++b) sum += TAP_MATRIX<W>[l][b] * half[b];
+            store(points + TERMS.index(point_of(i, H), point_of(l, W), c, h, w) * CHANNELS,
                   __builtin_convertvector(sum, Register));
         }
     }
@@ -371,6 +331,7 @@ constexpr int reach() {
     for (const Piece& piece : COLUMNS.list) end = std::max(end, piece.offset + (TILE + piece.taps - 2) * STRIDE_W);
     return end;
 }
+constexpr int PERIOD_W = TILE * STRIDE_W;  // columns from a tile's input to the next one's
 constexpr int SHIFT = reach() / PERIOD_W;  // tiles to the right that a tile's input reaches into
 constexpr int LINE_TILES = int(round_up(MAX_TILES + SHIFT, LANES)), LINE = LINE_TILES + LANES;
 constexpr int LINES = std::max(PERIOD_W, LANES);  // the last ones are none of a period's, but make a square
@@ -391,43 +352,37 @@ struct Window {
     }
 };
 
-// sums (COUNT, ROW) = the transform along the height of COUNT rows of the image.
+// sums (N + 1, ROW) = the transform along the height of N + 1 rows of the image.
 template <int N>
 NOINLINE void transform_rows(const float* const* rows, const Window& window, float* sums) {
-    constexpr int COUNT = Transform<N>::COUNT;
-    Register in[COUNT], out[COUNT];
+    Register in[N + 1], out[N + 1];
     int64_t w = window.left;
     for (; w + LANES <= window.right; w += LANES) {
-        UNROLL for (int j = 0; j < COUNT; ++j) in[j] = load(rows[j] + w);
-        apply(TRANSFORM<N>.input, in, out);
-        UNROLL for (int i = 0; i < COUNT; ++i) store(sums + i * ROW + w, out[i]);
+        UNROLL for (int j = 0; j <= N; ++j) in[j] = load(rows[j] + w);
+        apply(INPUT_MATRIX<N>, in, out);
+        UNROLL for (int i = 0; i <= N; ++i) store(sums + i * ROW + w, out[i]);
     }
     for (; w < window.right; ++w)
-        for (int i = 0; i < COUNT; ++i) {
+        for (int i = 0; i <= N; ++i) {
             float sum = 0;
-            for (int j = COUNT - 1; j >= 0; --j)
-                if (TRANSFORM<N>.input.at[i][j] != 0) sum += TRANSFORM<N>.input.at[i][j] * rows[j][w];
+            for (int j = N; j >= 0; --j)
+                if (INPUT_MATRIX<N>[i][j] != 0) sum += INPUT_MATRIX<N>[i][j] * rows[j][w];
             sums[i * ROW + w] = sum;
         }
 }
 
-// One register of tiles: the transform along the width for piece W; values[l] is where point l is for piece 0.
+// One register of tiles: the transform along the width for pieces W and following; values[l] is where point l is for piece 0.
 template <int W>
 NOINLINE void transform_columns(const float* lines, float* const* values) {
     constexpr Piece piece = COLUMNS.list[W];
-    constexpr int COUNT = Transform<piece.taps>::COUNT;
-    Register in[COUNT], out[COUNT];
-    UNROLL for (int j = 0; j < COUNT; ++j) {
+    Register in[piece.taps + 1], out[piece.taps + 1];
+    UNROLL for (int j = 0; j <= piece.taps; ++j) {
         const int column = piece.offset + j * STRIDE_W;
         in[j] = load(lines + column % PERIOD_W * LINE + column / PERIOD_W);
     }
-    apply(TRANSFORM<piece.taps>.input, in, out);
-    UNROLL for (int l = 0; l < COUNT; ++l) store(values[Transform<piece.taps>::point(l)] + W * LANES, out[l]);
-}
-constexpr std::make_integer_sequence<int, COLUMNS.count> EACH_COLUMN{};
-template <int... W>
-void transform_all_columns(const float* lines, float* const* values, std::integer_sequence<int, W...>) {
-    (transform_columns<W>(lines, values), ...);
+    apply(INPUT_MATRIX<piece.taps>, in, out);
+    UNROLL for (int l = 0; l <= piece.taps; ++l) store(values[point_of(l, piece.taps)] + W * LANES, out[l]);
+    if constexpr (W + 1 < COLUMNS.count) transform_columns<W + 1>(lines, values);
 }
 
 // values (terms, LANES) = the transformed input of a strip, a lane for each tile. What later lanes hold is of no use.
@@ -440,7 +395,7 @@ void transform_input(const Sizes& size, const float* x, const Strip& strip, floa
     const float* plane = x + strip.sample * IN_CHANNELS * size.height * size.width;
     for (int c = 0; c < IN_CHANNELS; ++c, plane += size.height * size.width)
         for (int h = 0; h < ROWS.count; ++h) {
-            const int count = TILE + ROWS.list[h].taps - 1;
+            const int count = ROWS.list[h].taps + 1;
             const float* rows[POINTS];
             for (int j = 0; j < count; ++j) {
                 const int64_t row = (strip.row + j) * STRIDE_H + ROWS.list[h].offset - size.pad_h;
@@ -450,10 +405,10 @@ void transform_input(const Sizes& size, const float* x, const Strip& strip, floa
             for (int i = 0; i < count; ++i)
                 copy_transposed(space.rows + i * ROW, PERIOD_W, LINE_TILES, LINES, space.lines + i * LINES * LINE, LINE);
             for (int i = 0; i < count; ++i) {
-                const int point = i < count - 1 ? i : POINTS - 1;
                 float* first[POINTS];
-                for (int l = 0; l < POINTS; ++l) first[l] = values + TERMS.index(point, l, c, h, 0) * LANES;
-                transform_all_columns(space.lines + i * LINES * LINE, first, EACH_COLUMN);
+                for (int l = 0; l < POINTS; ++l)
+                    first[l] = values + TERMS.index(point_of(i, count - 1), l, c, h, 0) * LANES;
+                transform_columns<0>(space.lines + i * LINES * LINE, first);
             }
         }
 }
@@ -494,13 +449,13 @@ INLINE Register transform_output(const float* product, Register bias, float* out
     UNROLL for (int l = 0; l < POINTS; ++l) {
         Register in[POINTS];
         UNROLL for (int i = 0; i < POINTS; ++i) in[i] = load(product + (i * POINTS + l) * MAX_TILES * CHANNELS);
-        apply(OUTPUT, in, half[l]);
+        apply(OUTPUT_MATRIX, in, half[l]);
     }
     Register check{};
     UNROLL for (int r = 0; r < TILE; ++r) {
         Register in[POINTS], out[TILE];
         UNROLL for (int l = 0; l < POINTS; ++l) in[l] = half[l][r];
-        apply(OUTPUT, in, out);
+        apply(OUTPUT_MATRIX, in, out);
         UNROLL for (int s = 0; s < TILE; ++s) {
             store(outputs + r * pitch + s * LANES, out[s] + bias);
             check += (out[s] + bias) * 0.0f;
@@ -512,9 +467,9 @@ INLINE Register transform_output(const float* product, Register bias, float* out
 struct ForwardSpace {
     Floats values, products, outputs{TILE * TILE * MAX_TILES * LANES};
     InputSpace input;
-    explicit ForwardSpace(const Plan& plan)
-        : values(plan.strips_a_block * TERMS.total * LANES),
-          products(plan.strips_a_block * POINTS * POINTS * MAX_TILES * CHANNELS) {}
+    explicit ForwardSpace(const Sizes& size)
+        : values(size.strips_a_block * TERMS.total * LANES),
+          products(size.strips_a_block * POINTS * POINTS * MAX_TILES * CHANNELS) {}
 };
 
 // Outputs (rows, columns of the strip) that came out not finite, once more, as the definition says.
@@ -550,12 +505,11 @@ void finish_strip(const Sizes& size, const ForwardArguments& arguments, const St
     }
 }
 
-void forward_block(const Sizes& size, const Plan& plan, const ForwardArguments& arguments, int64_t block,
-                   const ForwardSpace& space) {
-    const int64_t first = block * plan.strips_a_block, count = std::min(plan.strips_a_block, plan.strips - first);
+void forward_block(const Sizes& size, const ForwardArguments& arguments, int64_t block, const ForwardSpace& space) {
+    const int64_t first = block * size.strips_a_block, count = std::min(size.strips_a_block, size.strips - first);
     for (int64_t s = 0; s < count; ++s)
-        transform_input(size, arguments.x, Strip(size, plan, first + s), space.values + s * TERMS.total * LANES, space.input);
-    const Multiply multiply_strip = multiply_for(plan.strip_tiles);
+        transform_input(size, arguments.x, Strip(size, first + s), space.values + s * TERMS.total * LANES, space.input);
+    const Multiply multiply_strip = multiply_for(size.strip_tiles);
     constexpr int64_t PRODUCT = MAX_TILES * CHANNELS;
     for (int64_t group = 0; group < size.groups(); ++group) {
         for (int p = 0; p < POINTS * POINTS; ++p)
@@ -566,7 +520,7 @@ void forward_block(const Sizes& size, const Plan& plan, const ForwardArguments& 
                                TERMS.count[p / POINTS][p % POINTS], space.products + (s * POINTS * POINTS + p) * PRODUCT);
             }
         for (int64_t s = 0; s < count; ++s)
-            finish_strip(size, arguments, Strip(size, plan, first + s), group * CHANNELS,
+            finish_strip(size, arguments, Strip(size, first + s), group * CHANNELS,
                          space.products + s * POINTS * POINTS * PRODUCT, space.outputs);
     }
 }
@@ -594,9 +548,9 @@ constexpr int NO_MEMORY = 12;
 
 // bias may be null
 extern "C" int run_forward(const float* x, const float* weight, const float* bias, float* out, int64_t batch, int64_t height,
-                           int64_t width, int64_t out_channels, int64_t pad_h, int64_t pad_w, int64_t threads) try {
-    const int64_t out_h = (height + 2 * pad_h - KERNEL_H) / STRIDE_H + 1, out_w = (width + 2 * pad_w - KERNEL_W) / STRIDE_W + 1;
-    const Sizes size{batch, height, width, out_channels, out_h, out_w, pad_h, pad_w};
+                           int64_t width, int64_t out_channels, int64_t pad_h, int64_t pad_w, int64_t out_h, int64_t out_w,
+                           int64_t threads) try {
+    const Sizes size{batch, height, width, out_channels, pad_h, pad_w, out_h, out_w};
     const Floats taps(size.vectors() * TAPS * LANES), points(size.groups() * TERMS.total * CHANNELS);
     const Floats biases(size.vectors() * LANES, true);
     pack_taps(size, weight, taps);
@@ -604,11 +558,9 @@ extern "C" int run_forward(const float* x, const float* weight, const float* bia
     parallel_for(size.vectors(), threads, [&](int64_t begin, int64_t end) {
         for (int64_t vector = begin; vector < end; ++vector) transform_taps(taps, vector, points);
     });
-    const Plan plan(size);
-    const bool done = parallel_for(plan.blocks, threads, [&](int64_t begin, int64_t end) {
-        const ForwardSpace space(plan);
-        for (int64_t block = begin; block < end; ++block)
-            forward_block(size, plan, {x, taps, points, biases, out}, block, space);
+    const bool done = parallel_for(ceil_div(size.strips, size.strips_a_block), threads, [&](int64_t begin, int64_t end) {
+        const ForwardSpace space(size);
+        for (int64_t block = begin; block < end; ++block) forward_block(size, {x, taps, points, biases, out}, block, space);
     });
     return done ? 0 : NO_MEMORY;
 } catch (const std::bad_alloc&) {
@@ -631,7 +583,7 @@ def sizes(kernels, x, weight, bias, stride, padding):
         got = f"{image} padded by {[*padding]}, strides {[*stride]}"
         raise RuntimeError(f"{NAME}: a kernel of {[*weight[0][2:]]} at strides {[*built]} does not fit {got}")
     shape = batch, outs, *[size // step + 1 for size, step in zip(room, stride, strict=True)]
-    return shape, (batch, *image, outs, *padding)
+    return shape, (batch, *image, outs, *padding, *shape[2:])
 
 
 def conv2d(kernels, x, weight, bias, stride, padding, sizes=sizes):
@@ -658,13 +610,11 @@ class ModelNew(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels=3, out_channels=96, kernel_size=11, stride=4, padding=2)
 
-    @torch.compiler.assume_constant_result
     def namespace(self):
         conv = self._modules["conv1"]
-        constants = {"IN_CHANNELS": conv.in_channels}
-        for name, values in (("KERNEL", conv.kernel_size), ("STRIDE", conv.stride)):
-            constants |= {f"{name}_{axis}": value for axis, value in zip("HW", values, strict=True)}
-        return build(*self.sources, flags=self.flags, **constants)
+        names = "IN_CHANNELS", "KERNEL_H", "KERNEL_W", "STRIDE_H", "STRIDE_W"
+        values = conv.in_channels, *conv.kernel_size, *conv.stride
+        return build(*self.sources, flags=self.flags, **dict(zip(names, values, strict=True)))
 
     def operands(self, x):
         conv = self._modules["conv1"]  # self.conv1 takes nn.Module half a microsecond
@@ -680,9 +630,9 @@ class ModelNew(nn.Module):
 # ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
 LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
 KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
-NUMBER = getattr(KEYS, "raw_repr", repr)  # PyTorch 2.4 has neither this nor the next function
-NEED_GRAD = getattr(torch._C, "_any_requires_grad", lambda *given: any(getattr(each, "requires_grad", False) for each in given))
-PLAIN = {NUMBER(KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)), NUMBER(KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA))}
+PLAIN = [KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA), KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)]  # of plain tensors
+ModelNew.namespace._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result does, for a second of imports
+kind = attrgetter("shape", "dtype", "device")  # what checks and sizes depend on: functions of kinds are cached
 
 
 @functools.lru_cache(maxsize=None)
@@ -703,112 +653,95 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
     devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
     machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
     everything = text, schema, flags, machine, [fingerprint(each) for each in (forward, original, *fused)]
-    namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
-    operators = getattr(torch.ops, namespace)
+    operators = getattr(torch.ops, f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}")
     with LOADING:
         if not getattr(operators, "registered", None):
-            kernels = load(namespace, text, flags, constants)
-            vars(kernels).update({each.__name__: each for each in (original, *fused)})
+            kernels = load(operators.name, text, flags)
+            vars(kernels).update(constants | {each.__name__: each for each in (original, *fused)})
             operators.registered = register(operators, schema, kernels, forward, original, *fused)
-    return namespace
+    return operators.name
 
 
-def load(name, text, flags, constants):
-    """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
+def load(name, text, flags):
+    """Return the library of a text. Its functions know the types of their arguments, and how many tensors come first."""
     from torch.utils import cpp_extension
 
-    options = {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
-    if is_cuda := "<<<" in text:
-        options = {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
-    if torch.__version__ >= "2.8":  # before, torch's headers come along
-        options["no_implicit_headers"] = True
-    if not shutil.which("ninja"):  # in a virtual environment that is not activated
+    is_cuda, flags = "<<<" in text, ["-O3", *flags]
+    options = {"cuda_sources": text, "extra_cuda_cflags": ["-lineinfo", *flags]} if is_cuda else {"extra_cflags": flags}
+    options |= {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
+    if not cpp_extension.is_ninja_available():  # in a virtual environment that is not activated
         os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
     cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
-    path = cpp_extension.load_inline(name, is_python_module=False, **options)  # None before PyTorch 2.5
+    path = cpp_extension.load_inline(name, "" if is_cuda else text, is_python_module=False, **options)  # None before 2.5
     kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
-    vars(kernels).update(constants)
     kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
     numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
     for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
         if function := getattr(kernels, symbol, None):  # the text may leave it out for these constants
-            types = [each.split()[0] for each in parameters.split(",") if each]
-            function.restype, function.argtypes = numbers[result], [numbers.get(each, ctypes.c_void_p) for each in types]
-            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in types
+            types = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
+            function.restype, function.argtypes, function.tensors = numbers[result], types, parameters.count("*")
     return kernels
 
 
 def register(operators, schema, kernels, forward, original, fuse=None, *fused):
     """Define the operator, for every device, so that forward checks the tensors. Without `fuse` its gradient is PyTorch's."""
-    name, tensors = f"{operators.name}::forward", schema.count("Tensor") - 1
+    tensors, notice = schema.count("Tensor") - 1, f"{operators.name[:-11]}: {original.__doc__}"
     library, forward = torch.library.Library(operators.name, "DEF"), functools.partial(forward, kernels)
 
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx, keys, *arguments):
-            warn(f"{operators.name[:-11]}: {original.__doc__}")
+            warn(notice)
             ctx.save_for_backward(*arguments[:tensors])
             ctx.others = arguments[tensors:]
-            return below_autograd(operators.forward, forward, keys, *arguments)
+            return autograd(keys, *arguments)  # where no gradient is recorded
 
         @staticmethod
         def backward(ctx, grad):
-            keeps_graph, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]
-            with torch.enable_grad():
-                # Views: the gradients are partial ones, also where an argument depends on another.
+            with torch.enable_grad():  # views: gradients are partial ones, also where an argument depends on another
                 given = [each if each is None else each.view_as(each) for each in ctx.saved_tensors[:tensors]]
-                wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
-                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=keeps_graph))
-            return None, *[next(found) if needed else None for needed in needs]
+                out = original(*given, *ctx.others)
+            wanted = [each for each in given if each is not None and each.requires_grad]
+            found = dict(zip(wanted, torch.autograd.grad(out, wanted, grad, create_graph=torch.is_grad_enabled()), strict=True))
+            return None, *map(found.get, given), *[None] * len(ctx.others)
 
     def autograd(keys, *arguments):
+        trains = torch.is_grad_enabled() and True in [each is not None and each.requires_grad for each in arguments[:tensors]]
         # Gradient refuses the tangents that arguments may have within forward_ad.dual_level(); below it they would be dropped.
-        if torch.autograd.forward_ad._current_level >= 0 or (torch.is_grad_enabled() and NEED_GRAD(*arguments)):
+        if trains or (torch.autograd.forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()):
             return Gradient.apply(keys, *arguments)
-        return below_autograd(operators.forward, forward, keys, *arguments)
+        if keys in PLAIN:  # the dispatcher would do no more
+            return forward(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operators.forward(*arguments)
 
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl("forward", forward, "CompositeExplicitAutograd")
     library.impl("forward", autograd, "Autograd", with_keyset=True)
-    torch.library.register_fake(name, original, lib=library)
+    torch.library.register_fake(f"{operators.name}::forward", original, lib=library)
     for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
-        torch.library.register_autocast(name, device, torch.float32, lib=library)
-    if fuse:
-        Gradient = fuse(library, schema, kernels, Gradient, *fused)
+        torch.library.register_autocast(f"{operators.name}::forward", device, torch.float32, lib=library)
+    Gradient = fuse(library, schema, kernels, Gradient, *fused) if fuse else Gradient
     return library
-
-
-def below_autograd(operator, function, keys, *arguments):
-    """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
-    if NUMBER(keys) in PLAIN:
-        return function(*arguments)
-    with torch._C._AutoDispatchBelowAutograd():
-        return operator.default.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
-
-
-def kind(tensor):
-    """Return what checks and sizes depend on. A function of kinds is cached: it would take as long as the rest of a call."""
-    return tensor.shape, tensor.dtype, tensor.device
 
 
 def check(kernels, name, tensor, place, shape):
     """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
-    found, dtype, device = tensor
-    if dtype is not torch.float32 or found != shape or device != place[2] or device.type != kernels.device:
+    if tensor != (shape, torch.float32, place[2]) or place[2].type != kernels.device:
         wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
-        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {dtype} of shape {list(found)} on {device}")
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {tensor[1]} of shape {list(tensor[0])} on {tensor[2]}")
 
 
 def launch(function, *arguments):
     """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
-    first, stream = arguments[0], 0
+    first, count, stream = arguments[0], function.tensors, 0
     if first.is_cuda:
         if (device := first.get_device()) != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 return launch(function, *arguments)
         stream = torch._C._cuda_getCurrentRawStream(device)
-    pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
-    if code := function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream):
+    pointers = [None if each is None else each.data_ptr() for each in arguments[:count]]
+    if code := function(*pointers, *arguments[count:], stream):  # a C function ignores an argument too many
         words = f"CUDA error: {torch.cuda.CudaError(code)}" if first.is_cuda else f"error {code}"
         raise RuntimeError(f"{function.__name__}: {words}")
 
@@ -816,11 +749,10 @@ def launch(function, *arguments):
 @functools.lru_cache(maxsize=None)
 def warn(text):
     """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
-    files = [each.filename for each in inspect.stack(0)]
-    level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
-    while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
-        level += 1
-    warnings.warn(text, stacklevel=level + 1)
+    files, torchs = [each.filename for each in inspect.stack(0)], os.path.dirname(torch.__file__)
+    last = max(i for i, file in enumerate(files) if file == files[0])  # the outermost of this file
+    callers = [i for i, file in enumerate(files) if i > last and not file.startswith(torchs)]
+    warnings.warn(text, stacklevel=min(callers, default=last) + 1)
 
 
 def main():
@@ -833,11 +765,10 @@ def main():
     torch.manual_seed(0)
     arguments, shape, small, limit = EXAMPLE
     model, x = ModelNew(*arguments).to(device).requires_grad_(False), torch.randn(small if emulated else shape, device=device)
-    found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
-    error = ((found - exact).abs().max() / exact.std()).item()
-    names = {"model": model.float(), "x": x, "original": original}
-    calls = () if emulated else ("model(x)", "original(*model.operands(x))")
-    times = [f"{1e3 * benchmark.Timer(call, globals=names).timeit(20).mean:.3f} ms" for call in calls]
+    exact = torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+    error = ((model.float()(x) - exact).abs().max() / exact.std()).item()
+    calls = () if emulated else (model, lambda x: original(*model.operands(x)))
+    times = [f"{1e3 * benchmark.Timer('f(x)', globals={'f': f, 'x': x}).timeit(20).mean:.3f} ms" for f in calls]
     how_fast = ", PyTorch ".join(times) or f"under the emulator, not timed, on an input of {tuple(x.shape)}"
     verdict = "right" if error <= limit else "wrong"
     print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")

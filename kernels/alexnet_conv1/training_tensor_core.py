@@ -1,7 +1,5 @@
 """alexnet_conv1, training on the tensor cores: v4's forward pass, and the gradients of weights and bias by the same units.
 
-Like v4, but it has a gradient of its own: x (taps x positions) times grad (positions x outputs), summed over all positions.
-
 Why it is faster
     PyTorch's gradient of the weights reads x and grad as images of NHWC, after copies. Here a unit's 8 taps at 8 positions,
     transposed by ldmatrix, are a quarter of operand a as they lie, and a tile's im2col is written nowhere. All 12 warps load,
@@ -32,10 +30,10 @@ import inspect
 import math
 import os
 import re
-import shutil
 import sys
 import threading
 import warnings
+from operator import attrgetter
 
 import torch
 import torch.nn as nn
@@ -64,29 +62,24 @@ __host__ DEVICE constexpr T smaller(T a, T b) { return a < b ? a : b; }
 template <class T>
 __host__ DEVICE constexpr T larger(T a, T b) { return a > b ? a : b; }
 
-constexpr int TAPS = KERNEL_H * KERNEL_W, QUADS = ceil_div(KERNEL_W, 4);  // groups of 4 taps side by side
-
 // ---- constants and layout
 // A unit is 16 bytes of fp16 values: 4 columns of 2 rows of x, columns 0 and 1 of both rows first. Output positions side by
 // side read units side by side, so a row of ldmatrix's 8 x 8 matrix is a position's unit, and another tap is another address.
 // Row pairs are sorted by their remainder modulo PHASES into planes: within a plane the next output row reads the next row.
 //
 // What a block of convolve keeps in shared memory; bytes at the original's size, strict in brackets:
-//   +-----------------------------------------------------+ 0
-//   | weights [high, low][channel][unit][output], 16 B    | 82,944 (82,944)   filled once by the consumers, by cp.async
-//   +-----------------------------------------------------+ WEIGHT_BYTES
-//   | staging: 8 channels of each consumer warp's outputs | 17,408 (9,216)    a warp writes it, and out from it
-//   | what undoes the weights' scales; biases             | 768 (384)
-//   +-----------------------------------------------------+ FIXED_BYTES
-//   | stages [high, low][plane][row][unit], 16 B          | 4 x 14,592 (4 x 29,184)    producers fill one (full mbarrier),
-//   | mbarriers, exponents, warps' largest                | 112                        consumers empty it (empty mbarrier)
-//   +-----------------------------------------------------+
+//
+//     weights  82,944 (82,944)          [high, low][channel][unit][output], 16 B     consumers fill it once, by cp.async
+//     staging  17,408 (9,216)           8 channels of each consumer warp's outputs   a warp writes it, and out from it
+//     scales   768 (384)                what undoes the weights' scales; biases      ends at FIXED_BYTES
+//     stages   4 x 14,592 (4 x 29,184)  [high, low][plane][row][unit], 16 B          producers fill one (full mbarrier),
+//     others   112                      mbarriers, exponents, warps' largest         consumers empty it (empty mbarrier)
 constexpr bool FITS_UNITS = STRIDE_W == 4 && STRIDE_H % 2 == 0;
+constexpr int TAPS = KERNEL_H * KERNEL_W, QUADS = ceil_div(KERNEL_W, 4);  // QUADS: units across the kernel
 constexpr int PHASES = larger(STRIDE_H / 2, 1), TAP_PAIRS = ceil_div(KERNEL_H, 2);
 constexpr int PLANES = smaller(PHASES, TAP_PAIRS), TAP_ROWS = ceil_div(TAP_PAIRS, PHASES);
 // A position reads UNITS of a channel, [row][column][plane]. A step is one instruction's inner size, two of them.
 constexpr int UNITS = PLANES * TAP_ROWS * QUADS, STEPS = ceil_div(UNITS, 2), UNIT_BYTES = 16;
-[[maybe_unused]] constexpr int UNROLLED_STEPS = STEPS <= 16 ? STEPS : 1;
 
 // A block: consumer warps multiply and write, producer warps load, scale and convert. One block an SM has all its registers.
 constexpr int WARP = 32, CONSUMER_WARPS = 8, PRODUCER_WARPS = 4;
@@ -145,8 +138,7 @@ DEVICE void mma_m16n8k16_f32_f16(float (&d)[4], const uint4& a, uint32_t b0, uin
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
-// d += a * b; STRICT: error-compensated, three products of values and residuals, small terms first.
-// An operand's fp16 values, and, STRICT, their residuals. b: four words, of two products.
+// d += a * b; STRICT: error-compensated, by residuals, too (low), small terms first. b: four words, of two products.
 template <bool STRICT>
 DEVICE void multiply(float (&d)[4], const uint4& a, const uint4& a_low, const uint4& b, const uint4& b_low, bool second) {
     if (STRICT) {
@@ -186,11 +178,11 @@ struct Shape {
     int height, width, out_h, out_w;
     bool paired;  // rows of x begin at multiples of 8 bytes, and so do pairs of columns that exist
 
-    __host__ DEVICE int64_t plane() const { return static_cast<int64_t>(height) * width; }
-    __host__ DEVICE int64_t out_plane() const { return static_cast<int64_t>(out_h) * out_w; }
+    __host__ DEVICE int64_t x_size() const { return static_cast<int64_t>(height) * width; }  // of a channel
+    __host__ DEVICE int64_t out_size() const { return static_cast<int64_t>(out_h) * out_w; }
 };
 
-// A line is output positions that lie side by side in memory: a channel's whole plane, or a row of it where the image is so
+// A line is output positions that lie side by side in memory: a whole channel, or a row of it where the image is so
 // wide that a stage would be too large. A tile is at most `positions` of a line. A stage holds `rows` rows of each plane,
 // `pitch` units in each, of which `columns` begin at a position.
 struct Plan {
@@ -203,7 +195,7 @@ struct Plan {
 };
 
 struct Tile {
-    int sample, first;      // of the tile's positions: in the plane of outputs
+    int sample, first;      // of the tile's positions: in the channel
     int row, left, column;  // of the output: the stage's first; and the first position's column in the stage
     int count;
 
@@ -237,9 +229,7 @@ struct Tap {
     }
 };
 
-// The pipeline between producers and consumers, and where a thread is in it: a stage, and its mbarriers' parity. A producer
-// waits until a stage is empty, fills it and arrives at its full mbarrier; a consumer the other way round. Each lane arrives
-// for itself.
+// The pipeline between producers and consumers, at a stage and its parity. All threads of a side arrive.
 struct Pipeline {
     uint32_t data, barriers;  // shared addresses; barriers: full, then empty
     int* exponents;           // of a stage: x was scaled by 2^exponent
@@ -260,10 +250,6 @@ struct Pipeline {
     DEVICE uint32_t empty() const { return barriers + (stages + stage) * 8; }
     DEVICE uint32_t address() const { return data + stage * stage_bytes; }
     DEVICE int& exponent() const { return exponents[stage]; }
-    DEVICE void consumer_wait() const { mbarrier_test_wait(full(), parity); }
-    DEVICE void consumer_release() const { mbarrier_arrive(empty()); }
-    DEVICE void producer_acquire() const { mbarrier_test_wait(empty(), parity ^ 1); }
-    DEVICE void producer_commit() const { mbarrier_arrive(full()); }
     DEVICE void advance() { if (++stage == stages) stage = 0, parity ^= 1; }
 };
 
@@ -284,7 +270,7 @@ struct Rows {
 
     DEVICE Rows(const Shape& shape, const Tile& tile, const Element* all, int channel) {
         top = tile.row * STRIDE_H - PAD_H, left = tile.left * STRIDE_W - PAD_W;
-        x = all + (static_cast<int64_t>(tile.sample) * IN_CHANNELS + channel) * shape.plane() + left;
+        x = all + (static_cast<int64_t>(tile.sample) * IN_CHANNELS + channel) * shape.x_size() + left;
     }
 };
 
@@ -320,7 +306,7 @@ struct Batch {
                 const bool row_exists =
                     pair < plan.row_pairs() && static_cast<unsigned>(h + r) < static_cast<unsigned>(shape.height);
                 const Element* from = row;
-                UNROLL for (int c = 0; c < CHANNELS; ++c, from += shape.plane())
+                UNROLL for (int c = 0; c < CHANNELS; ++c, from += shape.x_size())
                     UNROLL for (int k = 0; k < PASSES; ++k) {
                         const bool exists = row_exists && (CHANNELS == 1 || c < channels);
                         float2& v = values[c][(i * PASSES + k) * 2 + r];
@@ -366,15 +352,15 @@ struct Batch {
 // Each consumer warp has M_TILES x 16 positions and WARP_OUTS outputs.
 template <int OUTS_, int M_TILES_, bool STRICT_>
 struct Forward {
+    static constexpr bool FITS = FITS_UNITS;
     static constexpr int OUTS = OUTS_, M_TILES = M_TILES_;
     static constexpr bool STRICT = STRICT_;
     static constexpr int WARP_OUTS = smaller(OUTS, 48), N_TILES = WARP_OUTS / 8, WARPS_ACROSS = OUTS / WARP_OUTS;
     static constexpr int WARP_POSITIONS = 16 * M_TILES, POSITIONS = WARP_POSITIONS * CONSUMER_WARPS / WARPS_ACROSS;
     static constexpr int GROUPS = ceil_div(OUT_CHANNELS, OUTS), PARTS = STRICT ? 2 : 1, BLOCKS_A_TILE = GROUPS, MOST_STAGES = 4;
     static constexpr int PAIRS = POSITIONS > 256 ? 5 : 4;  // of a producer's batch
-    // Weights: [high, low][channel][unit][output], 16 bytes each.
-    static constexpr int64_t WEIGHT_BYTES = static_cast<int64_t>(PARTS) * IN_CHANNELS * STEPS * 2 * OUTS * UNIT_BYTES;
     static constexpr int CHANNEL_BYTES = STEPS * 2 * OUTS * UNIT_BYTES;
+    static constexpr int64_t WEIGHT_BYTES = static_cast<int64_t>(PARTS) * IN_CHANNELS * CHANNEL_BYTES;
     // A warp's outputs on their way out: 8 channels. The pitch avoids bank conflicts.
     static constexpr int STAGING_ROW = WARP_POSITIONS + 4, STAGING_BYTES = CONSUMER_WARPS * 8 * STAGING_ROW * 4;
     static constexpr int64_t FIXED_BYTES = WEIGHT_BYTES + STAGING_BYTES + 2 * OUTS * 4;
@@ -385,9 +371,7 @@ struct Forward {
 };
 
 struct Tensors {
-    const Element* __restrict__ x;
-    const Element* __restrict__ weight;
-    const Element* __restrict__ bias;  // or null
+    const Element *__restrict__ x, *__restrict__ weight, *__restrict__ bias;  // bias: or null
     Element* __restrict__ out;
 };
 
@@ -453,16 +437,16 @@ DEVICE void produce(const Shape& shape, const Plan& plan, Pipeline& pipeline, co
             UNROLL for (int i = 0; i < PRODUCER_WARPS; ++i) key = larger(key, keys[i]);
             exponent = smaller(exponent, key / 2 < INFINITE ? plane_exponent(key / 2) : NOT_FINITE);
             key = 0;
-            pipeline.producer_acquire();
+            mbarrier_test_wait(pipeline.empty(), pipeline.parity ^ 1);
         }
         if (storing)
             batch.template store<F::STRICT>(0, pipeline.address(), plan.x_bytes(), plan, first_pair, first_column,
                                             power_of_2(exponent));
         if (is_last && storing) {
             if (threadIdx.x == CONSUMERS) pipeline.exponent() = exponent;
-            pipeline.producer_commit();
+            mbarrier_arrive(pipeline.full());
             pipeline.advance();
-            rows.x += shape.plane();
+            rows.x += shape.x_size();
             if (++channel == IN_CHANNELS) {
                 channel = 0, number += plan.blocks, exponent = MOST_EXPONENT;
                 if (number < plan.tiles) rows = Rows(shape, Tile(plan, number), x, 0);
@@ -483,7 +467,7 @@ DEVICE void multiply_stage(const uint32_t (&x)[F::M_TILES], uint32_t weights, co
                            float (&sums)[F::M_TILES][F::N_TILES][4]) {
     const bool second = threadIdx.x % WARP >= 16;  // of a step's units
     float parts[F::STRICT ? F::M_TILES : 1][F::N_TILES][4] = {};
-#pragma unroll (F::STRICT ? 1 : UNROLLED_STEPS)
+#pragma unroll (F::STRICT || STEPS > 16 ? 1 : STEPS)
     for (int step = 0; step < STEPS; ++step) {
         const int here = unit_offset(plan, 2 * step), to_second = unit_offset(plan, 2 * step + 1) - here;
         const uint32_t offset = (here + (second ? to_second : 0)) * UNIT_BYTES;
@@ -506,11 +490,11 @@ DEVICE void multiply_stage(const uint32_t (&x)[F::M_TILES], uint32_t weights, co
             sums[i / (4 * F::N_TILES)][i / 4 % F::N_TILES][i % 4] += parts[i / (4 * F::N_TILES)][i / 4 % F::N_TILES][i % 4];
 }
 
-// Writes a warp's outputs, `count` positions from `out` on. Through shared memory, 8 channels at a time, so that stores are
-// coalesced. The first rows of scales are what undoes the weights' scales, the second the biases.
+// Writes a warp's outputs, `count` positions from `out` on. Through staging, 8 channels at a time, so that stores are
+// coalesced. scales: what undoes the weights' scales, then the biases.
 template <class F>
 DEVICE void write_outputs(const float (&sums)[F::M_TILES][F::N_TILES][4], int exponent, const float* scales, float* staging,
-                          Element* __restrict__ out, int64_t out_plane, int channels, int count) {
+                          Element* __restrict__ out, int64_t out_size, int channels, int count) {
     const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const float half_unscale = power_of_2(-exponent / 2), other_half = power_of_2(-exponent - -exponent / 2);
     UNROLL for (int j = 0; j < F::N_TILES; ++j) {
@@ -525,10 +509,9 @@ DEVICE void write_outputs(const float (&sums)[F::M_TILES][F::N_TILES][4], int ex
             to[8 * i + F::STAGING_ROW] = fmaf(sums[i / 2][j][i % 2 * 2 + 1] * factors[1], other_half, bias.y);
         }
         __syncwarp();
-        UNROLL for (int row = 0; row < 8; ++row, out += out_plane) {
+        UNROLL for (int row = 0; row < 8; ++row, out += out_size)
             UNROLL for (int i = lane; i < F::WARP_POSITIONS; i += WARP)
                 if (8 * j + row < channels && i < count) out[i] = staging[row * F::STAGING_ROW + i];
-        }
     }
 }
 
@@ -539,7 +522,7 @@ DEVICE float fp32_output(const Shape& shape, const Tensors& tensors, int64_t sam
     const int top = i * STRIDE_H - PAD_H, left = j * STRIDE_W - PAD_W;
     float sum = 0;
     UNROLL_1 for (int c = 0; c < IN_CHANNELS; ++c) {
-        const Element* plane = tensors.x + (sample * IN_CHANNELS + c) * shape.plane();
+        const Element* plane = tensors.x + (sample * IN_CHANNELS + c) * shape.x_size();
         const Element* taps = tensors.weight + (static_cast<int64_t>(o) * IN_CHANNELS + c) * TAPS;
         UNROLL_1 for (int k = 0; k < TAPS; ++k) {
             const int h = top + k / KERNEL_W, w = left + k % KERNEL_W;
@@ -568,7 +551,7 @@ DEVICE void consume(const Shape& shape, const Plan& plan, const Tensors& tensors
         float sums[F::M_TILES][F::N_TILES][4] = {};
         int exponent = 0;
         UNROLL_1 for (int channel = 0; channel < IN_CHANNELS; ++channel) {
-            pipeline.consumer_wait();
+            mbarrier_test_wait(pipeline.full(), pipeline.parity);
             const int change = pipeline.exponent() - exponent;
             exponent += change;
             if (channel > 0 && change != 0)
@@ -579,19 +562,19 @@ DEVICE void consume(const Shape& shape, const Plan& plan, const Tensors& tensors
             uint32_t x[F::M_TILES];
             UNROLL for (int m = 0; m < F::M_TILES; ++m) x[m] = pipeline.address() + units[m];
             multiply_stage<F>(x, first_weight + channel * F::CHANNEL_BYTES, plan, sums);
-            pipeline.consumer_release();
+            mbarrier_arrive(pipeline.empty());
             pipeline.advance();
         }
         const int count = smaller(tile.count - first_position, F::WARP_POSITIONS);
         const int channels = smaller(F::WARP_OUTS, OUT_CHANNELS - first_channel);
         const int64_t plane = static_cast<int64_t>(tile.sample) * OUT_CHANNELS + first_channel;
         const int position = tile.first + first_position;
-        Element* const out = tensors.out + plane * shape.out_plane() + position;
+        Element* const out = tensors.out + plane * shape.out_size() + position;
         if (exponent != NOT_FINITE) {
-            write_outputs<F>(sums, exponent, scales, staging, out, shape.out_plane(), channels, count);
+            write_outputs<F>(sums, exponent, scales, staging, out, shape.out_size(), channels, count);
         } else {
             UNROLL_1 for (int i = lane; i < count * channels; i += WARP)
-                out[i / count * shape.out_plane() + i % count] =
+                out[i / count * shape.out_size() + i % count] =
                     fp32_output(shape, tensors, tile.sample, first_channel + i / count, position + i % count);
         }
     }
@@ -681,8 +664,8 @@ struct GradientTile {
                      const Element* grad) {
         const int lane = threadIdx.x % WARP;
         const int64_t plane = static_cast<int64_t>(tile.sample) * OUT_CHANNELS + part.first_out + output(0);
-        const Element* from = grad + plane * shape.out_plane() + tile.first + 2 * lane;
-        UNROLL for (int i = 0; i < OUTS; ++i, from += G::WARPS * shape.out_plane()) {
+        const Element* from = grad + plane * shape.out_size() + tile.first + 2 * lane;
+        UNROLL for (int i = 0; i < OUTS; ++i, from += G::WARPS * shape.out_size()) {
             const bool exists = OUT_CHANNELS % G::OUTS == 0 || part.first_out + output(i) < OUT_CHANNELS;
             UNROLL for (int k = 0; k < RUNS; ++k) {
                 const int position = 2 * (lane + WARP * k);
@@ -897,44 +880,37 @@ static Shape make_shape(const Element* x, int64_t batch, int64_t height, int64_t
     return s;
 }
 
-// The one predicate of what a kernel takes: whether weights and a pipeline of `least_stages` or more fit into the device's
-// shared memory; `plan` is how. Whole planes are lines where they can be.
-template <class F>  // Forward or Gradient
-static bool make_plan(Plan& plan, const Shape& shape, int device, int least_stages) {
+// Calls visit(F(), plan) if that kernel takes the shape: if weights and a pipeline of `least_stages` or more fit into the
+// device's shared memory. Whole channels are lines where they fit. Returns whether it does; there is no other predicate.
+template <class F, class Visit>  // Forward or Gradient
+static bool visit_kernel(const Shape& shape, int device, int least_stages, const Visit& visit) {
     int sm_count, shared_bytes;
     cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
     cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     if (SHARED_LIMIT_KB) shared_bytes = smaller(shared_bytes, SHARED_LIMIT_KB * 1024);
-    for (const bool by_rows : {false, true})
-        for (int stages = F::MOST_STAGES; stages >= least_stages; --stages) {
-            const int columns = by_rows ? F::POSITIONS : shape.out_w, pitch = columns + QUADS - 1;
-            const int64_t line = by_rows ? shape.out_w : shape.out_plane(), lines = by_rows ? shape.out_h : 1;
-            const int64_t of_line = (line + F::POSITIONS - 1) / F::POSITIONS, tiles = shape.batch * lines * of_line;
-            if (pitch > 1 << 14 || line > 1 << 30 || tiles > 1 << 30) continue;
-            const int rows = (by_rows ? 0 : (columns - 1 + F::POSITIONS - 1) / columns) + TAP_ROWS;
-            plan = {by_rows, F::POSITIONS, columns, pitch, rows, stages};
-            plan.line = line, plan.lines = lines, plan.tiles_of_line = of_line, plan.tiles = tiles;
-            plan.blocks = smaller(plan.tiles, larger(sm_count / F::BLOCKS_A_TILE, 1));
-            if (F::bytes(plan) <= shared_bytes) return true;
-        }
+    if constexpr (F::FITS)
+        for (const bool by_rows : {false, true})
+            for (int stages = F::MOST_STAGES; stages >= least_stages; --stages) {
+                const int columns = by_rows ? F::POSITIONS : shape.out_w, pitch = columns + QUADS - 1;
+                const int64_t line = by_rows ? shape.out_w : shape.out_size(), lines = by_rows ? shape.out_h : 1;
+                const int64_t of_line = (line + F::POSITIONS - 1) / F::POSITIONS, tiles = shape.batch * lines * of_line;
+                if (pitch > 1 << 14 || line > 1 << 30 || tiles > 1 << 30) continue;
+                const int rows = (by_rows ? 0 : (columns - 1 + F::POSITIONS - 1) / columns) + TAP_ROWS;
+                Plan plan = {by_rows, F::POSITIONS, columns, pitch, rows, stages};
+                plan.line = line, plan.lines = lines, plan.tiles_of_line = of_line, plan.tiles = tiles;
+                plan.blocks = smaller(plan.tiles, larger(sm_count / F::BLOCKS_A_TILE, 1));
+                if (F::bytes(plan) <= shared_bytes) return visit(F(), plan), true;
+            }
     return false;
 }
 
-// Calls visit(kernel, plan) for the fastest kernel that takes the shape; false where none does.
+// The fastest kernel that takes the shape.
 template <class Visit>
 static bool visit_forward(const Shape& shape, int device, bool strict, const Visit& visit) {
-    if constexpr (FITS_UNITS) {
-        const auto takes = [&](auto kernel, int least_stages) {
-            Plan plan;
-            const bool fits = make_plan<decltype(kernel)>(plan, shape, device, least_stages);
-            if (fits) visit(kernel, plan);
-            return fits;
-        };
-        if (strict) return takes(Forward<48, 2, true>(), 2) || takes(Forward<24, 2, true>(), 1);
-        if (OUT_CHANNELS > 48 && takes(Forward<96, 4, false>(), 2)) return true;
-        return takes(Forward<48, 3, false>(), 2) || takes(Forward<24, 2, false>(), 1);
-    }
-    return false;
+    const auto takes = [&](auto kernel, int least) { return visit_kernel<decltype(kernel)>(shape, device, least, visit); };
+    if (strict) return takes(Forward<48, 2, true>(), 2) || takes(Forward<24, 2, true>(), 1);
+    if (OUT_CHANNELS > 48 && takes(Forward<96, 4, false>(), 2)) return true;
+    return takes(Forward<48, 3, false>(), 2) || takes(Forward<24, 2, false>(), 1);
 }
 
 // The floats that the packed weights take; 0: what no kernel takes.
@@ -947,11 +923,10 @@ extern "C" int64_t count_packed(int64_t strict, int64_t batch, int64_t height, i
 
 // out (batch, OUT_CHANNELS, out_h, out_w); `packed` has count_packed() floats; bias may be null.
 extern "C" int launch_convolve(const Element* x, const Element* weight, const Element* bias, float* packed, Element* out,
-                               int64_t strict, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
+                               int64_t strict, int64_t batch, int64_t height, int64_t width, int64_t device,
+                               cudaStream_t stream) {
     const Shape shape = make_shape(x, batch, height, width);
     const Tensors tensors = {x, weight, bias, out};
-    int device = 0;
-    cudaGetDevice(&device);
     cudaError_t error = cudaErrorNotSupported;
     visit_forward(shape, device, strict, [&](auto kernel, const Plan& plan) {
         using F = decltype(kernel);
@@ -971,16 +946,8 @@ extern "C" int launch_convolve(const Element* x, const Element* weight, const El
 // The order of additions depends on it.
 template <class Visit>
 static bool visit_gradient(const Shape& shape, int device, bool strict, const Visit& visit) {
-    const auto takes = [&](auto kernel) {
-        using G = decltype(kernel);
-        if constexpr (G::FITS) {
-            Plan plan;
-            if (!make_plan<G>(plan, shape, device, 1)) return false;
-            visit(kernel, plan);
-        }
-        return G::FITS;
-    };
-    return strict ? takes(Gradient<true>()) : takes(Gradient<false>());
+    if (strict) return visit_kernel<Gradient<true>>(shape, device, 1, visit);
+    return visit_kernel<Gradient<false>>(shape, device, 1, visit);
 }
 
 // The floats between the gradient's kernels; 0: what they do not take.
@@ -993,10 +960,9 @@ extern "C" int64_t count_terms(int64_t strict, int64_t batch, int64_t height, in
 
 // `terms` has count_terms() floats; grad_bias may be null.
 extern "C" int launch_gradient(const Element* x, const Element* grad, float* terms, Element* grad_weight, Element* grad_bias,
-                               int64_t strict, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
+                               int64_t strict, int64_t batch, int64_t height, int64_t width, int64_t device,
+                               cudaStream_t stream) {
     const Shape shape = make_shape(x, batch, height, width);
-    int device = 0;
-    cudaGetDevice(&device);
     cudaError_t error = cudaErrorNotSupported;
     visit_gradient(shape, device, strict, [&](auto kernel, const Plan& plan) {
         using G = decltype(kernel);
@@ -1021,7 +987,7 @@ def is_strict():
 
 @functools.lru_cache(maxsize=1024)
 def sizes(kernels, x, weight, bias, stride, padding, strict):
-    """Return the output's shape, floats of scratch and terms (0: PyTorch computes), numbers. Raises RuntimeError."""
+    """Return the output's shape, floats of scratch and terms (0: PyTorch), the launch's last arguments. Raises RuntimeError."""
     outs, built = kernels.OUT_CHANNELS, (kernels.STRIDE_H, kernels.STRIDE_W, kernels.PAD_H, kernels.PAD_W)
     check(kernels, "x", x, x, (*x[0][:1], kernels.IN_CHANNELS, *x[0][-2:]))
     check(kernels, "weight", weight, x, (outs, kernels.IN_CHANNELS, kernels.KERNEL_H, kernels.KERNEL_W))
@@ -1035,9 +1001,9 @@ def sizes(kernels, x, weight, bias, stride, padding, strict):
     if x[2].type == "cuda" and torch.cuda.get_device_capability(x[2]) < (8, 0):
         raise RuntimeError(f"{NAME}: expected a GPU of compute capability 8.0 or later; v1_direct runs on any")
     shape = batch, outs, *[size // step + 1 for size, step in zip(room, stride, strict=True)]
-    numbers = strict, batch, *image
-    floats = kernels.count_packed(*numbers, x[2].index or 0) if math.prod(shape) else 1
-    terms = kernels.count_terms(*numbers, x[2].index or 0) if math.prod(shape) else 1
+    numbers = strict, batch, *image, x[2].index or 0
+    floats = kernels.count_packed(*numbers) if math.prod(shape) else 1
+    terms = kernels.count_terms(*numbers) if math.prod(shape) else 1
     if not floats or not terms:
         limits = "a stride of 4 across and an even one down, weights for 24 outputs and a stage in shared memory"
         warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")
@@ -1106,12 +1072,11 @@ class ModelNew(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels=3, out_channels=96, kernel_size=11, stride=4, padding=2)
 
-    @torch.compiler.assume_constant_result
     def namespace(self):
         conv = self._modules["conv1"]
-        constants = {"IN_CHANNELS": conv.in_channels, "OUT_CHANNELS": conv.out_channels}
-        for name, values in (("KERNEL", conv.kernel_size), ("STRIDE", conv.stride), ("PAD", conv.padding)):
-            constants |= {f"{name}_{axis}": value for axis, value in zip("HW", values, strict=True)}
+        names = "IN_CHANNELS", "OUT_CHANNELS", "KERNEL_H", "KERNEL_W", "STRIDE_H", "STRIDE_W", "PAD_H", "PAD_W"
+        values = conv.in_channels, conv.out_channels, *conv.kernel_size, *conv.stride, *conv.padding
+        constants = dict(zip(names, values, strict=True))
         return build(*self.sources, (fuse, *self.fused), SHARED_LIMIT_KB=self.shared_limit_kb, **constants)
 
     def operands(self, x):
@@ -1141,14 +1106,13 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
         found = zip(arguments[:tensors], [1, *[2] * tensors], strict=False)
         return tuple(grad.new_empty(0 if each is None or not arguments[-1] & bit else each.shape) for each, bit in found)
 
-    def define(name, schema, function, fake):
-        library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+    returned = ", ".join(["Tensor"] * tensors)
+    more = [("save", f"({inputs}, int plan) -> (Tensor, Tensor, Tensor)", save, functools.partial(saved, kernels))]
+    more += [("gradient", f"(Tensor grad, {inputs}, Tensor kept, Tensor more, int plan) -> ({returned})", gradient, shapes)]
+    for name, types, function, fake in more:
+        library.define(f"{name}{types}", tags=(torch.Tag.pt2_compliant_tag,))
         library.impl(name, function, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{library.ns}::{name}", fake, lib=library)
-
-    define("save", f"({inputs}, int plan) -> (Tensor, Tensor, Tensor)", save, functools.partial(saved, kernels))
-    returned = ", ".join(["Tensor"] * tensors)
-    define("gradient", f"(Tensor grad, {inputs}, Tensor kept, Tensor more, int plan) -> ({returned})", gradient, shapes)
 
     def needs_of(ctx):
         _, first, *others = ctx.needs_input_grad
@@ -1164,7 +1128,7 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
                 ctx.plan = plan(kernels, *known, needs_of(ctx))
             if ctx.plan is None:
                 return Gradient.forward(ctx, keys, *arguments)
-            output, *kept = below_autograd(operators.save, save, keys, *arguments, ctx.plan)
+            output, *kept = (save if keys in PLAIN else operators.save)(*arguments, ctx.plan)
             ctx.save_for_backward(*arguments[:tensors], *kept)
             ctx.others = arguments[tensors:]
             return output
@@ -1184,9 +1148,9 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
 # ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
 LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
 KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
-NUMBER = getattr(KEYS, "raw_repr", repr)  # PyTorch 2.4 has neither this nor the next function
-NEED_GRAD = getattr(torch._C, "_any_requires_grad", lambda *given: any(getattr(each, "requires_grad", False) for each in given))
-PLAIN = {NUMBER(KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)), NUMBER(KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA))}
+PLAIN = [KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA), KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)]  # of plain tensors
+ModelNew.namespace._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result does, for a second of imports
+kind = attrgetter("shape", "dtype", "device")  # what checks and sizes depend on: functions of kinds are cached
 
 
 @functools.lru_cache(maxsize=None)
@@ -1207,112 +1171,95 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
     devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
     machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
     everything = text, schema, flags, machine, [fingerprint(each) for each in (forward, original, *fused)]
-    namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
-    operators = getattr(torch.ops, namespace)
+    operators = getattr(torch.ops, f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}")
     with LOADING:
         if not getattr(operators, "registered", None):
-            kernels = load(namespace, text, flags, constants)
-            vars(kernels).update({each.__name__: each for each in (original, *fused)})
+            kernels = load(operators.name, text, flags)
+            vars(kernels).update(constants | {each.__name__: each for each in (original, *fused)})
             operators.registered = register(operators, schema, kernels, forward, original, *fused)
-    return namespace
+    return operators.name
 
 
-def load(name, text, flags, constants):
-    """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
+def load(name, text, flags):
+    """Return the library of a text. Its functions know the types of their arguments, and how many tensors come first."""
     from torch.utils import cpp_extension
 
-    options = {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
-    if is_cuda := "<<<" in text:
-        options = {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
-    if torch.__version__ >= "2.8":  # before, torch's headers come along
-        options["no_implicit_headers"] = True
-    if not shutil.which("ninja"):  # in a virtual environment that is not activated
+    is_cuda, flags = "<<<" in text, ["-O3", *flags]
+    options = {"cuda_sources": text, "extra_cuda_cflags": ["-lineinfo", *flags]} if is_cuda else {"extra_cflags": flags}
+    options |= {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
+    if not cpp_extension.is_ninja_available():  # in a virtual environment that is not activated
         os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
     cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
-    path = cpp_extension.load_inline(name, is_python_module=False, **options)  # None before PyTorch 2.5
+    path = cpp_extension.load_inline(name, "" if is_cuda else text, is_python_module=False, **options)  # None before 2.5
     kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
-    vars(kernels).update(constants)
     kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
     numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
     for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
         if function := getattr(kernels, symbol, None):  # the text may leave it out for these constants
-            types = [each.split()[0] for each in parameters.split(",") if each]
-            function.restype, function.argtypes = numbers[result], [numbers.get(each, ctypes.c_void_p) for each in types]
-            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in types
+            types = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
+            function.restype, function.argtypes, function.tensors = numbers[result], types, parameters.count("*")
     return kernels
 
 
 def register(operators, schema, kernels, forward, original, fuse=None, *fused):
     """Define the operator, for every device, so that forward checks the tensors. Without `fuse` its gradient is PyTorch's."""
-    name, tensors = f"{operators.name}::forward", schema.count("Tensor") - 1
+    tensors, notice = schema.count("Tensor") - 1, f"{operators.name[:-11]}: {original.__doc__}"
     library, forward = torch.library.Library(operators.name, "DEF"), functools.partial(forward, kernels)
 
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx, keys, *arguments):
-            warn(f"{operators.name[:-11]}: {original.__doc__}")
+            warn(notice)
             ctx.save_for_backward(*arguments[:tensors])
             ctx.others = arguments[tensors:]
-            return below_autograd(operators.forward, forward, keys, *arguments)
+            return autograd(keys, *arguments)  # where no gradient is recorded
 
         @staticmethod
         def backward(ctx, grad):
-            keeps_graph, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]
-            with torch.enable_grad():
-                # Views: the gradients are partial ones, also where an argument depends on another.
+            with torch.enable_grad():  # views: gradients are partial ones, also where an argument depends on another
                 given = [each if each is None else each.view_as(each) for each in ctx.saved_tensors[:tensors]]
-                wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
-                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=keeps_graph))
-            return None, *[next(found) if needed else None for needed in needs]
+                out = original(*given, *ctx.others)
+            wanted = [each for each in given if each is not None and each.requires_grad]
+            found = dict(zip(wanted, torch.autograd.grad(out, wanted, grad, create_graph=torch.is_grad_enabled()), strict=True))
+            return None, *map(found.get, given), *[None] * len(ctx.others)
 
     def autograd(keys, *arguments):
+        trains = torch.is_grad_enabled() and True in [each is not None and each.requires_grad for each in arguments[:tensors]]
         # Gradient refuses the tangents that arguments may have within forward_ad.dual_level(); below it they would be dropped.
-        if torch.autograd.forward_ad._current_level >= 0 or (torch.is_grad_enabled() and NEED_GRAD(*arguments)):
+        if trains or (torch.autograd.forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()):
             return Gradient.apply(keys, *arguments)
-        return below_autograd(operators.forward, forward, keys, *arguments)
+        if keys in PLAIN:  # the dispatcher would do no more
+            return forward(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operators.forward(*arguments)
 
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl("forward", forward, "CompositeExplicitAutograd")
     library.impl("forward", autograd, "Autograd", with_keyset=True)
-    torch.library.register_fake(name, original, lib=library)
+    torch.library.register_fake(f"{operators.name}::forward", original, lib=library)
     for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
-        torch.library.register_autocast(name, device, torch.float32, lib=library)
-    if fuse:
-        Gradient = fuse(library, schema, kernels, Gradient, *fused)
+        torch.library.register_autocast(f"{operators.name}::forward", device, torch.float32, lib=library)
+    Gradient = fuse(library, schema, kernels, Gradient, *fused) if fuse else Gradient
     return library
-
-
-def below_autograd(operator, function, keys, *arguments):
-    """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
-    if NUMBER(keys) in PLAIN:
-        return function(*arguments)
-    with torch._C._AutoDispatchBelowAutograd():
-        return operator.default.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
-
-
-def kind(tensor):
-    """Return what checks and sizes depend on. A function of kinds is cached: it would take as long as the rest of a call."""
-    return tensor.shape, tensor.dtype, tensor.device
 
 
 def check(kernels, name, tensor, place, shape):
     """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
-    found, dtype, device = tensor
-    if dtype is not torch.float32 or found != shape or device != place[2] or device.type != kernels.device:
+    if tensor != (shape, torch.float32, place[2]) or place[2].type != kernels.device:
         wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
-        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {dtype} of shape {list(found)} on {device}")
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {tensor[1]} of shape {list(tensor[0])} on {tensor[2]}")
 
 
 def launch(function, *arguments):
     """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
-    first, stream = arguments[0], 0
+    first, count, stream = arguments[0], function.tensors, 0
     if first.is_cuda:
         if (device := first.get_device()) != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 return launch(function, *arguments)
         stream = torch._C._cuda_getCurrentRawStream(device)
-    pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
-    if code := function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream):
+    pointers = [None if each is None else each.data_ptr() for each in arguments[:count]]
+    if code := function(*pointers, *arguments[count:], stream):  # a C function ignores an argument too many
         words = f"CUDA error: {torch.cuda.CudaError(code)}" if first.is_cuda else f"error {code}"
         raise RuntimeError(f"{function.__name__}: {words}")
 
@@ -1320,11 +1267,10 @@ def launch(function, *arguments):
 @functools.lru_cache(maxsize=None)
 def warn(text):
     """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
-    files = [each.filename for each in inspect.stack(0)]
-    level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
-    while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
-        level += 1
-    warnings.warn(text, stacklevel=level + 1)
+    files, torchs = [each.filename for each in inspect.stack(0)], os.path.dirname(torch.__file__)
+    last = max(i for i, file in enumerate(files) if file == files[0])  # the outermost of this file
+    callers = [i for i, file in enumerate(files) if i > last and not file.startswith(torchs)]
+    warnings.warn(text, stacklevel=min(callers, default=last) + 1)
 
 
 def main():
@@ -1337,11 +1283,10 @@ def main():
     torch.manual_seed(0)
     arguments, shape, small, limit = EXAMPLE
     model, x = ModelNew(*arguments).to(device).requires_grad_(False), torch.randn(small if emulated else shape, device=device)
-    found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
-    error = ((found - exact).abs().max() / exact.std()).item()
-    names = {"model": model.float(), "x": x, "original": original}
-    calls = () if emulated else ("model(x)", "original(*model.operands(x))")
-    times = [f"{1e3 * benchmark.Timer(call, globals=names).timeit(20).mean:.3f} ms" for call in calls]
+    exact = torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+    error = ((model.float()(x) - exact).abs().max() / exact.std()).item()
+    calls = () if emulated else (model, lambda x: original(*model.operands(x)))
+    times = [f"{1e3 * benchmark.Timer('f(x)', globals={'f': f, 'x': x}).timeit(20).mean:.3f} ms" for f in calls]
     how_fast = ", PyTorch ".join(times) or f"under the emulator, not timed, on an input of {tuple(x.shape)}"
     verdict = "right" if error <= limit else "wrong"
     print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")

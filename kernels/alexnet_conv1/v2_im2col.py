@@ -31,10 +31,10 @@ import hashlib
 import inspect
 import os
 import re
-import shutil
 import sys
 import threading
 import warnings
+from operator import attrgetter
 
 import torch
 import torch.nn as nn
@@ -52,7 +52,6 @@ CUDA = r"""
 using Element = float;  // of all tensors
 
 constexpr int THREADS = 256;
-constexpr int64_t SCRATCH_BYTES = 256 << 20;  // for the matrix of a chunk
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
@@ -64,24 +63,7 @@ struct Chunk {
     int count, height, width, pad_h, pad_w, out_h, out_w;
     int64_t first_sample;
     unsigned first_in_sample;  // of the first sample's positions
-
-    Chunk(int64_t first, int count, int height, int width, int pad_h, int pad_w)
-        : count(count), height(height), width(width), pad_h(pad_h), pad_w(pad_w),
-          out_h((height + 2 * pad_h - KERNEL_H) / STRIDE_H + 1), out_w((width + 2 * pad_w - KERNEL_W) / STRIDE_W + 1),
-          first_sample(first / plane()), first_in_sample(first % plane()) {}
-    __host__ __device__ unsigned plane() const { return (unsigned)out_h * out_w; }
-};
-
-// The k-th position of a chunk.
-struct Position {
-    int64_t sample;
-    unsigned in_sample;
-    __device__ Position(const Chunk& chunk, int k) {
-        const unsigned from_first = chunk.first_in_sample + k;
-        sample = chunk.first_sample + from_first / chunk.plane(), in_sample = from_first % chunk.plane();
-    }
-    // Its index in a tensor (batch, OUT_CHANNELS, out_h, out_w).
-    __device__ int64_t at(const Chunk& chunk, int o) const { return (sample * OUT_CHANNELS + o) * chunk.plane() + in_sample; }
+    __device__ unsigned plane() const { return (unsigned)out_h * out_w; }
 };
 
 // columns (TERMS, chunk.count). Adjacent threads have adjacent positions, so their stores are coalesced.
@@ -90,10 +72,11 @@ __global__ void __launch_bounds__(THREADS)
     const int blocks = ceil_div(chunk.count, THREADS), k = blockIdx.x % blocks * THREADS + threadIdx.x;
     const int u = blockIdx.x / blocks % KERNEL_H, c = blockIdx.x / blocks / KERNEL_H;
     if (k >= chunk.count) return;
-    const Position position(chunk, k);
-    const int h = (int)(position.in_sample / chunk.out_w) * STRIDE_H - chunk.pad_h + u;
-    const int left = (int)(position.in_sample % chunk.out_w) * STRIDE_W - chunk.pad_w;
-    const Element* row = x + ((position.sample * IN_CHANNELS + c) * chunk.height + h) * chunk.width;
+    const unsigned from_first = chunk.first_in_sample + k, in_sample = from_first % chunk.plane();
+    const int64_t sample = chunk.first_sample + from_first / chunk.plane();
+    const int h = (int)(in_sample / chunk.out_w) * STRIDE_H - chunk.pad_h + u;
+    const int left = (int)(in_sample % chunk.out_w) * STRIDE_W - chunk.pad_w;
+    const Element* row = x + ((sample * IN_CHANNELS + c) * chunk.height + h) * chunk.width;
     Element* column = columns + (int64_t)(c * KERNEL_H + u) * KERNEL_W * chunk.count + k;
     const bool row_exists = h >= 0 && h < chunk.height;
     UNROLL for (int v = 0; v < KERNEL_W; ++v) {
@@ -107,18 +90,7 @@ __global__ void __launch_bounds__(THREADS)
 constexpr int LANES = 16, DEPTH = 16, COLUMNS = 8, TILE_N = LANES * COLUMNS;
 constexpr int ROWS = ceil_div(ceil_div(OUT_CHANNELS, ceil_div(OUT_CHANNELS, 6 * LANES)), LANES), TILE_M = ROWS * LANES;
 constexpr int TILES_M = ceil_div(OUT_CHANNELS, TILE_M);
-static_assert(LANES * LANES == THREADS);
-
-// tile[k][m] = value(m, k). Rows of the tile are 4 longer than they need be, which avoids bank conflicts.
-template <bool ALONG_K, int SIZE, class Value>
-__device__ __forceinline__ void load_tile(float (&tile)[DEPTH][SIZE + 4], Value value) {
-    static_assert(DEPTH * SIZE % THREADS == 0);
-    UNROLL for (int load = 0; load < DEPTH * SIZE / THREADS; ++load) {
-        const int index = load * THREADS + threadIdx.x;
-        const int k = ALONG_K ? index % DEPTH : index / SIZE, m = ALONG_K ? index / DEPTH : index % SIZE;
-        tile[k][m] = value(m, k);
-    }
-}
+static_assert(LANES * LANES == THREADS && DEPTH * LANES == THREADS);
 
 // A thread's columns lie in two runs of 4: it reads 16 bytes at a time, and its neighbours the 16 beside them: conflict-free.
 __device__ __forceinline__ int column_of_thread(int n) { return n / 4 * 4 * LANES + threadIdx.x % LANES * 4 + n % 4; }
@@ -127,6 +99,7 @@ __device__ __forceinline__ int column_of_thread(int n) { return n / 4 * 4 * LANE
 __global__ void __launch_bounds__(THREADS, 2)
     multiply(Chunk chunk, const Element* __restrict__ weight, const Element* __restrict__ columns,
              const Element* __restrict__ bias, Element* __restrict__ out) {
+    // Rows are 4 longer than they need be, which avoids bank conflicts.
     __shared__ alignas(16) float left[DEPTH][TILE_M + 4];
     __shared__ alignas(16) float right[DEPTH][TILE_N + 4];
     const int m0 = blockIdx.x % TILES_M * TILE_M, n0 = blockIdx.x / TILES_M * TILE_N;
@@ -135,12 +108,16 @@ __global__ void __launch_bounds__(THREADS, 2)
     float sums[ROWS][COLUMNS] = {};
 #pragma unroll 1
     for (int k0 = 0; k0 < TERMS; k0 += DEPTH) {
-        load_tile<true, TILE_M>(left, [&](int m, int k) {
-            return m0 + m < OUT_CHANNELS && k0 + k < TERMS ? weight[(int64_t)(m0 + m) * TERMS + k0 + k] : 0.0f;
-        });
-        load_tile<false, TILE_N>(right, [&](int n, int k) {
-            return n0 + n < chunk.count && k0 + k < TERMS ? columns[(int64_t)(k0 + k) * chunk.count + n0 + n] : 0.0f;
-        });
+        UNROLL for (int load = 0; load < ROWS; ++load) {
+            const int index = load * THREADS + threadIdx.x, k = index % DEPTH, m = index / DEPTH;
+            const bool exists = m0 + m < OUT_CHANNELS && k0 + k < TERMS;
+            left[k][m] = exists ? weight[(int64_t)(m0 + m) * TERMS + k0 + k] : 0.0f;
+        }
+        UNROLL for (int load = 0; load < COLUMNS; ++load) {
+            const int index = load * THREADS + threadIdx.x, k = index / TILE_N, n = index % TILE_N;
+            const bool exists = n0 + n < chunk.count && k0 + k < TERMS;
+            right[k][n] = exists ? columns[(int64_t)(k0 + k) * chunk.count + n0 + n] : 0.0f;
+        }
         __syncthreads();
         UNROLL for (int k = 0; k < DEPTH; ++k) {
             float a[ROWS], b[COLUMNS];
@@ -154,7 +131,9 @@ __global__ void __launch_bounds__(THREADS, 2)
     UNROLL for (int n = 0; n < COLUMNS; ++n) {
         const int column = n0 + column_of_thread(n);
         if (column >= chunk.count) continue;
-        Element* to = out + Position(chunk, column).at(chunk, 0);
+        const unsigned from_first = chunk.first_in_sample + column, in_sample = from_first % chunk.plane();
+        const int64_t sample = chunk.first_sample + from_first / chunk.plane();
+        Element* to = out + sample * OUT_CHANNELS * chunk.plane() + in_sample;
         UNROLL for (int m = 0; m < ROWS; ++m) {
             const int o = m0 + first_row + m;
             if (o < OUT_CHANNELS) to[(int64_t)o * chunk.plane()] = bias ? sums[m][n] + bias[o] : sums[m][n];
@@ -162,20 +141,20 @@ __global__ void __launch_bounds__(THREADS, 2)
     }
 }
 
-// As many positions as scratch memory has room for, in whole tiles; no more than there are.
-static int chunk_positions(int64_t positions) {
-    const int64_t room = SCRATCH_BYTES / sizeof(Element) / TERMS / TILE_N * TILE_N, fits = room > 0 ? room : TILE_N;
-    return static_cast<int>(fits < positions ? fits : positions);
-}
-extern "C" int64_t count_scratch(int64_t positions) { return (int64_t)chunk_positions(positions) * TERMS; }
+// A chunk has as many positions as 256 MB have room for, in whole tiles.
+constexpr int64_t FIT = (256 << 20) / sizeof(Element) / TERMS / TILE_N * TILE_N, MOST_POSITIONS = FIT > 0 ? FIT : TILE_N;
+static int64_t chunk_positions(int64_t left) { return left < MOST_POSITIONS ? left : MOST_POSITIONS; }
+extern "C" int64_t count_scratch(int64_t positions) { return chunk_positions(positions) * TERMS; }
 
 // scratch: count_scratch(positions of the batch) elements
 extern "C" int launch_conv2d(const Element* x, const Element* weight, const Element* bias, Element* scratch, Element* out,
-                             int64_t batch, int64_t height, int64_t width, int64_t pad_h, int64_t pad_w, cudaStream_t stream) {
-    const int64_t positions = batch * Chunk(0, 0, height, width, pad_h, pad_w).plane(), step = chunk_positions(positions);
-    for (int64_t first = 0; first < positions; first += step) {
-        const int count = first + step < positions ? step : positions - first;
-        const Chunk chunk(first, count, height, width, pad_h, pad_w);
+                             int64_t batch, int64_t height, int64_t width, int64_t pad_h, int64_t pad_w, int64_t out_h,
+                             int64_t out_w, cudaStream_t stream) {
+    const int64_t plane = out_h * out_w, positions = batch * plane;
+    Chunk chunk = {0, (int)height, (int)width, (int)pad_h, (int)pad_w, (int)out_h, (int)out_w};
+    for (int64_t first = 0; first < positions; first += chunk.count) {
+        chunk.count = chunk_positions(positions - first);
+        chunk.first_sample = first / plane, chunk.first_in_sample = first % plane;
         const int64_t rows = (int64_t)ceil_div(chunk.count, THREADS) * IN_CHANNELS * KERNEL_H;
         im2col<<<rows, THREADS, 0, stream>>>(chunk, x, scratch);
         multiply<<<TILES_M * ceil_div(chunk.count, TILE_N), THREADS, 0, stream>>>(chunk, weight, scratch, bias, out);
@@ -201,7 +180,7 @@ def sizes(kernels, x, weight, bias, stride, padding):
     if (image[0] + 2 * padding[0]) * (image[1] + 2 * padding[1]) >= 2**31:
         raise RuntimeError(f"{NAME}: expected less than 2^31 pixels a channel, got {image} padded by {[*padding]}")
     shape = batch, outs, *[size // step + 1 for size, step in zip(room, stride, strict=True)]
-    return shape, kernels.count_scratch(batch * shape[2] * shape[3]), (batch, *image, *padding)
+    return shape, kernels.count_scratch(batch * shape[2] * shape[3]), (batch, *image, *padding, *shape[2:])
 
 
 def conv2d(kernels, x, weight, bias, stride, padding, sizes=sizes):
@@ -227,13 +206,11 @@ class ModelNew(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels=3, out_channels=96, kernel_size=11, stride=4, padding=2)
 
-    @torch.compiler.assume_constant_result
     def namespace(self):
         conv = self._modules["conv1"]
-        constants = {"IN_CHANNELS": conv.in_channels, "OUT_CHANNELS": conv.out_channels}
-        for name, values in (("KERNEL", conv.kernel_size), ("STRIDE", conv.stride)):
-            constants |= {f"{name}_{axis}": value for axis, value in zip("HW", values, strict=True)}
-        return build(*self.sources, **constants)
+        names = "IN_CHANNELS", "OUT_CHANNELS", "KERNEL_H", "KERNEL_W", "STRIDE_H", "STRIDE_W"
+        values = conv.in_channels, conv.out_channels, *conv.kernel_size, *conv.stride
+        return build(*self.sources, **dict(zip(names, values, strict=True)))
 
     def operands(self, x):
         conv = self._modules["conv1"]  # self.conv1 takes nn.Module half a microsecond
@@ -249,9 +226,9 @@ class ModelNew(nn.Module):
 # ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
 LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
 KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
-NUMBER = getattr(KEYS, "raw_repr", repr)  # PyTorch 2.4 has neither this nor the next function
-NEED_GRAD = getattr(torch._C, "_any_requires_grad", lambda *given: any(getattr(each, "requires_grad", False) for each in given))
-PLAIN = {NUMBER(KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)), NUMBER(KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA))}
+PLAIN = [KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA), KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)]  # of plain tensors
+ModelNew.namespace._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result does, for a second of imports
+kind = attrgetter("shape", "dtype", "device")  # what checks and sizes depend on: functions of kinds are cached
 
 
 @functools.lru_cache(maxsize=None)
@@ -272,112 +249,95 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
     devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
     machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
     everything = text, schema, flags, machine, [fingerprint(each) for each in (forward, original, *fused)]
-    namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
-    operators = getattr(torch.ops, namespace)
+    operators = getattr(torch.ops, f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}")
     with LOADING:
         if not getattr(operators, "registered", None):
-            kernels = load(namespace, text, flags, constants)
-            vars(kernels).update({each.__name__: each for each in (original, *fused)})
+            kernels = load(operators.name, text, flags)
+            vars(kernels).update(constants | {each.__name__: each for each in (original, *fused)})
             operators.registered = register(operators, schema, kernels, forward, original, *fused)
-    return namespace
+    return operators.name
 
 
-def load(name, text, flags, constants):
-    """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
+def load(name, text, flags):
+    """Return the library of a text. Its functions know the types of their arguments, and how many tensors come first."""
     from torch.utils import cpp_extension
 
-    options = {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
-    if is_cuda := "<<<" in text:
-        options = {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
-    if torch.__version__ >= "2.8":  # before, torch's headers come along
-        options["no_implicit_headers"] = True
-    if not shutil.which("ninja"):  # in a virtual environment that is not activated
+    is_cuda, flags = "<<<" in text, ["-O3", *flags]
+    options = {"cuda_sources": text, "extra_cuda_cflags": ["-lineinfo", *flags]} if is_cuda else {"extra_cflags": flags}
+    options |= {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
+    if not cpp_extension.is_ninja_available():  # in a virtual environment that is not activated
         os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
     cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
-    path = cpp_extension.load_inline(name, is_python_module=False, **options)  # None before PyTorch 2.5
+    path = cpp_extension.load_inline(name, "" if is_cuda else text, is_python_module=False, **options)  # None before 2.5
     kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
-    vars(kernels).update(constants)
     kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
     numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
     for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
         if function := getattr(kernels, symbol, None):  # the text may leave it out for these constants
-            types = [each.split()[0] for each in parameters.split(",") if each]
-            function.restype, function.argtypes = numbers[result], [numbers.get(each, ctypes.c_void_p) for each in types]
-            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in types
+            types = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
+            function.restype, function.argtypes, function.tensors = numbers[result], types, parameters.count("*")
     return kernels
 
 
 def register(operators, schema, kernels, forward, original, fuse=None, *fused):
     """Define the operator, for every device, so that forward checks the tensors. Without `fuse` its gradient is PyTorch's."""
-    name, tensors = f"{operators.name}::forward", schema.count("Tensor") - 1
+    tensors, notice = schema.count("Tensor") - 1, f"{operators.name[:-11]}: {original.__doc__}"
     library, forward = torch.library.Library(operators.name, "DEF"), functools.partial(forward, kernels)
 
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx, keys, *arguments):
-            warn(f"{operators.name[:-11]}: {original.__doc__}")
+            warn(notice)
             ctx.save_for_backward(*arguments[:tensors])
             ctx.others = arguments[tensors:]
-            return below_autograd(operators.forward, forward, keys, *arguments)
+            return autograd(keys, *arguments)  # where no gradient is recorded
 
         @staticmethod
         def backward(ctx, grad):
-            keeps_graph, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]
-            with torch.enable_grad():
-                # Views: the gradients are partial ones, also where an argument depends on another.
+            with torch.enable_grad():  # views: gradients are partial ones, also where an argument depends on another
                 given = [each if each is None else each.view_as(each) for each in ctx.saved_tensors[:tensors]]
-                wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
-                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=keeps_graph))
-            return None, *[next(found) if needed else None for needed in needs]
+                out = original(*given, *ctx.others)
+            wanted = [each for each in given if each is not None and each.requires_grad]
+            found = dict(zip(wanted, torch.autograd.grad(out, wanted, grad, create_graph=torch.is_grad_enabled()), strict=True))
+            return None, *map(found.get, given), *[None] * len(ctx.others)
 
     def autograd(keys, *arguments):
+        trains = torch.is_grad_enabled() and True in [each is not None and each.requires_grad for each in arguments[:tensors]]
         # Gradient refuses the tangents that arguments may have within forward_ad.dual_level(); below it they would be dropped.
-        if torch.autograd.forward_ad._current_level >= 0 or (torch.is_grad_enabled() and NEED_GRAD(*arguments)):
+        if trains or (torch.autograd.forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()):
             return Gradient.apply(keys, *arguments)
-        return below_autograd(operators.forward, forward, keys, *arguments)
+        if keys in PLAIN:  # the dispatcher would do no more
+            return forward(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operators.forward(*arguments)
 
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl("forward", forward, "CompositeExplicitAutograd")
     library.impl("forward", autograd, "Autograd", with_keyset=True)
-    torch.library.register_fake(name, original, lib=library)
+    torch.library.register_fake(f"{operators.name}::forward", original, lib=library)
     for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
-        torch.library.register_autocast(name, device, torch.float32, lib=library)
-    if fuse:
-        Gradient = fuse(library, schema, kernels, Gradient, *fused)
+        torch.library.register_autocast(f"{operators.name}::forward", device, torch.float32, lib=library)
+    Gradient = fuse(library, schema, kernels, Gradient, *fused) if fuse else Gradient
     return library
-
-
-def below_autograd(operator, function, keys, *arguments):
-    """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
-    if NUMBER(keys) in PLAIN:
-        return function(*arguments)
-    with torch._C._AutoDispatchBelowAutograd():
-        return operator.default.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
-
-
-def kind(tensor):
-    """Return what checks and sizes depend on. A function of kinds is cached: it would take as long as the rest of a call."""
-    return tensor.shape, tensor.dtype, tensor.device
 
 
 def check(kernels, name, tensor, place, shape):
     """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
-    found, dtype, device = tensor
-    if dtype is not torch.float32 or found != shape or device != place[2] or device.type != kernels.device:
+    if tensor != (shape, torch.float32, place[2]) or place[2].type != kernels.device:
         wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
-        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {dtype} of shape {list(found)} on {device}")
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {tensor[1]} of shape {list(tensor[0])} on {tensor[2]}")
 
 
 def launch(function, *arguments):
     """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
-    first, stream = arguments[0], 0
+    first, count, stream = arguments[0], function.tensors, 0
     if first.is_cuda:
         if (device := first.get_device()) != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 return launch(function, *arguments)
         stream = torch._C._cuda_getCurrentRawStream(device)
-    pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
-    if code := function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream):
+    pointers = [None if each is None else each.data_ptr() for each in arguments[:count]]
+    if code := function(*pointers, *arguments[count:], stream):  # a C function ignores an argument too many
         words = f"CUDA error: {torch.cuda.CudaError(code)}" if first.is_cuda else f"error {code}"
         raise RuntimeError(f"{function.__name__}: {words}")
 
@@ -385,11 +345,10 @@ def launch(function, *arguments):
 @functools.lru_cache(maxsize=None)
 def warn(text):
     """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
-    files = [each.filename for each in inspect.stack(0)]
-    level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
-    while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
-        level += 1
-    warnings.warn(text, stacklevel=level + 1)
+    files, torchs = [each.filename for each in inspect.stack(0)], os.path.dirname(torch.__file__)
+    last = max(i for i, file in enumerate(files) if file == files[0])  # the outermost of this file
+    callers = [i for i, file in enumerate(files) if i > last and not file.startswith(torchs)]
+    warnings.warn(text, stacklevel=min(callers, default=last) + 1)
 
 
 def main():
@@ -402,11 +361,10 @@ def main():
     torch.manual_seed(0)
     arguments, shape, small, limit = EXAMPLE
     model, x = ModelNew(*arguments).to(device).requires_grad_(False), torch.randn(small if emulated else shape, device=device)
-    found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
-    error = ((found - exact).abs().max() / exact.std()).item()
-    names = {"model": model.float(), "x": x, "original": original}
-    calls = () if emulated else ("model(x)", "original(*model.operands(x))")
-    times = [f"{1e3 * benchmark.Timer(call, globals=names).timeit(20).mean:.3f} ms" for call in calls]
+    exact = torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+    error = ((model.float()(x) - exact).abs().max() / exact.std()).item()
+    calls = () if emulated else (model, lambda x: original(*model.operands(x)))
+    times = [f"{1e3 * benchmark.Timer('f(x)', globals={'f': f, 'x': x}).timeit(20).mean:.3f} ms" for f in calls]
     how_fast = ", PyTorch ".join(times) or f"under the emulator, not timed, on an input of {tuple(x.shape)}"
     verdict = "right" if error <= limit else "wrong"
     print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")

@@ -1,7 +1,7 @@
 """alexnet_conv1, v3: implicit GEMM, the same product without the matrix, in register tiles; plain fp32 as fast as it goes.
 
 Like v2, but the columns are never written: a block keeps the rows of the image that its positions need in shared memory, and a
-thread finds its windows there. Strict fp32 is this variant's only precision.
+thread finds its windows there. Strict fp32, one chain of fused multiply-adds over c, u and v for each output, the bias last.
 
 Why it is faster
     v2 moves 2.25 GB for the matrix beside 0.45 that are needed. Here a thread has 7 neighbouring positions in 12 channels. A
@@ -9,13 +9,9 @@ Why it is faster
     loads of 16 bytes feed 924 multiply-adds. While a slice of the taps, four rows of the kernel, is multiplied, cp.async
     fetches the next (double buffering). The cost: a packed copy of the weights. Predicted 1.25 ms on an H200, measured 1.57.
 
-Mathematics
-    That of v1, in fp32, as one chain of fused multiply-adds for each output: over c, and in it u, and v; the bias last.
-
 Launches
     pack_weights  (weights / 256)                             256 threads  14 registers   0        one weight
     conv2d        (samples x tiles of 2 x 56 x groups of 96)  128 threads  160 registers  47.5 KB  7 positions x 12 channels
-    At the original's size; registers by nvcc 13.0 for sm_90a: an occupancy of 12 warps an SM leaves a thread 168.
 
 Floor
     154 MB in, 297 MB out, 0.106 ms on an H200; 54 GFLOP are 0.91 ms in plain fp32 at 1.755 GHz: compute bound.
@@ -31,10 +27,10 @@ import hashlib
 import inspect
 import os
 import re
-import shutil
 import sys
 import threading
 import warnings
+from operator import attrgetter
 
 import torch
 import torch.nn as nn
@@ -44,6 +40,7 @@ EXAMPLE = (), (256, 3, 224, 224), (2, 3, 67, 63), 2e-2  # of ModelNew, x, x unde
 
 CUDA = r"""
 // Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W: loops with known ends are unrolled.
+#include <cuda_pipeline.h>
 #include <cuda_runtime.h>
 #include <cstdint>
 
@@ -61,34 +58,23 @@ __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; 
 // The largest equal parts of n, none larger than `limit`; the last may be smaller.
 constexpr int even_part(int n, int limit) { return ceil_div(n, ceil_div(n, limit)); }
 
-// The sizes of one call. `plane` is below 2^31, as is an image with its padding.
+// The sizes of one call. A channel of the image with its padding, and so one of the output, is below 2^31.
 struct Image {
     int height, width, pad_h, pad_w, out_h, out_w;
-    Image(int height, int width, int pad_h, int pad_w)
-        : height(height), width(width), pad_h(pad_h), pad_w(pad_w), out_h((height + 2 * pad_h - KERNEL_H) / STRIDE_H + 1),
-          out_w((width + 2 * pad_w - KERNEL_W) / STRIDE_W + 1) {}
-    __host__ __device__ int64_t plane() const { return (int64_t)out_h * out_w; }
 };
 
-// Copies 4 or 16 bytes to shared memory without waiting, or writes 4 bytes of zeros; then `from` is not read. The last one
-// waits for all copies of this thread.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800  // there is no cp.async: a copy is a load, which waits, and a store
-__device__ __forceinline__ void async_copy_4(float* to, const Element* from, bool exists) { *to = exists ? *from : 0; }
-__device__ __forceinline__ void async_copy_16(float* to, const Element* from) {
-    *reinterpret_cast<float4*>(to) = *reinterpret_cast<const float4*>(from);
-}
-__device__ __forceinline__ void async_copy_wait_all() {}
-#else
+// Copies 4 bytes to shared memory without waiting, or writes zeros; then `from` is not read. With CUDA's own
+// __pipeline_memcpy_async the compiler branches.
 __device__ __forceinline__ void async_copy_4(float* to, const Element* from, bool exists) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800  // there is no cp.async: a copy is a load, which waits, and a store
+    *to = exists ? *from : 0;
+#else
     const unsigned address = (unsigned)__cvta_generic_to_shared(to);
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(exists ? 4 : 0) : "memory");
-}
-__device__ __forceinline__ void async_copy_16(float* to, const Element* from) {
-    const unsigned address = (unsigned)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
-}
-__device__ __forceinline__ void async_copy_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 #endif
+}
+// Waits for all copies of this thread.
+__device__ __forceinline__ void async_copy_wait_all() { __pipeline_commit(), __pipeline_wait_prior(0); }
 
 // Shared memory holds two stages: one is computed with while the other is filled.
 constexpr int STAGE_FLOATS = 6144;
@@ -96,21 +82,9 @@ constexpr int STAGE_FLOATS = 6144;
 // Output channels in groups of equal size, at most 96.
 constexpr int OUT_GROUPS = ceil_div(OUT_CHANNELS, 96), OUT_BLOCK = round_up(ceil_div(OUT_CHANNELS, OUT_GROUPS), 8);
 
-// What `positions` neighbouring positions read of one row of the image in `taps` columns of the kernel, as it lies in shared
-// memory: position p's column v at p * row_step + v. Where the stride leaves columns out, they are not copied.
-constexpr int row_step(int taps) { return smaller(STRIDE_W, taps); }
-constexpr int row_width(int positions, int taps) { return (positions - 1) * row_step(taps) + taps; }
-
-// A warp copies such a row, beginning with column `left` of a row of the image. Columns outside it are zero: all, if its width
-// is 0.
-template <int WIDTH, int STEP>
-__device__ __forceinline__ void copy_row(float* to, const Element* row, int left, int width) {
-    const int lane = threadIdx.x % WARP;
-    UNROLL for (int first = 0; first < WIDTH; first += WARP) {
-        const int s = first + lane, w = left + s / STEP * STRIDE_W + s % STEP;
-        if (first + WARP <= WIDTH || s < WIDTH) async_copy_4(to + s, row + w, (unsigned)w < (unsigned)width);
-    }
-}
+// The extent of what neighbouring positions read in `taps` columns (or rows) of the kernel, as it lies in shared memory:
+// position p's column v at p * smaller(stride, taps) + v. Where the stride leaves columns out, they are not copied.
+constexpr int reach(int positions, int taps, int stride) { return (positions - 1) * smaller(stride, taps) + taps; }
 
 // A thread has 7 positions beside each other in 12 channels (8 where that divides the group better), 8 threads have a row of a
 // tile: 56 positions, for rows of 55. Seven, because adjacent threads then read 28 floats apart at stride 4: 16-byte loads
@@ -122,29 +96,26 @@ constexpr int POSITIONS = 7, COLUMN_LANES = 8, TILE_COLUMNS = POSITIONS * COLUMN
 // kernel. Columns divide evenly, because they are unrolled; what they need of an image's row has to fit in registers.
 constexpr int slice_v() {
     int taps = smaller(KERNEL_W, 16);
-    while (KERNEL_W % taps || row_width(POSITIONS, taps) > 40) --taps;
+    while (KERNEL_W % taps || reach(POSITIONS, taps, STRIDE_W) > 40) --taps;
     return taps;
 }
-constexpr int SLICE_V = slice_v(), VALUES = row_width(POSITIONS, SLICE_V);
-constexpr int STEP_W = row_step(SLICE_V), WIDTH = row_width(TILE_COLUMNS, SLICE_V), PITCH = round_up(WIDTH, 4);
+constexpr int SLICE_V = slice_v(), STEP_W = smaller(STRIDE_W, SLICE_V), VALUES = reach(POSITIONS, SLICE_V, STRIDE_W);
+constexpr int WIDTH = reach(TILE_COLUMNS, SLICE_V, STRIDE_W), PITCH = round_up(WIDTH, 4);
 
-constexpr int rows_read(int rows, int taps) { return (rows - 1) * smaller(STRIDE_H, taps) + taps; }
-constexpr int floats_of_slice(int rows, int c, int u) { return c * (rows_read(rows, u) * PITCH + u * SLICE_V * OUT_BLOCK); }
-
+constexpr int channel_floats(int rows, int u) { return reach(rows, u, STRIDE_H) * PITCH + u * SLICE_V * OUT_BLOCK; }
 constexpr int tile_rows() {  // as many as make 128 threads, if four rows of the kernel fit beside them
     int rows = ceil_div(16, CHANNEL_LANES);
-    while (rows > 1 && floats_of_slice(rows, 1, smaller(KERNEL_H, 4)) > STAGE_FLOATS) --rows;
+    while (rows > 1 && channel_floats(rows, smaller(KERNEL_H, 4)) > STAGE_FLOATS) --rows;
     return rows;
 }
 constexpr int TILE_ROWS = tile_rows();
 constexpr int slice_u() {
     int taps = KERNEL_H;
-    while (taps > 1 && floats_of_slice(TILE_ROWS, 1, taps) > STAGE_FLOATS) --taps;
+    while (taps > 1 && channel_floats(TILE_ROWS, taps) > STAGE_FLOATS) --taps;
     return even_part(KERNEL_H, taps);
 }
-constexpr int SLICE_U = slice_u(), STEP_H = smaller(STRIDE_H, SLICE_U), ROWS = rows_read(TILE_ROWS, SLICE_U);
-constexpr int fitting_channels = STAGE_FLOATS / floats_of_slice(TILE_ROWS, 1, SLICE_U);
-constexpr int SLICE_C = SLICE_U == KERNEL_H ? even_part(IN_CHANNELS, smaller(IN_CHANNELS, fitting_channels)) : 1;
+constexpr int SLICE_U = slice_u(), STEP_H = smaller(STRIDE_H, SLICE_U), ROWS = reach(TILE_ROWS, SLICE_U, STRIDE_H);
+constexpr int SLICE_C = SLICE_U == KERNEL_H ? even_part(IN_CHANNELS, STAGE_FLOATS / channel_floats(TILE_ROWS, SLICE_U)) : 1;
 constexpr int SLICES_C = ceil_div(IN_CHANNELS, SLICE_C), SLICES_U = ceil_div(KERNEL_H, SLICE_U);
 constexpr int SLICES_V = KERNEL_W / SLICE_V, SLICES = SLICES_C * SLICES_U * SLICES_V;
 
@@ -168,16 +139,14 @@ static_assert(sizeof(Stage) <= STAGE_FLOATS * sizeof(float));
 // weight (OUT_CHANNELS, IN_CHANNELS, KERNEL_H, KERNEL_W) -> packed (OUT_GROUPS, SLICES, a Stage's weights), in the order in
 // which a block reads them. Zeros stand for what does not exist.
 constexpr int PACK_THREADS = 256;
-
 __global__ void __launch_bounds__(PACK_THREADS) pack_weights(const Element* __restrict__ weight, Element* __restrict__ packed) {
     const int64_t index = (int64_t)blockIdx.x * PACK_THREADS + threadIdx.x;
     if (index >= PACKED) return;
     const int k = index % SLICE_WEIGHTS;
     const Slice slice(index / SLICE_WEIGHTS % SLICES);
-    const int64_t group = index / SLICE_WEIGHTS / SLICES;
-    const int in_group = k % OUT_BLOCK, v = slice.v + k / OUT_BLOCK % SLICE_V;
-    const int u = slice.u + k / OUT_BLOCK / SLICE_V % SLICE_U, c = slice.c + k / OUT_BLOCK / SLICE_V / SLICE_U;
-    const int64_t o = group * OUT_BLOCK + in_group;
+    const int v = slice.v + k / OUT_BLOCK % SLICE_V, u = slice.u + k / OUT_BLOCK / SLICE_V % SLICE_U;
+    const int c = slice.c + k / OUT_BLOCK / SLICE_V / SLICE_U;
+    const int64_t o = index / SLICE_WEIGHTS / SLICES * OUT_BLOCK + k % OUT_BLOCK;
     const bool exists = o < OUT_CHANNELS && c < IN_CHANNELS && u < KERNEL_H;
     packed[index] = exists ? weight[((o * IN_CHANNELS + c) * KERNEL_H + u) * KERNEL_W + v] : 0.0f;
 }
@@ -186,17 +155,18 @@ __global__ void __launch_bounds__(PACK_THREADS) pack_weights(const Element* __re
 struct Tile {
     int64_t sample;
     int group, row, column;  // first position
-    __host__ __device__ static int64_t down(const Image& image) { return ceil_div(image.out_h, TILE_ROWS); }
-    __host__ __device__ static int64_t across(const Image& image) { return ceil_div(image.out_w, TILE_COLUMNS); }
     __device__ Tile(const Image& image, int64_t index) {
         group = index % OUT_GROUPS;
-        column = index / OUT_GROUPS % across(image) * TILE_COLUMNS;
-        row = index / OUT_GROUPS / across(image) % down(image) * TILE_ROWS;
-        sample = index / OUT_GROUPS / across(image) / down(image);
+        const int64_t across = ceil_div(image.out_w, TILE_COLUMNS);
+        column = index / OUT_GROUPS % across * TILE_COLUMNS;
+        const int64_t down = ceil_div(image.out_h, TILE_ROWS);
+        row = index / OUT_GROUPS / across % down * TILE_ROWS;
+        sample = index / OUT_GROUPS / across / down;
     }
 };
 
-// Asks for a slice of the weights, and for what the tile's positions read of the image under it.
+// Asks for a slice of the weights, and for what the tile's positions read of the image under it: a warp for each row. Columns
+// outside the image are zero.
 __device__ __forceinline__ void fill(Stage& stage, const Image& image, const Tile& tile, const Element* __restrict__ x,
                                      const Element* __restrict__ packed, int slice_index) {
     const Slice slice(slice_index);
@@ -204,14 +174,18 @@ __device__ __forceinline__ void fill(Stage& stage, const Image& image, const Til
     UNROLL_1 for (int k = threadIdx.x / WARP; k < SLICE_C * ROWS; k += THREADS / WARP) {
         const int c = slice.c + k / ROWS, r = k % ROWS;
         const int h = tile.row * STRIDE_H - image.pad_h + slice.u + r / STEP_H * STRIDE_H + r % STEP_H;
-        const bool exists = c < IN_CHANNELS && h >= 0 && h < image.height;
+        const int width = c < IN_CHANNELS && h >= 0 && h < image.height ? image.width : 0;
         const Element* row = x + ((tile.sample * IN_CHANNELS + c) * image.height + h) * image.width;
-        copy_row<WIDTH, STEP_W>(stage.inputs[k / ROWS][r], row, left, exists ? image.width : 0);
+        UNROLL for (int first = 0; first < WIDTH; first += WARP) {
+            const int s = first + threadIdx.x % WARP, w = left + s / STEP_W * STRIDE_W + s % STEP_W;
+            float* const to = &stage.inputs[k / ROWS][r][s];
+            if (first + WARP <= WIDTH || s < WIDTH) async_copy_4(to, row + w, (unsigned)w < (unsigned)width);
+        }
     }
     float* weights = &stage.weights[0][0][0][0];
     const Element* from = packed + ((int64_t)tile.group * SLICES + slice_index) * SLICE_WEIGHTS;
 #pragma unroll 4
-    for (int k = 4 * threadIdx.x; k < SLICE_WEIGHTS; k += 4 * THREADS) async_copy_16(weights + k, from + k);
+    for (int k = 4 * threadIdx.x; k < SLICE_WEIGHTS; k += 4 * THREADS) __pipeline_memcpy_async(weights + k, from + k, 16);
 }
 
 // On the way out a tile passes through shared memory, so that stores are coalesced. The odd pitch avoids bank conflicts.
@@ -266,29 +240,29 @@ __global__ void __launch_bounds__(THREADS, 384 / THREADS)
     __syncthreads();
     const int outs = smaller(OUT_BLOCK, OUT_CHANNELS - first_out), columns = smaller(TILE_COLUMNS, image.out_w - tile.column);
     const int rows = smaller(TILE_ROWS, image.out_h - tile.row);
-    Element* first = out + (tile.sample * OUT_CHANNELS + first_out) * image.plane() + (int64_t)tile.row * image.out_w +
-                   tile.column;
+    const int64_t plane = (int64_t)image.out_h * image.out_w;
+    Element* first = out + (tile.sample * OUT_CHANNELS + first_out) * plane + (int64_t)tile.row * image.out_w + tile.column;
 #pragma unroll 2
     for (int k = threadIdx.x / WARP; k < OUT_BLOCK * TILE_ROWS; k += THREADS / WARP) {
         const int o = k / TILE_ROWS, row = k % TILE_ROWS;
-        Element* to = first + o * image.plane() + (int64_t)row * image.out_w;
+        Element* to = first + o * plane + (int64_t)row * image.out_w;
         UNROLL for (int column = threadIdx.x % WARP; column < TILE_COLUMNS; column += WARP)
             if (o < outs && row < rows && column < columns) to[column] = shared.outputs[o][row * TILE_COLUMNS + column];
     }
 }
 
 extern "C" int64_t count_scratch() { return PACKED; }
-extern "C" int64_t count_blocks(int64_t batch, int64_t height, int64_t width, int64_t pad_h, int64_t pad_w) {
-    const Image image(height, width, pad_h, pad_w);
-    return batch * Tile::down(image) * Tile::across(image) * OUT_GROUPS;
+extern "C" int64_t count_blocks(int64_t batch, int64_t out_h, int64_t out_w) {
+    return batch * ceil_div(out_h, TILE_ROWS) * ceil_div(out_w, TILE_COLUMNS) * OUT_GROUPS;
 }
 
 // scratch: count_scratch() elements, for the packed weights
 extern "C" int launch_conv2d(const Element* x, const Element* weight, const Element* bias, Element* scratch, Element* out,
-                             int64_t batch, int64_t height, int64_t width, int64_t pad_h, int64_t pad_w, cudaStream_t stream) {
-    const int64_t blocks = count_blocks(batch, height, width, pad_h, pad_w);
+                             int64_t blocks, int64_t height, int64_t width, int64_t pad_h, int64_t pad_w, int64_t out_h,
+                             int64_t out_w, cudaStream_t stream) {
+    const Image image = {(int)height, (int)width, (int)pad_h, (int)pad_w, (int)out_h, (int)out_w};
     pack_weights<<<(PACKED + PACK_THREADS - 1) / PACK_THREADS, PACK_THREADS, 0, stream>>>(weight, scratch);
-    conv2d<<<blocks, THREADS, 0, stream>>>(Image(height, width, pad_h, pad_w), x, scratch, bias, out);
+    conv2d<<<blocks, THREADS, 0, stream>>>(image, x, scratch, bias, out);
     return cudaGetLastError();
 }
 """
@@ -309,10 +283,10 @@ def sizes(kernels, x, weight, bias, stride, padding):
         raise RuntimeError(f"{NAME}: a kernel of {[*weight[0][2:]]} at strides {[*built]} does not fit {got}")
     if (image[0] + 2 * padding[0]) * (image[1] + 2 * padding[1]) >= 2**31:
         raise RuntimeError(f"{NAME}: expected less than 2^31 pixels a channel, got {image} padded by {[*padding]}")
-    if kernels.count_blocks(batch, *image, *padding) >= 2**31:
+    out_size = [size // step + 1 for size, step in zip(room, stride, strict=True)]
+    if (blocks := kernels.count_blocks(batch, *out_size)) >= 2**31:
         raise RuntimeError(f"{NAME}: a tensor of shape {list(x[0])} needs more blocks than a grid has")
-    shape = batch, outs, *[size // step + 1 for size, step in zip(room, stride, strict=True)]
-    return shape, kernels.count_scratch(), (batch, *image, *padding)
+    return (batch, outs, *out_size), kernels.count_scratch(), (blocks, *image, *padding, *out_size)
 
 
 def conv2d(kernels, x, weight, bias, stride, padding, sizes=sizes):
@@ -338,13 +312,11 @@ class ModelNew(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels=3, out_channels=96, kernel_size=11, stride=4, padding=2)
 
-    @torch.compiler.assume_constant_result
     def namespace(self):
         conv = self._modules["conv1"]
-        constants = {"IN_CHANNELS": conv.in_channels, "OUT_CHANNELS": conv.out_channels}
-        for name, values in (("KERNEL", conv.kernel_size), ("STRIDE", conv.stride)):
-            constants |= {f"{name}_{axis}": value for axis, value in zip("HW", values, strict=True)}
-        return build(*self.sources, **constants)
+        names = "IN_CHANNELS", "OUT_CHANNELS", "KERNEL_H", "KERNEL_W", "STRIDE_H", "STRIDE_W"
+        values = conv.in_channels, conv.out_channels, *conv.kernel_size, *conv.stride
+        return build(*self.sources, **dict(zip(names, values, strict=True)))
 
     def operands(self, x):
         conv = self._modules["conv1"]  # self.conv1 takes nn.Module half a microsecond
@@ -360,9 +332,9 @@ class ModelNew(nn.Module):
 # ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
 LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
 KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
-NUMBER = getattr(KEYS, "raw_repr", repr)  # PyTorch 2.4 has neither this nor the next function
-NEED_GRAD = getattr(torch._C, "_any_requires_grad", lambda *given: any(getattr(each, "requires_grad", False) for each in given))
-PLAIN = {NUMBER(KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)), NUMBER(KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA))}
+PLAIN = [KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA), KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)]  # of plain tensors
+ModelNew.namespace._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result does, for a second of imports
+kind = attrgetter("shape", "dtype", "device")  # what checks and sizes depend on: functions of kinds are cached
 
 
 @functools.lru_cache(maxsize=None)
@@ -383,112 +355,95 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
     devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
     machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
     everything = text, schema, flags, machine, [fingerprint(each) for each in (forward, original, *fused)]
-    namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
-    operators = getattr(torch.ops, namespace)
+    operators = getattr(torch.ops, f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}")
     with LOADING:
         if not getattr(operators, "registered", None):
-            kernels = load(namespace, text, flags, constants)
-            vars(kernels).update({each.__name__: each for each in (original, *fused)})
+            kernels = load(operators.name, text, flags)
+            vars(kernels).update(constants | {each.__name__: each for each in (original, *fused)})
             operators.registered = register(operators, schema, kernels, forward, original, *fused)
-    return namespace
+    return operators.name
 
 
-def load(name, text, flags, constants):
-    """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
+def load(name, text, flags):
+    """Return the library of a text. Its functions know the types of their arguments, and how many tensors come first."""
     from torch.utils import cpp_extension
 
-    options = {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
-    if is_cuda := "<<<" in text:
-        options = {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
-    if torch.__version__ >= "2.8":  # before, torch's headers come along
-        options["no_implicit_headers"] = True
-    if not shutil.which("ninja"):  # in a virtual environment that is not activated
+    is_cuda, flags = "<<<" in text, ["-O3", *flags]
+    options = {"cuda_sources": text, "extra_cuda_cflags": ["-lineinfo", *flags]} if is_cuda else {"extra_cflags": flags}
+    options |= {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
+    if not cpp_extension.is_ninja_available():  # in a virtual environment that is not activated
         os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
     cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
-    path = cpp_extension.load_inline(name, is_python_module=False, **options)  # None before PyTorch 2.5
+    path = cpp_extension.load_inline(name, "" if is_cuda else text, is_python_module=False, **options)  # None before 2.5
     kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
-    vars(kernels).update(constants)
     kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
     numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
     for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
         if function := getattr(kernels, symbol, None):  # the text may leave it out for these constants
-            types = [each.split()[0] for each in parameters.split(",") if each]
-            function.restype, function.argtypes = numbers[result], [numbers.get(each, ctypes.c_void_p) for each in types]
-            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in types
+            types = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
+            function.restype, function.argtypes, function.tensors = numbers[result], types, parameters.count("*")
     return kernels
 
 
 def register(operators, schema, kernels, forward, original, fuse=None, *fused):
     """Define the operator, for every device, so that forward checks the tensors. Without `fuse` its gradient is PyTorch's."""
-    name, tensors = f"{operators.name}::forward", schema.count("Tensor") - 1
+    tensors, notice = schema.count("Tensor") - 1, f"{operators.name[:-11]}: {original.__doc__}"
     library, forward = torch.library.Library(operators.name, "DEF"), functools.partial(forward, kernels)
 
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx, keys, *arguments):
-            warn(f"{operators.name[:-11]}: {original.__doc__}")
+            warn(notice)
             ctx.save_for_backward(*arguments[:tensors])
             ctx.others = arguments[tensors:]
-            return below_autograd(operators.forward, forward, keys, *arguments)
+            return autograd(keys, *arguments)  # where no gradient is recorded
 
         @staticmethod
         def backward(ctx, grad):
-            keeps_graph, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]
-            with torch.enable_grad():
-                # Views: the gradients are partial ones, also where an argument depends on another.
+            with torch.enable_grad():  # views: gradients are partial ones, also where an argument depends on another
                 given = [each if each is None else each.view_as(each) for each in ctx.saved_tensors[:tensors]]
-                wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
-                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=keeps_graph))
-            return None, *[next(found) if needed else None for needed in needs]
+                out = original(*given, *ctx.others)
+            wanted = [each for each in given if each is not None and each.requires_grad]
+            found = dict(zip(wanted, torch.autograd.grad(out, wanted, grad, create_graph=torch.is_grad_enabled()), strict=True))
+            return None, *map(found.get, given), *[None] * len(ctx.others)
 
     def autograd(keys, *arguments):
+        trains = torch.is_grad_enabled() and True in [each is not None and each.requires_grad for each in arguments[:tensors]]
         # Gradient refuses the tangents that arguments may have within forward_ad.dual_level(); below it they would be dropped.
-        if torch.autograd.forward_ad._current_level >= 0 or (torch.is_grad_enabled() and NEED_GRAD(*arguments)):
+        if trains or (torch.autograd.forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()):
             return Gradient.apply(keys, *arguments)
-        return below_autograd(operators.forward, forward, keys, *arguments)
+        if keys in PLAIN:  # the dispatcher would do no more
+            return forward(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operators.forward(*arguments)
 
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl("forward", forward, "CompositeExplicitAutograd")
     library.impl("forward", autograd, "Autograd", with_keyset=True)
-    torch.library.register_fake(name, original, lib=library)
+    torch.library.register_fake(f"{operators.name}::forward", original, lib=library)
     for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
-        torch.library.register_autocast(name, device, torch.float32, lib=library)
-    if fuse:
-        Gradient = fuse(library, schema, kernels, Gradient, *fused)
+        torch.library.register_autocast(f"{operators.name}::forward", device, torch.float32, lib=library)
+    Gradient = fuse(library, schema, kernels, Gradient, *fused) if fuse else Gradient
     return library
-
-
-def below_autograd(operator, function, keys, *arguments):
-    """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
-    if NUMBER(keys) in PLAIN:
-        return function(*arguments)
-    with torch._C._AutoDispatchBelowAutograd():
-        return operator.default.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
-
-
-def kind(tensor):
-    """Return what checks and sizes depend on. A function of kinds is cached: it would take as long as the rest of a call."""
-    return tensor.shape, tensor.dtype, tensor.device
 
 
 def check(kernels, name, tensor, place, shape):
     """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
-    found, dtype, device = tensor
-    if dtype is not torch.float32 or found != shape or device != place[2] or device.type != kernels.device:
+    if tensor != (shape, torch.float32, place[2]) or place[2].type != kernels.device:
         wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
-        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {dtype} of shape {list(found)} on {device}")
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {tensor[1]} of shape {list(tensor[0])} on {tensor[2]}")
 
 
 def launch(function, *arguments):
     """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
-    first, stream = arguments[0], 0
+    first, count, stream = arguments[0], function.tensors, 0
     if first.is_cuda:
         if (device := first.get_device()) != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 return launch(function, *arguments)
         stream = torch._C._cuda_getCurrentRawStream(device)
-    pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
-    if code := function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream):
+    pointers = [None if each is None else each.data_ptr() for each in arguments[:count]]
+    if code := function(*pointers, *arguments[count:], stream):  # a C function ignores an argument too many
         words = f"CUDA error: {torch.cuda.CudaError(code)}" if first.is_cuda else f"error {code}"
         raise RuntimeError(f"{function.__name__}: {words}")
 
@@ -496,11 +451,10 @@ def launch(function, *arguments):
 @functools.lru_cache(maxsize=None)
 def warn(text):
     """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
-    files = [each.filename for each in inspect.stack(0)]
-    level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
-    while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
-        level += 1
-    warnings.warn(text, stacklevel=level + 1)
+    files, torchs = [each.filename for each in inspect.stack(0)], os.path.dirname(torch.__file__)
+    last = max(i for i, file in enumerate(files) if file == files[0])  # the outermost of this file
+    callers = [i for i, file in enumerate(files) if i > last and not file.startswith(torchs)]
+    warnings.warn(text, stacklevel=min(callers, default=last) + 1)
 
 
 def main():
@@ -513,11 +467,10 @@ def main():
     torch.manual_seed(0)
     arguments, shape, small, limit = EXAMPLE
     model, x = ModelNew(*arguments).to(device).requires_grad_(False), torch.randn(small if emulated else shape, device=device)
-    found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
-    error = ((found - exact).abs().max() / exact.std()).item()
-    names = {"model": model.float(), "x": x, "original": original}
-    calls = () if emulated else ("model(x)", "original(*model.operands(x))")
-    times = [f"{1e3 * benchmark.Timer(call, globals=names).timeit(20).mean:.3f} ms" for call in calls]
+    exact = torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+    error = ((model.float()(x) - exact).abs().max() / exact.std()).item()
+    calls = () if emulated else (model, lambda x: original(*model.operands(x)))
+    times = [f"{1e3 * benchmark.Timer('f(x)', globals={'f': f, 'x': x}).timeit(20).mean:.3f} ms" for f in calls]
     how_fast = ", PyTorch ".join(times) or f"under the emulator, not timed, on an input of {tuple(x.shape)}"
     verdict = "right" if error <= limit else "wrong"
     print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")

@@ -1,18 +1,17 @@
 """alexnet_conv1, v4: implicit GEMM on the tensor cores, on scaled fp16 operands; producer warps load and convert beside it.
 
-Like v3, but a warp multiplies with mma.sync, and the kernel is persistent and warp-specialized.
-
 Why it is faster
-    v3 is bound by fp32 multiply-adds. fp16 has TF32's 11 bits at twice TF32's rate; a power of two for each tile restores the
-    range. Four columns of two rows of x are 16 bytes of fp16, and neighbouring outputs, at stride 4, read neighbouring pieces:
-    a row of ldmatrix's matrix is a position's piece, another tap is another address, and im2col is written nowhere. Producer
-    warps fill a multistage pipeline, so that consumer warps issue little but ldmatrix and mma. Tensor bound.
+    v3 is bound by fp32 multiply-adds. Here a warp multiplies with mma.sync: fp16 has TF32's 11 bits at twice TF32's rate; a
+    power of two for each tile restores the range. Four columns of two rows of x are 16 bytes of fp16, and neighbouring
+    outputs, at stride 4, read neighbouring pieces: a row of ldmatrix's matrix is a position's piece, another tap is another
+    address, and im2col is written nowhere. The kernel is persistent and warp-specialized: producer warps fill a multistage
+    pipeline, so that consumer warps issue little but ldmatrix and mma. Tensor bound.
 
 Mathematics
-    v1's, with taps in units of 2 rows and 4 columns, 11 x 11 as 12 x 12, where weights are zero. Each channel of a tile of x
-    and each output channel's weights are scaled by a power of two: x is off by at most 2^-11 of itself, as in TF32, or by 2^-36
-    of the tile's largest. Strict (PyTorch forbids TF32): operands are two fp16 values each (fp16x3), which leaves 2^-22.
-    A tile that reads a NaN or an infinity is computed in plain fp32. An infinite weight gives NaN in strict sums.
+    v1's, with taps in units of 2 rows and 4 columns: 11 x 11 as 12 x 12, the rest zeros. Each channel of a tile of x and each
+    output channel's weights are scaled by a power of two: x is off by at most 2^-11 of itself, as in TF32, or by 2^-36 of the
+    tile's largest. Strict (PyTorch forbids TF32): operands are two fp16 values each (fp16x3), which leaves 2^-22. A tile that
+    reads a NaN or an infinity is computed in plain fp32. An infinite weight gives NaN in strict sums.
 
 Launches
     convolve: a block of 384 threads an SM, 156 KB (strict 205), tiles of 256 positions x 96 (48) outputs. Where a block has
@@ -32,10 +31,10 @@ import inspect
 import math
 import os
 import re
-import shutil
 import sys
 import threading
 import warnings
+from operator import attrgetter
 
 import torch
 import torch.nn as nn
@@ -63,29 +62,24 @@ __host__ DEVICE constexpr T smaller(T a, T b) { return a < b ? a : b; }
 template <class T>
 __host__ DEVICE constexpr T larger(T a, T b) { return a > b ? a : b; }
 
-constexpr int TAPS = KERNEL_H * KERNEL_W, QUADS = ceil_div(KERNEL_W, 4);  // groups of 4 taps side by side
-
 // ---- constants and layout
 // A unit is 16 bytes of fp16 values: 4 columns of 2 rows of x, columns 0 and 1 of both rows first. Output positions side by
 // side read units side by side, so a row of ldmatrix's 8 x 8 matrix is a position's unit, and another tap is another address.
 // Row pairs are sorted by their remainder modulo PHASES into planes: within a plane the next output row reads the next row.
 //
 // What a block keeps in shared memory; bytes at the original's size, strict in brackets:
-//   +-----------------------------------------------------+ 0
-//   | weights [high, low][channel][unit][output], 16 B    | 82,944 (82,944)   filled once by the consumers, by cp.async
-//   +-----------------------------------------------------+ WEIGHT_BYTES
-//   | staging: 8 channels of each consumer warp's outputs | 17,408 (9,216)    a warp writes it, and out from it
-//   | what undoes the weights' scales; biases             | 768 (384)
-//   +-----------------------------------------------------+ FIXED_BYTES
-//   | stages [high, low][plane][row][unit], 16 B          | 4 x 14,592 (4 x 29,184)    producers fill one (full mbarrier),
-//   | mbarriers, exponents, warps' largest                | 112                        consumers empty it (empty mbarrier)
-//   +-----------------------------------------------------+
+//
+//     weights  82,944 (82,944)          [high, low][channel][unit][output], 16 B     consumers fill it once, by cp.async
+//     staging  17,408 (9,216)           8 channels of each consumer warp's outputs   a warp writes it, and out from it
+//     scales   768 (384)                what undoes the weights' scales; biases      ends at FIXED_BYTES
+//     stages   4 x 14,592 (4 x 29,184)  [high, low][plane][row][unit], 16 B          producers fill one (full mbarrier),
+//     others   112                      mbarriers, exponents, warps' largest         consumers empty it (empty mbarrier)
 constexpr bool FITS_UNITS = STRIDE_W == 4 && STRIDE_H % 2 == 0;
+constexpr int TAPS = KERNEL_H * KERNEL_W, QUADS = ceil_div(KERNEL_W, 4);  // QUADS: units across the kernel
 constexpr int PHASES = larger(STRIDE_H / 2, 1), TAP_PAIRS = ceil_div(KERNEL_H, 2);
 constexpr int PLANES = smaller(PHASES, TAP_PAIRS), TAP_ROWS = ceil_div(TAP_PAIRS, PHASES);
 // A position reads UNITS of a channel, [row][column][plane]. A step is one instruction's inner size, two of them.
 constexpr int UNITS = PLANES * TAP_ROWS * QUADS, STEPS = ceil_div(UNITS, 2), UNIT_BYTES = 16;
-[[maybe_unused]] constexpr int UNROLLED_STEPS = STEPS <= 16 ? STEPS : 1;
 
 // A block: consumer warps multiply and write, producer warps load, scale and convert. One block an SM has all its registers.
 constexpr int WARP = 32, CONSUMER_WARPS = 8, PRODUCER_WARPS = 4;
@@ -154,30 +148,32 @@ DEVICE int scale_exponent(uint32_t largest, int target) {
     return smaller(target + 126 - static_cast<int>(largest >> 23), MOST_EXPONENT);  // largest < 2^((largest >> 23) - 126)
 }
 
-// ---- the sizes of a call, and the static tile scheduler: blocks take tiles in turn
+// ---- a call, and the static tile scheduler: blocks take tiles in turn
 struct Shape {
     int64_t batch;
     int height, width, out_h, out_w;
     bool paired;  // rows of x begin at multiples of 8 bytes, and so do pairs of columns that exist
 
-    DEVICE int64_t plane() const { return static_cast<int64_t>(height) * width; }
-    __host__ DEVICE int64_t out_plane() const { return static_cast<int64_t>(out_h) * out_w; }
+    DEVICE int64_t x_size() const { return static_cast<int64_t>(height) * width; }  // of a channel
+    __host__ DEVICE int64_t out_size() const { return static_cast<int64_t>(out_h) * out_w; }
 };
 
-// A line is output positions that lie side by side in memory: a channel's whole plane, or a row of it where the image is so
+// A line is output positions that lie side by side in memory: a whole channel, or a row of it where the image is so
 // wide that a stage would be too large. A tile is at most `positions` of a line. A stage holds `rows` rows of each plane,
 // `pitch` units in each, of which `columns` begin at a position.
 struct Plan : Shape {
     bool by_rows;
     int positions, columns, pitch, rows, stages, blocks;  // blocks: that share the tiles
     int line, lines, tiles_of_line, tiles;                // positions; lines of a sample; tiles of the whole batch
+    const Element *__restrict__ x, *__restrict__ weight, *__restrict__ bias;  // bias: or null
+    Element* __restrict__ out;
 
     __host__ DEVICE int row_pairs() const { return PLANES * rows; }
     __host__ DEVICE int x_bytes() const { return row_pairs() * pitch * UNIT_BYTES; }
 };
 
 struct Tile {
-    int sample, first;      // of the tile's positions: in the plane of outputs
+    int sample, first;      // of the tile's positions: in the channel
     int row, left, column;  // of the output: the stage's first; and the first position's column in the stage
     int count;
 
@@ -202,9 +198,7 @@ DEVICE int unit_offset(const Plan& plan, int unit) {
     return unit % PLANES * (plan.rows * plan.pitch) + unit / PLANES / QUADS * plan.pitch + unit / PLANES % QUADS;
 }
 
-// The pipeline between producers and consumers, and where a thread is in it: a stage, and its mbarriers' parity. A producer
-// waits until a stage is empty, fills it and arrives at its full mbarrier; a consumer the other way round. Each lane arrives
-// for itself.
+// The pipeline between producers and consumers, at a stage and its parity. All threads of a side arrive.
 struct Pipeline {
     uint32_t data, barriers;  // shared addresses; barriers: full, then empty
     int* exponents;           // of a stage: x was scaled by 2^exponent
@@ -212,9 +206,6 @@ struct Pipeline {
     int stage_bytes, stages, stage = 0;
     uint32_t parity = 0;
 
-    static __host__ int64_t bytes(int stage_bytes, int stages) {
-        return static_cast<int64_t>(stages) * (stage_bytes + 16 + 4) + 2 * PRODUCER_WARPS * 4;
-    }
     DEVICE Pipeline(char* memory, int stage_bytes, int stages) : stage_bytes(stage_bytes), stages(stages) {
         data = shared_address(memory), memory += stages * stage_bytes;
         barriers = shared_address(memory), memory += stages * 16;
@@ -225,36 +216,24 @@ struct Pipeline {
     DEVICE uint32_t empty() const { return barriers + (stages + stage) * 8; }
     DEVICE uint32_t address() const { return data + stage * stage_bytes; }
     DEVICE int& exponent() const { return exponents[stage]; }
-    DEVICE void consumer_wait() const { mbarrier_test_wait(full(), parity); }
-    DEVICE void consumer_release() const { mbarrier_arrive(empty()); }
-    DEVICE void producer_acquire() const { mbarrier_test_wait(empty(), parity ^ 1); }
-    DEVICE void producer_commit() const { mbarrier_arrive(full()); }
     DEVICE void advance() { if (++stage == stages) stage = 0, parity ^= 1; }
-};
-
-struct Tensors {
-    const Element* __restrict__ x;
-    const Element* __restrict__ weight;
-    const Element* __restrict__ bias;  // or null
-    Element* __restrict__ out;
 };
 
 // ---- the kernel: what a block does, and then the parts of it
 // Each consumer warp has M_TILES x 16 positions and WARP_OUTS outputs.
-template <int OUTS_, int M_TILES, bool STRICT_>
+template <int OUTS_, int M_TILES, bool STRICT>
 struct Forward {
     static constexpr int OUTS = OUTS_, WARP_OUTS = smaller(OUTS, 48), N_TILES = WARP_OUTS / 8, WARPS_ACROSS = OUTS / WARP_OUTS;
     static constexpr int WARP_POSITIONS = 16 * M_TILES, POSITIONS = WARP_POSITIONS * CONSUMER_WARPS / WARPS_ACROSS;
-    static constexpr int GROUPS = ceil_div(OUT_CHANNELS, OUTS), PARTS = STRICT_ ? 2 : 1;
-    static constexpr bool STRICT = STRICT_;
+    static constexpr int GROUPS = ceil_div(OUT_CHANNELS, OUTS), PARTS = STRICT ? 2 : 1;
     static constexpr int CHANNEL_BYTES = STEPS * 2 * OUTS * UNIT_BYTES;
     static constexpr int64_t WEIGHT_BYTES = static_cast<int64_t>(PARTS) * IN_CHANNELS * CHANNEL_BYTES;
     // A warp's outputs on their way out: 8 channels. The pitch avoids bank conflicts.
     static constexpr int STAGING_ROW = WARP_POSITIONS + 4, STAGING_BYTES = CONSUMER_WARPS * 8 * STAGING_ROW * 4;
     static constexpr int64_t FIXED_BYTES = WEIGHT_BYTES + STAGING_BYTES + 2 * OUTS * 4;
     static constexpr int64_t PACKED_FLOATS = GROUPS * (WEIGHT_BYTES / 4 + OUTS);  // then what undoes their scales
-    static __host__ int64_t bytes(const Plan& plan) {
-        return FIXED_BYTES + Pipeline::bytes(PARTS * plan.x_bytes(), plan.stages);
+    static __host__ int64_t bytes(const Plan& plan) {  // with stages' mbarriers and exponents, and warps' largest
+        return FIXED_BYTES + plan.stages * (static_cast<int64_t>(PARTS) * plan.x_bytes() + 16 + 4) + 2 * PRODUCER_WARPS * 4;
     }
     // A batch is in the producers' registers: PAIRS x PRODUCER_WARPS row pairs x 128 column pairs.
     static constexpr int PAIRS = POSITIONS > 256 ? 5 : 4, PASSES = 4;
@@ -263,7 +242,6 @@ struct Forward {
     using Sums = float[M_TILES][N_TILES][4];
 
     const Plan& plan;
-    const Tensors& tensors;
     char* const memory;
 
     DEVICE void run(const uint4* __restrict__ packed) const {
@@ -283,7 +261,7 @@ struct Forward {
         for (int i = threadIdx.x; i < OUTS; i += CONSUMERS) {
             const int o = group * OUTS + i;
             scales[i] = unscales[o];
-            scales[OUTS + i] = tensors.bias && o < OUT_CHANNELS ? tensors.bias[o] : 0;
+            scales[OUTS + i] = plan.bias && o < OUT_CHANNELS ? plan.bias[o] : 0;
         }
         cp_async_wait_all();
         bar_sync(2, CONSUMERS);
@@ -298,7 +276,7 @@ struct Forward {
         int number = blockIdx.x / GROUPS, channel = 0, first_pair = 0, first_column = 0, exponent = MOST_EXPONENT, slot = 0;
         bool storing = whole;
         uint32_t key = 0;
-        Rows rows(*this, number);
+        Rows rows(plan, number);
         Batch values;
         load_batch(rows, 0, 0, values);
         UNROLL_1 while (number < plan.tiles) {
@@ -314,17 +292,17 @@ struct Forward {
                 // Of multiples of 4, so that neighbouring planes mostly have the same.
                 exponent = smaller(exponent, key / 2 < INFINITE ? scale_exponent(key / 2, 15) & ~3 : NOT_FINITE);
                 key = 0;
-                pipeline.producer_acquire();
+                mbarrier_test_wait(pipeline.empty(), pipeline.parity ^ 1);
             }
             if (storing) store_batch(pipeline.address(), first_pair, first_column, power_of_2(exponent), values);
             if (is_last && storing) {
                 if (threadIdx.x == CONSUMERS) pipeline.exponent() = exponent;
-                pipeline.producer_commit();
+                mbarrier_arrive(pipeline.full());
                 pipeline.advance();
-                rows.x += plan.plane();
+                rows.x += plan.x_size();
                 if (++channel == IN_CHANNELS) {
                     channel = 0, number += plan.blocks, exponent = MOST_EXPONENT;
-                    if (number < plan.tiles) rows = Rows(*this, number);
+                    if (number < plan.tiles) rows = Rows(plan, number);
                 }
             }
             if (is_last) storing = whole || !storing;
@@ -335,8 +313,7 @@ struct Forward {
         }
     }
 
-    // Consumers, for each tile: wait for a channel's stage, rescale their sums where its scale is another, multiply, and
-    // release the stage; after the last channel they write the outputs.
+    // Consumers, for each tile: rescale their sums where a channel's scale is another, multiply, and at last write the outputs.
     DEVICE void consume(Pipeline& pipeline) const {
         const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
         const int first_out = warp % WARPS_ACROSS * WARP_OUTS, first_channel = blockIdx.x % GROUPS * OUTS + first_out;
@@ -353,7 +330,7 @@ struct Forward {
             Sums sums = {};
             int exponent = 0;
             UNROLL_1 for (int channel = 0; channel < IN_CHANNELS; ++channel) {
-                pipeline.consumer_wait();
+                mbarrier_test_wait(pipeline.full(), pipeline.parity);
                 const int change = pipeline.exponent() - exponent;
                 exponent += change;
                 if (channel > 0 && change != 0)
@@ -364,20 +341,18 @@ struct Forward {
                 uint32_t x[M_TILES];
                 UNROLL for (int m = 0; m < M_TILES; ++m) x[m] = pipeline.address() + units[m];
                 multiply_stage(x, first_weight + channel * CHANNEL_BYTES, sums);
-                pipeline.consumer_release();
+                mbarrier_arrive(pipeline.empty());
                 pipeline.advance();
             }
             const int count = smaller(tile.count - first_position, WARP_POSITIONS), position = tile.first + first_position;
             const int channels = smaller(WARP_OUTS, OUT_CHANNELS - first_channel);
             const int64_t plane = static_cast<int64_t>(tile.sample) * OUT_CHANNELS + first_channel;
-            Element* const out = tensors.out + plane * plan.out_plane() + position;
-            if (exponent != NOT_FINITE) {
-                write_outputs(sums, exponent, scales, staging, out, channels, count);
-            } else {
+            Element* const out = plan.out + plane * plan.out_size() + position;
+            if (exponent != NOT_FINITE) write_outputs(sums, exponent, scales, staging, out, channels, count);
+            else
                 UNROLL_1 for (int i = lane; i < count * channels; i += WARP)
-                    out[i / count * plan.out_plane() + i % count] =
+                    out[i / count * plan.out_size() + i % count] =
                         fp32_output(tile.sample, first_channel + i / count, position + i % count);
-            }
         }
     }
 
@@ -386,15 +361,14 @@ struct Forward {
         const Element* x;  // their first column, of row 0
         int top, left;
 
-        DEVICE Rows(const Forward& block, int number) {
-            const Tile tile(block.plan, number);
+        DEVICE Rows(const Plan& plan, int number) {
+            const Tile tile(plan, number);
             top = tile.row * STRIDE_H - PAD_H, left = tile.left * STRIDE_W - PAD_W;
-            x = block.tensors.x + static_cast<int64_t>(tile.sample) * IN_CHANNELS * block.plan.plane() + left;
+            x = plan.x + static_cast<int64_t>(tile.sample) * IN_CHANNELS * plan.x_size() + left;
         }
     };
     DEVICE void load_batch(const Rows& rows, int pair, int column, Batch& values) const {
-        if (plan.paired) load_if<true>(rows, pair, column, values);
-        else load_if<false>(rows, pair, column, values);
+        plan.paired ? load_if<true>(rows, pair, column, values) : load_if<false>(rows, pair, column, values);
     }
     // Coalesced loads. PAIRED: rows begin at multiples of 8 bytes, and pairs of columns exist as a whole or not at all.
     template <bool PAIRED>
@@ -461,7 +435,7 @@ struct Forward {
     DEVICE void multiply_stage(const uint32_t (&x)[M_TILES], uint32_t weights, Sums& sums) const {
         const bool second = threadIdx.x % WARP >= 16;  // of a step's units
         float parts[STRICT ? M_TILES : 1][N_TILES][4] = {};
-#pragma unroll (STRICT ? 1 : UNROLLED_STEPS)
+#pragma unroll (STRICT || STEPS > 16 ? 1 : STEPS)
         for (int step = 0; step < STEPS; ++step) {
             const int here = unit_offset(plan, 2 * step), to_second = unit_offset(plan, 2 * step + 1) - here;
             const uint32_t offset = (here + (second ? to_second : 0)) * UNIT_BYTES;
@@ -505,7 +479,7 @@ struct Forward {
                 to[8 * i + STAGING_ROW] = fmaf(sums[i / 2][j][i % 2 * 2 + 1] * factor_y, other_half, bias.y);
             }
             __syncwarp();
-            UNROLL for (int row = 0; row < 8; ++row, out += plan.out_plane())
+            UNROLL for (int row = 0; row < 8; ++row, out += plan.out_size())
                 UNROLL for (int i = lane; i < WARP_POSITIONS; i += WARP)
                     if (8 * j + row < channels && i < count) out[i] = staging[row * STAGING_ROW + i];
         }
@@ -517,25 +491,23 @@ struct Forward {
         float sum = 0;
         UNROLL_1 for (int tap = 0; tap < IN_CHANNELS * TAPS; ++tap) {
             const int h = top + tap % TAPS / KERNEL_W, w = left + tap % KERNEL_W;
-            const Element* row = tensors.x + ((sample * IN_CHANNELS + tap / TAPS) * plan.height + h) * plan.width;
+            const Element* row = plan.x + ((sample * IN_CHANNELS + tap / TAPS) * plan.height + h) * plan.width;
             const bool inside = h >= 0 && h < plan.height && w >= 0 && w < plan.width;
-            if (inside) sum += row[w] * tensors.weight[static_cast<int64_t>(o) * IN_CHANNELS * TAPS + tap];
+            if (inside) sum += row[w] * plan.weight[static_cast<int64_t>(o) * IN_CHANNELS * TAPS + tap];
         }
-        return tensors.bias ? sum + tensors.bias[o] : sum;
+        return plan.bias ? sum + plan.bias[o] : sum;
     }
 };
 
 template <class F>
-__global__ void __launch_bounds__(THREADS, 1)
-    convolve(const Plan plan, const Tensors tensors, const uint4* __restrict__ packed) {
+__global__ void __launch_bounds__(THREADS, 1) convolve(const Plan plan, const uint4* __restrict__ packed) {
     extern __shared__ __align__(128) char memory[];
-    F{plan, tensors, memory}.run(packed);
+    F{plan, memory}.run(packed);
 }
 
 // Weights as they lie in shared memory, [group of outputs][high, low][channel][unit][output], then what undoes their scales.
 // A block an output channel: it finds the largest weight, and scales, converts and packs.
-constexpr int WEIGHT_TARGET = 14, MOST_WEIGHT_EXPONENT = 62;  // so that the product of two scales can be undone
-constexpr int PACK_THREADS = 128;
+constexpr int WEIGHT_TARGET = 14, MOST_WEIGHT_EXPONENT = 62, PACK_THREADS = 128;  // so that two scales' product can be undone
 template <class F>
 __global__ void __launch_bounds__(PACK_THREADS) pack_weights(const Element* __restrict__ weight, uint4* __restrict__ packed) {
     __shared__ uint32_t warp_largest[PACK_THREADS / WARP];
@@ -564,7 +536,7 @@ __global__ void __launch_bounds__(PACK_THREADS) pack_weights(const Element* __re
         }
         uint4* const to = packed + static_cast<int64_t>(group) * F::PARTS * PART + i * F::OUTS + o % F::OUTS;
         to[0] = make_uint4(fp16_pair(w[0], w[1]), fp16_pair(w[2], w[3]), fp16_pair(w[4], w[5]), fp16_pair(w[6], w[7]));
-        if (F::STRICT)
+        if (F::PARTS > 1)
             to[PART] = make_uint4(fp16_residual(w[0], w[1]), fp16_residual(w[2], w[3]), fp16_residual(w[4], w[5]),
                                   fp16_residual(w[6], w[7]));
     }
@@ -574,76 +546,73 @@ __global__ void __launch_bounds__(PACK_THREADS) pack_weights(const Element* __re
 
 // ---- launches
 template <class F>
-static cudaError_t launch(const Plan& plan, const Tensors& tensors, uint4* packed, cudaStream_t stream) {
+static cudaError_t launch(const Plan& plan, uint4* packed, cudaStream_t stream) {
     const auto pack = pack_weights<F>;
-    pack<<<F::GROUPS * F::OUTS, PACK_THREADS, 0, stream>>>(tensors.weight, packed);
+    pack<<<F::GROUPS * F::OUTS, PACK_THREADS, 0, stream>>>(plan.weight, packed);
     const auto convolution = convolve<F>;
     const int bytes = static_cast<int>(F::bytes(plan));
     const cudaError_t error = cudaFuncSetAttribute(convolution, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error != cudaSuccess) return error;
-    convolution<<<plan.blocks * F::GROUPS, THREADS, bytes, stream>>>(plan, tensors, packed);
+    convolution<<<plan.blocks * F::GROUPS, THREADS, bytes, stream>>>(plan, packed);
     return cudaGetLastError();
 }
 
-// The fastest kernel that takes the images.
+// The fastest kernel that takes a call.
 struct Choice {
     Plan plan = {};
-    int64_t packed_floats = 0;  // of the weights; 0: no kernel takes the images
-    cudaError_t (*launch)(const Plan&, const Tensors&, uint4*, cudaStream_t) = nullptr;
+    int64_t packed_floats = 0;  // of the weights; 0: no kernel takes it
+    cudaError_t (*launch)(const Plan&, uint4*, cudaStream_t) = nullptr;
 
-    Choice(const Element* x, bool strict, int64_t batch, int64_t height, int64_t width, int device) {
+    Choice(bool strict, int64_t batch, int64_t height, int64_t width, int device) {
         plan.batch = batch;
         plan.height = height, plan.out_h = (height + 2 * PAD_H - KERNEL_H) / STRIDE_H + 1;
         plan.width = width, plan.out_w = (width + 2 * PAD_W - KERNEL_W) / STRIDE_W + 1;
-        plan.paired = width % 2 == 0 && PAD_W % 2 == 0 && reinterpret_cast<uintptr_t>(x) % 8 == 0;
-        if constexpr (FITS_UNITS) {
-            if (strict) {
-                if (!takes<Forward<48, 2, true>>(device, 2)) takes<Forward<24, 2, true>>(device, 1);
-            } else if (!(OUT_CHANNELS > 48 && takes<Forward<96, 4, false>>(device, 2))) {
-                if (!takes<Forward<48, 3, false>>(device, 2)) takes<Forward<24, 2, false>>(device, 1);
-            }
-        }
+        if (strict) takes<Forward<48, 2, true>>(device, 2) || takes<Forward<24, 2, true>>(device, 1);
+        else if (OUT_CHANNELS <= 48 || !takes<Forward<96, 4, false>>(device, 2))
+            takes<Forward<48, 3, false>>(device, 2) || takes<Forward<24, 2, false>>(device, 1);
     }
 
     // The one predicate of what a kernel takes: whether weights and a pipeline of `least_stages` or more fit into the device's
-    // shared memory. Whole planes are lines where they can be.
+    // shared memory. Whole channels are lines where they fit.
     template <class F>
     bool takes(int device, int least_stages) {
         int sm_count, shared_bytes;
         cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
         cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
         if (SHARED_LIMIT_KB) shared_bytes = smaller(shared_bytes, SHARED_LIMIT_KB * 1024);
-        for (const bool by_rows : {false, true}) {
-            plan.by_rows = by_rows, plan.positions = F::POSITIONS;
-            plan.columns = by_rows ? F::POSITIONS : plan.out_w, plan.pitch = plan.columns + QUADS - 1;
-            plan.rows = (by_rows ? 0 : (plan.columns - 1 + F::POSITIONS - 1) / plan.columns) + TAP_ROWS;
-            const int64_t line = by_rows ? plan.out_w : plan.out_plane(), lines = by_rows ? plan.out_h : 1;
-            const int64_t of_line = (line + F::POSITIONS - 1) / F::POSITIONS, tiles = plan.batch * lines * of_line;
-            if (plan.pitch > 1 << 14 || line > 1 << 30 || tiles > 1 << 30) continue;
-            plan.line = line, plan.lines = lines, plan.tiles_of_line = of_line, plan.tiles = tiles;
-            plan.blocks = smaller(plan.tiles, larger(sm_count / F::GROUPS, 1));
-            packed_floats = F::PACKED_FLOATS, launch = ::launch<F>;
-            for (plan.stages = 4; plan.stages >= least_stages; --plan.stages)
-                if (F::bytes(plan) <= shared_bytes) return true;
-        }
-        packed_floats = 0, launch = nullptr;
+        if constexpr (FITS_UNITS)
+            for (const bool by_rows : {false, true}) {
+                plan.by_rows = by_rows, plan.positions = F::POSITIONS;
+                plan.columns = by_rows ? F::POSITIONS : plan.out_w, plan.pitch = plan.columns + QUADS - 1;
+                plan.rows = (by_rows ? 0 : (plan.columns - 1 + F::POSITIONS - 1) / plan.columns) + TAP_ROWS;
+                const int64_t line = by_rows ? plan.out_w : plan.out_size(), lines = by_rows ? plan.out_h : 1;
+                const int64_t of_line = (line + F::POSITIONS - 1) / F::POSITIONS, tiles = plan.batch * lines * of_line;
+                if (plan.pitch > 1 << 14 || line > 1 << 30 || tiles > 1 << 30) continue;
+                plan.line = line, plan.lines = lines, plan.tiles_of_line = of_line, plan.tiles = tiles;
+                plan.blocks = smaller(plan.tiles, larger(sm_count / F::GROUPS, 1));
+                packed_floats = F::PACKED_FLOATS, launch = ::launch<F>;
+                for (plan.stages = 4; plan.stages >= least_stages; --plan.stages)
+                    if (F::bytes(plan) <= shared_bytes) return true;
+            }
+        packed_floats = 0;
         return false;
     }
 };
 
 // The floats that the packed weights take; 0: what no kernel takes.
 extern "C" int64_t count_packed(int64_t strict, int64_t batch, int64_t height, int64_t width, int64_t device) {
-    return Choice(nullptr, strict, batch, height, width, device).packed_floats;
+    return Choice(strict, batch, height, width, device).packed_floats;
 }
 
 // out (batch, OUT_CHANNELS, out_h, out_w); `packed` has count_packed() floats; bias may be null.
 extern "C" int launch_convolve(const Element* x, const Element* weight, const Element* bias, float* packed, Element* out,
-                               int64_t strict, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
-    int device = 0;
-    cudaGetDevice(&device);
-    const Choice choice(x, strict, batch, height, width, device);
-    if (!choice.launch) return cudaErrorNotSupported;
-    return choice.launch(choice.plan, {x, weight, bias, out}, reinterpret_cast<uint4*>(packed), stream);
+                               int64_t strict, int64_t batch, int64_t height, int64_t width, int64_t device,
+                               cudaStream_t stream) {
+    Choice choice(strict, batch, height, width, device);
+    if (!choice.packed_floats) return cudaErrorNotSupported;
+    choice.plan.x = x, choice.plan.weight = weight, choice.plan.bias = bias, choice.plan.out = out;
+    choice.plan.paired = width % 2 == 0 && PAD_W % 2 == 0 && reinterpret_cast<uintptr_t>(x) % 8 == 0;
+    return choice.launch(choice.plan, reinterpret_cast<uint4*>(packed), stream);
 }
 """
 
@@ -656,7 +625,7 @@ def is_strict():
 
 @functools.lru_cache(maxsize=1024)
 def sizes(kernels, x, weight, bias, stride, padding, strict):
-    """Return the output's shape, the floats of scratch (0: PyTorch computes) and numbers. Raises RuntimeError for bad input."""
+    """Return the output's shape, floats of scratch (0: PyTorch computes), the launch's last arguments. Raises RuntimeError."""
     outs, built = kernels.OUT_CHANNELS, (kernels.STRIDE_H, kernels.STRIDE_W, kernels.PAD_H, kernels.PAD_W)
     check(kernels, "x", x, x, (*x[0][:1], kernels.IN_CHANNELS, *x[0][-2:]))
     check(kernels, "weight", weight, x, (outs, kernels.IN_CHANNELS, kernels.KERNEL_H, kernels.KERNEL_W))
@@ -670,8 +639,8 @@ def sizes(kernels, x, weight, bias, stride, padding, strict):
     if x[2].type == "cuda" and torch.cuda.get_device_capability(x[2]) < (8, 0):
         raise RuntimeError(f"{NAME}: expected a GPU of compute capability 8.0 or later; v1_direct runs on any")
     shape = batch, outs, *[size // step + 1 for size, step in zip(room, stride, strict=True)]
-    numbers = strict, batch, *image
-    floats = kernels.count_packed(*numbers, x[2].index or 0) if math.prod(shape) else 1
+    numbers = strict, batch, *image, x[2].index or 0
+    floats = kernels.count_packed(*numbers) if math.prod(shape) else 1
     if not floats:
         limits = "a stride of 4 across and an even one down, weights for 24 outputs and a stage in shared memory"
         warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")
@@ -689,7 +658,7 @@ def convolve(kernels, x, weight, bias, stride, padding, sizes=sizes):
     return out
 
 
-def original(x, weight, bias, stride, padding):
+def original(x, weight, bias, stride, padding):  # its docstring is the warning of a backward pass
     """The gradient is PyTorch's, which computes the output again, 297 MB. training_tensor_core has its own."""
     return nn.functional.conv2d(x, weight, bias, stride, padding)
 
@@ -704,13 +673,11 @@ class ModelNew(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels=3, out_channels=96, kernel_size=11, stride=4, padding=2)
 
-    @torch.compiler.assume_constant_result
     def namespace(self):
         conv = self._modules["conv1"]
-        constants = {"IN_CHANNELS": conv.in_channels, "OUT_CHANNELS": conv.out_channels}
-        for name, values in (("KERNEL", conv.kernel_size), ("STRIDE", conv.stride), ("PAD", conv.padding)):
-            constants |= {f"{name}_{axis}": value for axis, value in zip("HW", values, strict=True)}
-        return build(*self.sources, SHARED_LIMIT_KB=self.shared_limit_kb, **constants)
+        names = "IN_CHANNELS", "OUT_CHANNELS", "KERNEL_H", "KERNEL_W", "STRIDE_H", "STRIDE_W", "PAD_H", "PAD_W"
+        values = conv.in_channels, conv.out_channels, *conv.kernel_size, *conv.stride, *conv.padding
+        return build(*self.sources, SHARED_LIMIT_KB=self.shared_limit_kb, **dict(zip(names, values, strict=True)))
 
     def operands(self, x):
         conv = self._modules["conv1"]  # self.conv1 takes nn.Module half a microsecond
@@ -726,9 +693,9 @@ class ModelNew(nn.Module):
 # ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
 LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
 KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
-NUMBER = getattr(KEYS, "raw_repr", repr)  # PyTorch 2.4 has neither this nor the next function
-NEED_GRAD = getattr(torch._C, "_any_requires_grad", lambda *given: any(getattr(each, "requires_grad", False) for each in given))
-PLAIN = {NUMBER(KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)), NUMBER(KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA))}
+PLAIN = [KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA), KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)]  # of plain tensors
+ModelNew.namespace._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result does, for a second of imports
+kind = attrgetter("shape", "dtype", "device")  # what checks and sizes depend on: functions of kinds are cached
 
 
 @functools.lru_cache(maxsize=None)
@@ -749,112 +716,95 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
     devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
     machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
     everything = text, schema, flags, machine, [fingerprint(each) for each in (forward, original, *fused)]
-    namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
-    operators = getattr(torch.ops, namespace)
+    operators = getattr(torch.ops, f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}")
     with LOADING:
         if not getattr(operators, "registered", None):
-            kernels = load(namespace, text, flags, constants)
-            vars(kernels).update({each.__name__: each for each in (original, *fused)})
+            kernels = load(operators.name, text, flags)
+            vars(kernels).update(constants | {each.__name__: each for each in (original, *fused)})
             operators.registered = register(operators, schema, kernels, forward, original, *fused)
-    return namespace
+    return operators.name
 
 
-def load(name, text, flags, constants):
-    """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
+def load(name, text, flags):
+    """Return the library of a text. Its functions know the types of their arguments, and how many tensors come first."""
     from torch.utils import cpp_extension
 
-    options = {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
-    if is_cuda := "<<<" in text:
-        options = {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
-    if torch.__version__ >= "2.8":  # before, torch's headers come along
-        options["no_implicit_headers"] = True
-    if not shutil.which("ninja"):  # in a virtual environment that is not activated
+    is_cuda, flags = "<<<" in text, ["-O3", *flags]
+    options = {"cuda_sources": text, "extra_cuda_cflags": ["-lineinfo", *flags]} if is_cuda else {"extra_cflags": flags}
+    options |= {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
+    if not cpp_extension.is_ninja_available():  # in a virtual environment that is not activated
         os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
     cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
-    path = cpp_extension.load_inline(name, is_python_module=False, **options)  # None before PyTorch 2.5
+    path = cpp_extension.load_inline(name, "" if is_cuda else text, is_python_module=False, **options)  # None before 2.5
     kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
-    vars(kernels).update(constants)
     kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
     numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
     for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
         if function := getattr(kernels, symbol, None):  # the text may leave it out for these constants
-            types = [each.split()[0] for each in parameters.split(",") if each]
-            function.restype, function.argtypes = numbers[result], [numbers.get(each, ctypes.c_void_p) for each in types]
-            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in types
+            types = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
+            function.restype, function.argtypes, function.tensors = numbers[result], types, parameters.count("*")
     return kernels
 
 
 def register(operators, schema, kernels, forward, original, fuse=None, *fused):
     """Define the operator, for every device, so that forward checks the tensors. Without `fuse` its gradient is PyTorch's."""
-    name, tensors = f"{operators.name}::forward", schema.count("Tensor") - 1
+    tensors, notice = schema.count("Tensor") - 1, f"{operators.name[:-11]}: {original.__doc__}"
     library, forward = torch.library.Library(operators.name, "DEF"), functools.partial(forward, kernels)
 
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx, keys, *arguments):
-            warn(f"{operators.name[:-11]}: {original.__doc__}")
+            warn(notice)
             ctx.save_for_backward(*arguments[:tensors])
             ctx.others = arguments[tensors:]
-            return below_autograd(operators.forward, forward, keys, *arguments)
+            return autograd(keys, *arguments)  # where no gradient is recorded
 
         @staticmethod
         def backward(ctx, grad):
-            keeps_graph, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]
-            with torch.enable_grad():
-                # Views: the gradients are partial ones, also where an argument depends on another.
+            with torch.enable_grad():  # views: gradients are partial ones, also where an argument depends on another
                 given = [each if each is None else each.view_as(each) for each in ctx.saved_tensors[:tensors]]
-                wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
-                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=keeps_graph))
-            return None, *[next(found) if needed else None for needed in needs]
+                out = original(*given, *ctx.others)
+            wanted = [each for each in given if each is not None and each.requires_grad]
+            found = dict(zip(wanted, torch.autograd.grad(out, wanted, grad, create_graph=torch.is_grad_enabled()), strict=True))
+            return None, *map(found.get, given), *[None] * len(ctx.others)
 
     def autograd(keys, *arguments):
+        trains = torch.is_grad_enabled() and True in [each is not None and each.requires_grad for each in arguments[:tensors]]
         # Gradient refuses the tangents that arguments may have within forward_ad.dual_level(); below it they would be dropped.
-        if torch.autograd.forward_ad._current_level >= 0 or (torch.is_grad_enabled() and NEED_GRAD(*arguments)):
+        if trains or (torch.autograd.forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()):
             return Gradient.apply(keys, *arguments)
-        return below_autograd(operators.forward, forward, keys, *arguments)
+        if keys in PLAIN:  # the dispatcher would do no more
+            return forward(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operators.forward(*arguments)
 
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl("forward", forward, "CompositeExplicitAutograd")
     library.impl("forward", autograd, "Autograd", with_keyset=True)
-    torch.library.register_fake(name, original, lib=library)
+    torch.library.register_fake(f"{operators.name}::forward", original, lib=library)
     for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
-        torch.library.register_autocast(name, device, torch.float32, lib=library)
-    if fuse:
-        Gradient = fuse(library, schema, kernels, Gradient, *fused)
+        torch.library.register_autocast(f"{operators.name}::forward", device, torch.float32, lib=library)
+    Gradient = fuse(library, schema, kernels, Gradient, *fused) if fuse else Gradient
     return library
-
-
-def below_autograd(operator, function, keys, *arguments):
-    """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
-    if NUMBER(keys) in PLAIN:
-        return function(*arguments)
-    with torch._C._AutoDispatchBelowAutograd():
-        return operator.default.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
-
-
-def kind(tensor):
-    """Return what checks and sizes depend on. A function of kinds is cached: it would take as long as the rest of a call."""
-    return tensor.shape, tensor.dtype, tensor.device
 
 
 def check(kernels, name, tensor, place, shape):
     """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
-    found, dtype, device = tensor
-    if dtype is not torch.float32 or found != shape or device != place[2] or device.type != kernels.device:
+    if tensor != (shape, torch.float32, place[2]) or place[2].type != kernels.device:
         wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
-        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {dtype} of shape {list(found)} on {device}")
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {tensor[1]} of shape {list(tensor[0])} on {tensor[2]}")
 
 
 def launch(function, *arguments):
     """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
-    first, stream = arguments[0], 0
+    first, count, stream = arguments[0], function.tensors, 0
     if first.is_cuda:
         if (device := first.get_device()) != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 return launch(function, *arguments)
         stream = torch._C._cuda_getCurrentRawStream(device)
-    pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
-    if code := function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream):
+    pointers = [None if each is None else each.data_ptr() for each in arguments[:count]]
+    if code := function(*pointers, *arguments[count:], stream):  # a C function ignores an argument too many
         words = f"CUDA error: {torch.cuda.CudaError(code)}" if first.is_cuda else f"error {code}"
         raise RuntimeError(f"{function.__name__}: {words}")
 
@@ -862,11 +812,10 @@ def launch(function, *arguments):
 @functools.lru_cache(maxsize=None)
 def warn(text):
     """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
-    files = [each.filename for each in inspect.stack(0)]
-    level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
-    while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
-        level += 1
-    warnings.warn(text, stacklevel=level + 1)
+    files, torchs = [each.filename for each in inspect.stack(0)], os.path.dirname(torch.__file__)
+    last = max(i for i, file in enumerate(files) if file == files[0])  # the outermost of this file
+    callers = [i for i, file in enumerate(files) if i > last and not file.startswith(torchs)]
+    warnings.warn(text, stacklevel=min(callers, default=last) + 1)
 
 
 def main():
@@ -879,11 +828,10 @@ def main():
     torch.manual_seed(0)
     arguments, shape, small, limit = EXAMPLE
     model, x = ModelNew(*arguments).to(device).requires_grad_(False), torch.randn(small if emulated else shape, device=device)
-    found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
-    error = ((found - exact).abs().max() / exact.std()).item()
-    names = {"model": model.float(), "x": x, "original": original}
-    calls = () if emulated else ("model(x)", "original(*model.operands(x))")
-    times = [f"{1e3 * benchmark.Timer(call, globals=names).timeit(20).mean:.3f} ms" for call in calls]
+    exact = torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+    error = ((model.float()(x) - exact).abs().max() / exact.std()).item()
+    calls = () if emulated else (model, lambda x: original(*model.operands(x)))
+    times = [f"{1e3 * benchmark.Timer('f(x)', globals={'f': f, 'x': x}).timeit(20).mean:.3f} ms" for f in calls]
     how_fast = ", PyTorch ".join(times) or f"under the emulator, not timed, on an input of {tuple(x.shape)}"
     verdict = "right" if error <= limit else "wrong"
     print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")

@@ -32,28 +32,28 @@ import inspect
 import math
 import os
 import re
-import shutil
 import sys
 import threading
 import warnings
+from operator import attrgetter
 
 import torch
 import torch.nn as nn
 
 NAME = "conv3d_div_max_gap_bias_sum_cpu_winograd"
 EXAMPLE = (8, 16, 3, 2.0, 2, (16, 1, 1, 1), 1), (8, 8, 16, 64, 64), (4, 8, 6, 12, 20), 1e-3  # of ModelNew, x, x emulated, limit
+SCHEMA = "forward(Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor, int[3] pool) -> Tensor"
 
 CPP = r"""
 #include <omp.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <memory>
 #include <new>
-#include <type_traits>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -131,18 +131,13 @@ struct Workspace {
     std::unique_ptr<vec[]> memory;
 
     explicit Workspace(Shape s) {
-        int64_t end;
-        const auto take = [&](auto*& pointer, int64_t vectors) {
-            pointer = (std::remove_reference_t<decltype(pointer)>)(memory.get() + end), end += vectors;
-        };
-        const int64_t row = s.channels * ROWS, outputs = s.groups() * OUTS;
-        for (int pass = 0; pass < 2; ++pass) {  // the first one only counts
-            memory.reset(pass ? new vec[end] : nullptr), end = 0;
-            take(planes, SLICES * DEPTHS * row), take(slice, DEPTHS * row);
-            take(products, POINTS * 2 * outputs * ROWS), take(folded, POINTS * 8 * outputs * ROWS);
-            take(totals, outputs), take(direct, s.padded_outputs() / LANES);
-            take(region, s.octs() * SLOTS * SLOT / LANES + 1), take(argmax, s.padded_outputs() * WINDOWS / LANES);
-        }
+        const int64_t row = s.channels * ROWS, outputs = s.groups() * OUTS, padded = s.padded_outputs();
+        const int64_t sizes[] = {SLICES * DEPTHS * row, DEPTHS * row, POINTS * 2 * outputs * ROWS, POINTS * 8 * outputs * ROWS,
+                                 outputs, padded / LANES, s.octs() * SLOTS * SLOT / LANES + 1, padded * WINDOWS / LANES};
+        memory.reset(new vec[std::accumulate(std::begin(sizes), std::end(sizes), int64_t{0})]);
+        planes = memory.get(), slice = planes + sizes[0], products = slice + sizes[1], folded = products + sizes[2];
+        totals = folded + sizes[3], direct = totals + sizes[4];
+        region = (float*)(direct + sizes[5]), argmax = (int32_t*)(direct + sizes[5] + sizes[6]);
     }
 };
 
@@ -167,26 +162,24 @@ constexpr int64_t argmax_index(int64_t row, int64_t column) { return row * WINDO
 inline vec load(const float* from) { return *(const unaligned_vec*)from; }
 inline vec larger(vec a, vec b) { return a > b ? a : b; }
 inline vec smaller(vec a, vec b) { return a < b ? a : b; }
+inline float add_lanes(float sum, vec v) {
+    for (int k = 0; k < LANES; ++k) sum += v[k];
+    return sum;
+}
 
-// Lane k of the result is lane from(k) of a and b put end to end.
-template <class From, int... K>
-inline vec shuffle(vec a, vec b, From from, std::integer_sequence<int, K...>) {
+// Lane k of the result is lane FIRST + STEP * (k / GROUP) + LANES * (k % GROUP) of a and b put end to end.
+template <int FIRST, int STEP, int GROUP, int... K>
+inline vec shuffle(vec a, vec b, std::integer_sequence<int, K...>) {
 #if defined(__clang__)
-    return __builtin_shufflevector(a, b, from(K)...);
+    return __builtin_shufflevector(a, b, (FIRST + STEP * (K / GROUP) + LANES * (K % GROUP))...);
 #else
-    return __builtin_shuffle(a, b, ivec{from(K)...});
+    return __builtin_shuffle(a, b, ivec{(FIRST + STEP * (K / GROUP) + LANES * (K % GROUP))...});
 #endif
 }
-constexpr std::make_integer_sequence<int, LANES> EACH_LANE;
-// Lanes FIRST, FIRST + STEP, FIRST + 2 * STEP ... of a and b put end to end.
-template <int FIRST, int STEP>
+// Every STEP-th lane from FIRST on; or, in groups of 2, a0 b0 a1 b1 ...
+template <int FIRST, int STEP, int GROUP = 1>
 inline vec pick(vec a, vec b) {
-    return shuffle(a, b, [](int k) constexpr { return FIRST + STEP * k; }, EACH_LANE);
-}
-// a0 b0 a1 b1 ... of the lanes from FIRST on.
-template <int FIRST>
-inline vec zip(vec a, vec b) {
-    return shuffle(a, b, [](int k) constexpr { return FIRST + k / 2 + k % 2 * LANES; }, EACH_LANE);
+    return shuffle<FIRST, STEP, GROUP>(a, b, std::make_integer_sequence<int, LANES>());
 }
 
 // F(4,3) with the points 0, +-P, +-Q and infinity, whose coefficients are exact in float32.
@@ -223,13 +216,10 @@ inline void transform_axis(const double (&g)[N][KERNEL], const double* in, doubl
 // Points d are in the order 1, 2, 0, 3, in which they are multiplied.
 void transform_weights(const float* weight, float* transformed, float sign, Shape s) {
     constexpr double G2[DEPTHS][KERNEL] = {{0.5, 0.5, 0.5}, {0.5, -0.5, 0.5}, {1, 0, 0}, {0, 0, 1}};
-    double G4[POINTS][KERNEL] = {{}, {}, {}, {}, {}, {0, 0, 1}};
-    const double points[] = {0, P, -P, Q, -Q};
-    for (int i = 0; i < 5; ++i) {
-        double scale = i ? 1 / std::abs(points[i]) : 1;  // output_transform divides by |point|
-        for (int j = 0; j < 5; ++j) scale *= i == j ? 1 : points[i] - points[j];
-        for (int k = 0; k < KERNEL; ++k) G4[i][k] = (k == 2 ? points[i] * points[i] : k == 1 ? points[i] : 1) / scale;
-    }
+    // A point's difference to all others, over the point, by which output_transform divides.
+    constexpr double p = 2 * P * (P * P - Q * Q), q = 2 * Q * (Q * Q - P * P), zero = P * P * Q * Q;
+    constexpr double G4[POINTS][KERNEL] = {{1 / zero, 0, 0},         {1 / p, P / p, P * P / p}, {1 / p, -P / p, P * P / p},
+                                           {1 / q, Q / q, Q * Q / q}, {1 / q, -Q / q, Q * Q / q}, {0, 0, 1}};
     for (int64_t o = 0; o < s.groups() * OUTS; ++o)
         for (int64_t c = 0; c < s.channels; ++c) {
             // [d][h][w], [h][w][point d], [w][point d][point h], [point d][point h][point w]
@@ -246,22 +236,27 @@ void transform_weights(const float* weight, float* transformed, float sign, Shap
         }
 }
 
-// weight (outputs, channels, taps) * sign -> [outputs / LANES][channel][tap][LANES].
-void pack(const float* weight, float* packed, float sign, Shape s) {
+// weight (outputs, channels, taps) * sign -> packed [outputs / LANES][channel][tap][LANES]; and tolerance[o], see Job. Returns
+// whether the weights are so small that no sum in Winograd's algorithm can overflow where the input's squares do not.
+bool pack(const float* weight, float* packed, float* tolerance, float sign, Shape s) {
     const int64_t inner = s.channels * TAPS;
-    for (int64_t o = 0; o < s.padded_outputs(); ++o)
-        for (int64_t k = 0; k < inner; ++k)
-            packed[(o / LANES * inner + k) * LANES + o % LANES] = o < s.outputs ? sign * weight[o * inner + k] : 0.0f;
+    double all = 0;
+    for (int64_t o = 0; o < s.padded_outputs(); ++o) {
+        double squares = 0;
+        for (int64_t k = 0; k < inner; ++k) {
+            const double value = o < s.outputs ? sign * weight[o * inner + k] : 0;
+            packed[(o / LANES * inner + k) * LANES + o % LANES] = value;
+            squares += value * value, all += std::abs(value);
+        }
+        tolerance[o] = std::sqrt(squares) / (1 << 18);
+    }
+    return all < 1e15;
 }
 
 // What is seen of the input on the way: a sum of squares, which is finite if all is, and the largest value.
 struct Seen {
     vec squares = {}, peak = {};
-    bool finite() const {
-        float sum = 0;
-        for (int k = 0; k < LANES; ++k) sum += squares[k];
-        return sum <= std::numeric_limits<float>::max();
-    }
+    bool finite() const { return add_lanes(0, squares) <= std::numeric_limits<float>::max(); }
     float largest() const {
         float value = 0;
         for (int k = 0; k < LANES; ++k) value = std::max(value, peak[k]);
@@ -325,12 +320,12 @@ __attribute__((noinline)) void transform_depth(const vec* t, vec* v, int64_t cha
         }
 }
 
-__attribute__((always_inline)) inline void accumulate(vec (&acc)[OUTS][ROWS], const vec* v, const float* u, int64_t channels) {
+__attribute__((always_inline)) inline void accumulate(vec (&acc)[OUTS * ROWS], const vec* v, const float* u, int64_t channels) {
     for (int64_t c = 0; c < channels; ++c, v += ROWS, u += OUTS) {
         vec in[ROWS];
         UNROLL for (int r = 0; r < ROWS; ++r) in[r] = v[r];
         UNROLL for (int o = 0; o < OUTS; ++o)
-            UNROLL for (int r = 0; r < ROWS; ++r) acc[o][r] += in[r] * u[o];
+            UNROLL for (int r = 0; r < ROWS; ++r) acc[o * ROWS + r] += in[r] * u[o];
     }
 }
 
@@ -338,24 +333,21 @@ __attribute__((always_inline)) inline void accumulate(vec (&acc)[OUTS][ROWS], co
 // y1 = (m1 - m2) + m3, whose last terms are accumulated on the sums. z: [2][OUTS][ROWS]. Between two points what waits stays in
 // memory: GCC would keep it in registers, and spill.
 __attribute__((noinline)) void multiply(const vec* v, const float* u, int64_t channels, vec* z) {
-    vec acc[OUTS][ROWS];
-    vec *z0 = z, *z1 = z + OUTS * ROWS;
+    vec acc[OUTS * ROWS] = {}, *z0 = z, *z1 = z + OUTS * ROWS;
     const int64_t point_v = channels * ROWS, point_u = channels * OUTS;
-    UNROLL for (int i = 0; i < OUTS * ROWS; ++i) acc[i / ROWS][i % ROWS] = vec{};
     accumulate(acc, v, u, channels);
-    UNROLL for (int i = 0; i < OUTS * ROWS; ++i) z0[i] = acc[i / ROWS][i % ROWS], acc[i / ROWS][i % ROWS] = vec{};
+    UNROLL for (int i = 0; i < OUTS * ROWS; ++i) z0[i] = acc[i], acc[i] = vec{};
     asm("" ::: "memory");
     accumulate(acc, v + point_v, u + point_u, channels);
     UNROLL for (int i = 0; i < OUTS * ROWS; ++i) {
         const vec m1 = z0[i];
-        z1[i] = m1 - acc[i / ROWS][i % ROWS];
-        acc[i / ROWS][i % ROWS] += m1;
+        z1[i] = m1 - acc[i], acc[i] += m1;
     }
     asm("" ::: "memory");
     accumulate(acc, v + 2 * point_v, u + 2 * point_u, channels);
-    UNROLL for (int i = 0; i < OUTS * ROWS; ++i) z0[i] = acc[i / ROWS][i % ROWS], acc[i / ROWS][i % ROWS] = z1[i];
+    UNROLL for (int i = 0; i < OUTS * ROWS; ++i) z0[i] = acc[i], acc[i] = z1[i];
     accumulate(acc, v + 3 * point_v, u + 3 * point_u, channels);
-    UNROLL for (int i = 0; i < OUTS * ROWS; ++i) z1[i] = acc[i / ROWS][i % ROWS];
+    UNROLL for (int i = 0; i < OUTS * ROWS; ++i) z1[i] = acc[i];
 }
 
 // The output transform along rows: products -> folded, of one point w.
@@ -373,13 +365,8 @@ __attribute__((noinline)) void fold_rows(const vec* products, vec* folded, int64
 // The running maximum of a window. With TRAIN also the second largest, and the first position of the largest.
 template <bool TRAIN>
 struct Best {
-    vec value, second;
-    ivec position;
-    void start(vec first) {
-        value = first;
-        second = vec{} - std::numeric_limits<float>::infinity();
-        position = ivec{};
-    }
+    vec value, second = vec{} - std::numeric_limits<float>::infinity();
+    ivec position = {};
     void take(vec next, int where) {
         if (TRAIN) {
             second = larger(second, smaller(value, next));
@@ -408,7 +395,8 @@ __attribute__((noinline)) bool fold_columns(const vec* folded, vec* totals, int3
                     m[p] = from[p * point + (k / 2 * TILE + row % 2 * 2 + k % 2) * OUTS * ROWS + row / 2];
                 output_transform(m, y);
                 UNROLL for (int w = 0; w < 2; ++w) {
-                    k == 0 ? best[w].start(y[2 * w]) : best[w].take(y[2 * w], 2 * k);
+                    if (k == 0) best[w].value = y[2 * w];
+                    else best[w].take(y[2 * w], 2 * k);
                     best[w].take(y[2 * w + 1], 2 * k + 1);
                 }
             }
@@ -488,8 +476,8 @@ void load_region(const Job& job, const Part& part, int64_t first, int64_t end, f
                     for (int64_t c = 0; c < channels; ++c) a[c] = load(from + c * channel + w);
                     for (int stage = 0; stage < 3; ++stage) {
                         for (int c = 0; c < 4; ++c) {
-                            b[2 * c] = zip<0>(a[c], a[c + 4]);
-                            b[2 * c + 1] = zip<LANES / 2>(a[c], a[c + 4]);
+                            b[2 * c] = pick<0, 1, 2>(a[c], a[c + 4]);
+                            b[2 * c + 1] = pick<LANES / 2, 1, 2>(a[c], a[c + 4]);
                         }
                         std::copy_n(b, OCT, a);
                     }
@@ -503,12 +491,9 @@ void load_region(const Job& job, const Part& part, int64_t first, int64_t end, f
 }
 
 // Distances, with channels innermost, from a window's corner to those of the patches at its positions.
-constexpr std::array<int32_t, POSITIONS> patch_offsets(int rows, int columns) {
-    std::array<int32_t, POSITIONS> offsets{};
-    for (int p = 0; p < POSITIONS; ++p) offsets[p] = ((p / 4 * rows + p / 2 % 2) * columns + p % 2) * OCT;
-    return offsets;
-}
-constexpr auto REGION_OFFSETS = patch_offsets(REGION_ROWS, REGION_COLUMNS);
+template <int H, int W>  // of a plane
+constexpr int32_t PATCH_OFFSETS[POSITIONS] = {0,           OCT,               W * OCT,           (W + 1) * OCT,
+                                              H * W * OCT, (H * W + 1) * OCT, (H + 1) * W * OCT, ((H + 1) * W + 1) * OCT};
 
 // Kernel depths whose taps are summed at the same time, as many as registers hold. A row of taps has PAIRS vectors of two taps,
 // where vectors are that wide, and SINGLES of one.
@@ -520,7 +505,7 @@ __attribute__((noinline)) void add_patches(const float* region, int64_t columns,
     vec pairs[PASS_ROWS][PAIRS + 1] = {};
     oct singles[PASS_ROWS][SINGLES] = {};
     for (int64_t w = 0; w < columns; ++w) {
-        const float* patch = region + w * 2 * OCT + REGION_OFFSETS[argmax[argmax_index(0, w)]];
+        const float* patch = region + w * 2 * OCT + PATCH_OFFSETS<REGION_ROWS, REGION_COLUMNS>[argmax[argmax_index(0, w)]];
         UNROLL for (int i = 0; i < PASS_ROWS; ++i) {
             const float* from = patch + (i / KERNEL * REGION_ROWS + i % KERNEL) * REGION_COLUMNS * OCT;
             UNROLL for (int k = 0; k < PAIRS; ++k) pairs[i][k] += load(from + 2 * k * OCT);
@@ -593,25 +578,19 @@ void compute_unit(const Job& job, int64_t unit, Workspace& work) {
             if (i % POINTS == POINTS - 1)
                 fold_rows(work.products, work.folded + i / POINTS * groups * 2 * TILE * OUTS * ROWS, groups);
         }
-        bool unclear = false;
-        if (!directly)
-            unclear = fold_columns<TRAIN>(work.folded, work.totals, work.argmax, job.tolerance,
-                                          seen.largest(), exists, part.rows, groups);
+        const bool unclear = !directly && fold_columns<TRAIN>(work.folded, work.totals, work.argmax, job.tolerance,
+                                                              seen.largest(), exists, part.rows, groups);
         if (directly || unclear) compute_directly(job, part, corner + 2 * slab * s.plane(), directly, work);
         if (TRAIN) keep_for_gradients(job, part, unit, slab, work);
     }
-    for (int64_t o = 0; o < s.outputs; ++o) {
-        float sum = work.direct[o / LANES][o % LANES];
-        for (int k = 0; k < LANES; ++k) sum += work.totals[o][k];
-        job.sums[unit * s.outputs + o] = sum;
-    }
+    for (int64_t o = 0; o < s.outputs; ++o)
+        job.sums[unit * s.outputs + o] = add_lanes(work.direct[o / LANES][o % LANES], work.totals[o]);
 }
 
 // ---- the gradient of x
 // A unit owns the rows and columns of its windows' first inputs; the windows before them reach into it, too.
 constexpr int GRAD_ROWS = (WINDOW_ROWS + 2) * 2 + 2, GRAD_COLUMNS = (int)round_up((WINDOW_COLUMNS + 2) * 2 + 2, LANES);
 constexpr int64_t GRAD_PLANE = GRAD_ROWS * GRAD_COLUMNS * OCT;
-constexpr auto GRAD_OFFSETS = patch_offsets(GRAD_ROWS, GRAD_COLUMNS);
 
 // Adds the weights `taps` [tap][OCT], PASS kernel depths, to the patches of a row of windows. Every second window comes first:
 // what was just stored cannot be loaded again at once by a vector that begins elsewhere.
@@ -624,7 +603,7 @@ __attribute__((noinline)) void scatter(float* planes, int64_t columns, const uin
     }
     for (int parity = 0; parity < 2; ++parity)
         for (int64_t w = parity; w < columns; w += 2) {
-            float* patch = planes + w * 2 * OCT + GRAD_OFFSETS[argmax[w]];
+            float* patch = planes + w * 2 * OCT + PATCH_OFFSETS<GRAD_ROWS, GRAD_COLUMNS>[argmax[w]];
             UNROLL for (int i = 0; i < PASS_ROWS; ++i) {
                 float* to = patch + (i / KERNEL * GRAD_ROWS + i % KERNEL) * GRAD_COLUMNS * OCT;
                 UNROLL for (int k = 0; k < PAIRS; ++k) *(unaligned_vec*)(to + 2 * k * OCT) += pairs[i][k];
@@ -706,22 +685,6 @@ int parallel_for(int64_t count, int64_t threads, F f) {
     return error;
 }
 
-// tolerance[o], see Job, and whether the weights are so small that no sum in Winograd's algorithm can overflow where the
-// input's squares do not.
-static bool measure_weights(const float* weight, float* tolerance, Shape s) {
-    double all = 0;
-    for (int64_t o = 0; o < s.outputs; ++o) {
-        double squares = 0;
-        for (int64_t i = 0; i < s.channels * TAPS; ++i) {
-            const double value = weight[o * s.channels * TAPS + i];
-            squares += value * value;
-            all += std::abs(value);
-        }
-        tolerance[o] = std::sqrt(squares) / (1 << 18);
-    }
-    return all < 1e15;
-}
-
 // The outputs: averages (batch, outputs), or with `biases`, 1 or one a channel, their sum with these (batch,).
 static void finish(const std::vector<float>& sums, const float* conv_bias, const float* bias, int64_t biases, double divisor,
                    float* out, Shape s) {
@@ -744,12 +707,11 @@ extern "C" int run_forward(const float* x, const float* weight, const float* con
                            float* patches, uint8_t* argmax, double divisor, int64_t biases, int64_t batch, int64_t channels,
                            int64_t depth, int64_t height, int64_t width, int64_t outputs, int64_t threads) try {
     const Shape s{batch, channels, depth, height, width, outputs};
-    std::vector<float> transformed(DEPTHS * SLICES * channels * s.groups() * OUTS), tolerance(s.groups() * OUTS);
+    std::vector<float> transformed(DEPTHS * SLICES * channels * s.groups() * OUTS), tolerance(s.padded_outputs());
     std::vector<float> packed(s.padded_outputs() * channels * TAPS), sums(batch * s.sample_units() * outputs);
     const float sign = divisor < 0 ? -1 : 1;
-    const bool tame = measure_weights(weight, tolerance.data(), s);
+    const bool tame = pack(weight, packed.data(), tolerance.data(), sign, s);
     if (tame) transform_weights(weight, transformed.data(), sign, s);
-    pack(weight, packed.data(), sign, s);
     const Job job{s, tame, x, transformed.data(), packed.data(), tolerance.data(), sums.data(), patches, argmax};
     const int error = parallel_for(batch * s.sample_units(), threads, [&](int64_t begin, int64_t end) {
         Workspace work(s);
@@ -791,10 +753,6 @@ def sizes(kernels, x, weight, conv_bias, bias, *pool):
     return kernels.count_units(*shape[3:]), math.prod((size - 2) // 2 for size in shape[2:]), (*shape, outs)
 
 
-def sizes_of(kernels, x, weight, conv_bias, bias, divisor, pool, sizes=sizes):
-    return sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), *pool)
-
-
 def plan(kernels, x, weight, conv_bias, bias, divisor, pool, needs):
     """Return `needs`; None for what PyTorch computes. Sizes may be symbols here, which `sizes` cannot take."""
     return needs if (*weight.shape[2:], *pool) == (3, 3, 3, 2, 2, 2) else None
@@ -808,8 +766,8 @@ def saved(kernels, x, weight, conv_bias, bias, divisor, pool, plan):
     return x.new_empty(batch, *([] if bias.numel() else [outs]), 1, 1, 1), patches, argmax
 
 
-def save(kernels, x, weight, conv_bias, bias, divisor, pool, plan, sizes_of=sizes_of):
-    units, _, numbers = sizes_of(kernels, x, weight, conv_bias, bias, divisor, pool)
+def save(kernels, x, weight, conv_bias, bias, divisor, pool, plan, sizes=sizes):
+    units, _, numbers = sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), *pool)
     out, patches, argmax = kernels.saved(kernels, x, weight, conv_bias, bias, divisor, pool, plan)
     of_units = x.new_zeros(len(x), units, *patches.shape[1:]) if plan & 2 else None
     if len(x):
@@ -819,14 +777,15 @@ def save(kernels, x, weight, conv_bias, bias, divisor, pool, plan, sizes_of=size
     return out, patches.copy_(of_units.sum(1, dtype=torch.float64)) if plan & 2 else patches, argmax
 
 
-def forward(kernels, x, weight, conv_bias, bias, divisor, pool, sizes_of=sizes_of):
+def forward(kernels, x, weight, conv_bias, bias, divisor, pool, sizes=sizes):
     """Return each sample's sum (batch, 1, 1, 1); for an empty bias the averages (batch, outputs, 1, 1, 1)."""
-    given = x, weight, conv_bias, bias, divisor, pool
-    return kernels.save(kernels, *given, 0)[0] if sizes_of(kernels, *given) else kernels.original(*given)
+    if not sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), *pool):
+        return kernels.original(x, weight, conv_bias, bias, divisor, pool)
+    return kernels.save(kernels, x, weight, conv_bias, bias, divisor, pool, 0)[0]
 
 
-def gradient(kernels, grad, x, weight, conv_bias, bias, divisor, pool, patches, argmax, plan, sizes_of=sizes_of):
-    _, windows, numbers = sizes_of(kernels, x, weight, conv_bias, bias, divisor, pool)
+def gradient(kernels, grad, x, weight, conv_bias, bias, divisor, pool, patches, argmax, plan, sizes=sizes):
+    _, windows, numbers = sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), *pool)
     outs, channels = weight.shape[:2]
     of_averages = grad.double().flatten(1).expand(len(x), outs)
     of_maxima = of_averages / divisor / windows
@@ -851,9 +810,6 @@ def original(x, weight, conv_bias, bias, divisor, pool):
     return (averages + bias.view(-1, 1, 1, 1)).sum(dim=1) if bias.numel() else averages
 
 
-SCHEMA = "forward(Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor, int[3] pool) -> Tensor"
-
-
 class ModelNew(nn.Module):
     # Bound here, as `sizes` is above, so that another variant in the same notebook cannot replace them.
     sources = NAME, CPP, SCHEMA, forward, original
@@ -875,7 +831,6 @@ class ModelNew(nn.Module):
         one_each_channel = (1,) * (5 - self.bias.dim()) + self.bias.shape in ((1, 1, 1, 1, 1), (1, out_channels, 1, 1, 1))
         self.sums_channels = one_each_channel and sum_dim in (1, -4, (1,), (-4,), [1], [-4])  # else the kernel gives averages
 
-    @torch.compiler.assume_constant_result
     def namespace(self):
         return build(*self.sources, (fuse, *self.fused), self.flags)
 
@@ -905,14 +860,13 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
         found = zip(arguments[:tensors], [1, *[2] * tensors], strict=False)
         return tuple(grad.new_empty(0 if each is None or not arguments[-1] & bit else each.shape) for each, bit in found)
 
-    def define(name, schema, function, fake):
-        library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+    returned = ", ".join(["Tensor"] * tensors)
+    more = [("save", f"({inputs}, int plan) -> (Tensor, Tensor, Tensor)", save, functools.partial(saved, kernels))]
+    more += [("gradient", f"(Tensor grad, {inputs}, Tensor kept, Tensor more, int plan) -> ({returned})", gradient, shapes)]
+    for name, types, function, fake in more:
+        library.define(f"{name}{types}", tags=(torch.Tag.pt2_compliant_tag,))
         library.impl(name, function, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{library.ns}::{name}", fake, lib=library)
-
-    define("save", f"({inputs}, int plan) -> (Tensor, Tensor, Tensor)", save, functools.partial(saved, kernels))
-    returned = ", ".join(["Tensor"] * tensors)
-    define("gradient", f"(Tensor grad, {inputs}, Tensor kept, Tensor more, int plan) -> ({returned})", gradient, shapes)
 
     def needs_of(ctx):
         _, first, *others = ctx.needs_input_grad
@@ -928,7 +882,7 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
                 ctx.plan = plan(kernels, *known, needs_of(ctx))
             if ctx.plan is None:
                 return Gradient.forward(ctx, keys, *arguments)
-            output, *kept = below_autograd(operators.save, save, keys, *arguments, ctx.plan)
+            output, *kept = (save if keys in PLAIN else operators.save)(*arguments, ctx.plan)
             ctx.save_for_backward(*arguments[:tensors], *kept)
             ctx.others = arguments[tensors:]
             return output
@@ -948,9 +902,9 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
 # ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
 LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
 KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
-NUMBER = getattr(KEYS, "raw_repr", repr)  # PyTorch 2.4 has neither this nor the next function
-NEED_GRAD = getattr(torch._C, "_any_requires_grad", lambda *given: any(getattr(each, "requires_grad", False) for each in given))
-PLAIN = {NUMBER(KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)), NUMBER(KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA))}
+PLAIN = [KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA), KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)]  # of plain tensors
+ModelNew.namespace._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result does, for a second of imports
+kind = attrgetter("shape", "dtype", "device")  # what checks and sizes depend on: functions of kinds are cached
 
 
 @functools.lru_cache(maxsize=None)
@@ -971,112 +925,95 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
     devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
     machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
     everything = text, schema, flags, machine, [fingerprint(each) for each in (forward, original, *fused)]
-    namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
-    operators = getattr(torch.ops, namespace)
+    operators = getattr(torch.ops, f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}")
     with LOADING:
         if not getattr(operators, "registered", None):
-            kernels = load(namespace, text, flags, constants)
-            vars(kernels).update({each.__name__: each for each in (original, *fused)})
+            kernels = load(operators.name, text, flags)
+            vars(kernels).update(constants | {each.__name__: each for each in (original, *fused)})
             operators.registered = register(operators, schema, kernels, forward, original, *fused)
-    return namespace
+    return operators.name
 
 
-def load(name, text, flags, constants):
-    """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
+def load(name, text, flags):
+    """Return the library of a text. Its functions know the types of their arguments, and how many tensors come first."""
     from torch.utils import cpp_extension
 
-    options = {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
-    if is_cuda := "<<<" in text:
-        options = {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
-    if torch.__version__ >= "2.8":  # before, torch's headers come along
-        options["no_implicit_headers"] = True
-    if not shutil.which("ninja"):  # in a virtual environment that is not activated
+    is_cuda, flags = "<<<" in text, ["-O3", *flags]
+    options = {"cuda_sources": text, "extra_cuda_cflags": ["-lineinfo", *flags]} if is_cuda else {"extra_cflags": flags}
+    options |= {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
+    if not cpp_extension.is_ninja_available():  # in a virtual environment that is not activated
         os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
     cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
-    path = cpp_extension.load_inline(name, is_python_module=False, **options)  # None before PyTorch 2.5
+    path = cpp_extension.load_inline(name, "" if is_cuda else text, is_python_module=False, **options)  # None before 2.5
     kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
-    vars(kernels).update(constants)
     kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
     numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
     for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
         if function := getattr(kernels, symbol, None):  # the text may leave it out for these constants
-            types = [each.split()[0] for each in parameters.split(",") if each]
-            function.restype, function.argtypes = numbers[result], [numbers.get(each, ctypes.c_void_p) for each in types]
-            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in types
+            types = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
+            function.restype, function.argtypes, function.tensors = numbers[result], types, parameters.count("*")
     return kernels
 
 
 def register(operators, schema, kernels, forward, original, fuse=None, *fused):
     """Define the operator, for every device, so that forward checks the tensors. Without `fuse` its gradient is PyTorch's."""
-    name, tensors = f"{operators.name}::forward", schema.count("Tensor") - 1
+    tensors, notice = schema.count("Tensor") - 1, f"{operators.name[:-11]}: {original.__doc__}"
     library, forward = torch.library.Library(operators.name, "DEF"), functools.partial(forward, kernels)
 
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx, keys, *arguments):
-            warn(f"{operators.name[:-11]}: {original.__doc__}")
+            warn(notice)
             ctx.save_for_backward(*arguments[:tensors])
             ctx.others = arguments[tensors:]
-            return below_autograd(operators.forward, forward, keys, *arguments)
+            return autograd(keys, *arguments)  # where no gradient is recorded
 
         @staticmethod
         def backward(ctx, grad):
-            keeps_graph, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]
-            with torch.enable_grad():
-                # Views: the gradients are partial ones, also where an argument depends on another.
+            with torch.enable_grad():  # views: gradients are partial ones, also where an argument depends on another
                 given = [each if each is None else each.view_as(each) for each in ctx.saved_tensors[:tensors]]
-                wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
-                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=keeps_graph))
-            return None, *[next(found) if needed else None for needed in needs]
+                out = original(*given, *ctx.others)
+            wanted = [each for each in given if each is not None and each.requires_grad]
+            found = dict(zip(wanted, torch.autograd.grad(out, wanted, grad, create_graph=torch.is_grad_enabled()), strict=True))
+            return None, *map(found.get, given), *[None] * len(ctx.others)
 
     def autograd(keys, *arguments):
+        trains = torch.is_grad_enabled() and True in [each is not None and each.requires_grad for each in arguments[:tensors]]
         # Gradient refuses the tangents that arguments may have within forward_ad.dual_level(); below it they would be dropped.
-        if torch.autograd.forward_ad._current_level >= 0 or (torch.is_grad_enabled() and NEED_GRAD(*arguments)):
+        if trains or (torch.autograd.forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()):
             return Gradient.apply(keys, *arguments)
-        return below_autograd(operators.forward, forward, keys, *arguments)
+        if keys in PLAIN:  # the dispatcher would do no more
+            return forward(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operators.forward(*arguments)
 
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl("forward", forward, "CompositeExplicitAutograd")
     library.impl("forward", autograd, "Autograd", with_keyset=True)
-    torch.library.register_fake(name, original, lib=library)
+    torch.library.register_fake(f"{operators.name}::forward", original, lib=library)
     for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
-        torch.library.register_autocast(name, device, torch.float32, lib=library)
-    if fuse:
-        Gradient = fuse(library, schema, kernels, Gradient, *fused)
+        torch.library.register_autocast(f"{operators.name}::forward", device, torch.float32, lib=library)
+    Gradient = fuse(library, schema, kernels, Gradient, *fused) if fuse else Gradient
     return library
-
-
-def below_autograd(operator, function, keys, *arguments):
-    """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
-    if NUMBER(keys) in PLAIN:
-        return function(*arguments)
-    with torch._C._AutoDispatchBelowAutograd():
-        return operator.default.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
-
-
-def kind(tensor):
-    """Return what checks and sizes depend on. A function of kinds is cached: it would take as long as the rest of a call."""
-    return tensor.shape, tensor.dtype, tensor.device
 
 
 def check(kernels, name, tensor, place, shape):
     """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
-    found, dtype, device = tensor
-    if dtype is not torch.float32 or found != shape or device != place[2] or device.type != kernels.device:
+    if tensor != (shape, torch.float32, place[2]) or place[2].type != kernels.device:
         wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
-        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {dtype} of shape {list(found)} on {device}")
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {tensor[1]} of shape {list(tensor[0])} on {tensor[2]}")
 
 
 def launch(function, *arguments):
     """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
-    first, stream = arguments[0], 0
+    first, count, stream = arguments[0], function.tensors, 0
     if first.is_cuda:
         if (device := first.get_device()) != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 return launch(function, *arguments)
         stream = torch._C._cuda_getCurrentRawStream(device)
-    pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
-    if code := function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream):
+    pointers = [None if each is None else each.data_ptr() for each in arguments[:count]]
+    if code := function(*pointers, *arguments[count:], stream):  # a C function ignores an argument too many
         words = f"CUDA error: {torch.cuda.CudaError(code)}" if first.is_cuda else f"error {code}"
         raise RuntimeError(f"{function.__name__}: {words}")
 
@@ -1084,11 +1021,10 @@ def launch(function, *arguments):
 @functools.lru_cache(maxsize=None)
 def warn(text):
     """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
-    files = [each.filename for each in inspect.stack(0)]
-    level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
-    while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
-        level += 1
-    warnings.warn(text, stacklevel=level + 1)
+    files, torchs = [each.filename for each in inspect.stack(0)], os.path.dirname(torch.__file__)
+    last = max(i for i, file in enumerate(files) if file == files[0])  # the outermost of this file
+    callers = [i for i, file in enumerate(files) if i > last and not file.startswith(torchs)]
+    warnings.warn(text, stacklevel=min(callers, default=last) + 1)
 
 
 def main():
@@ -1101,11 +1037,10 @@ def main():
     torch.manual_seed(0)
     arguments, shape, small, limit = EXAMPLE
     model, x = ModelNew(*arguments).to(device).requires_grad_(False), torch.randn(small if emulated else shape, device=device)
-    found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
-    error = ((found - exact).abs().max() / exact.std()).item()
-    names = {"model": model.float(), "x": x, "original": original}
-    calls = () if emulated else ("model(x)", "original(*model.operands(x))")
-    times = [f"{1e3 * benchmark.Timer(call, globals=names).timeit(20).mean:.3f} ms" for call in calls]
+    exact = torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+    error = ((model.float()(x) - exact).abs().max() / exact.std()).item()
+    calls = () if emulated else (model, lambda x: original(*model.operands(x)))
+    times = [f"{1e3 * benchmark.Timer('f(x)', globals={'f': f, 'x': x}).timeit(20).mean:.3f} ms" for f in calls]
     how_fast = ", PyTorch ".join(times) or f"under the emulator, not timed, on an input of {tuple(x.shape)}"
     verdict = "right" if error <= limit else "wrong"
     print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")

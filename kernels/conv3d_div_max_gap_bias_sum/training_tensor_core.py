@@ -29,13 +29,12 @@ import ctypes
 import functools
 import hashlib
 import inspect
-import math
 import os
 import re
-import shutil
 import sys
 import threading
 import warnings
+from operator import attrgetter
 
 import torch
 import torch.nn as nn
@@ -43,6 +42,7 @@ import torch.nn as nn
 NAME = "conv3d_div_max_gap_bias_sum_training_tensor_core"
 SHARED_LIMIT_KB = 0  # builds as for a device with that much shared memory a block; 0: what the device has
 EXAMPLE = (8, 16, 3, 2.0, 2, (16, 1, 1, 1), 1), (128, 8, 16, 64, 64), (4, 8, 6, 12, 20), 2e-2  # see main; limit: TF32's
+SCHEMA = "forward(Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor, int[3] pool) -> Tensor"
 
 CUDA = r"""
 // Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_D, KERNEL_H, KERNEL_W, POOL_D, POOL_H, POOL_W and SHARED_LIMIT_KB.
@@ -85,6 +85,7 @@ struct Problem {
     // rows, where samples are too few to fill all SMs. A block has one part of one sample: a segment.
     int slab_parts, part_slabs, column_parts, part_columns, row_parts, part_rows, parts, band_bytes, dynamic_bytes;
     int64_t gradients;  // parts that the weights' gradient is summed in: rows of WEIGHTS values
+    __host__ __device__ int64_t windows() const { return static_cast<int64_t>(slabs) * rows * columns; }
 };
 
 // What a sample's sums become: with a bias the sum over all outputs, else the average of each.
@@ -105,11 +106,10 @@ struct Upstream {
 
 // ---- geometry
 // A window of 2 x 2 x 2 positions reads 4 x 4 x 4 pixels. A tile is 8 windows side by side in 16 outputs. A slab is a layer of
-// windows along depth. A band is two rows of x, in all planes of a segment: a row of windows reads two bands.
+// windows along depth. A band is two rows of x, in all planes of a segment: a row of windows reads two bands. A segment is
+// scaled by a power of two that its first values suggest, and attempted again if one overflows fp16.
 constexpr int CHANNELS = 8, OUTPUTS = 16, TILE_WINDOWS = 8;  // of the tensor core's operands; what does not exist is zero
 constexpr int SIDE = 4, COLUMNS = 64, PIECES = COLUMNS / 4;  // of x: a window's pixels in each direction, a row's columns
-constexpr int WHOLE_WINDOWS = (COLUMNS - 2) / 2;             // that fit into COLUMNS
-constexpr int PART_WINDOWS = WHOLE_WINDOWS / 2 * 2;          // parts of longer rows begin 16-byte aligned
 
 // ---- who works: a warp-specialized kernel
 // Producer warps load x, scale it, and store it as fp16 into a multistage pipeline; consumer warps multiply.
@@ -125,7 +125,7 @@ constexpr int LINES = PRODUCERS / PIECES;  // rows of a band that the producers 
 //             strict: the high parts of all planes, then the low parts; weights: [high, low][tap][lane]
 // The pixels of one column in 8 windows are 8 rows of 16 bytes side by side: a matrix for ldmatrix, free of bank conflicts.
 constexpr int COLUMN_BYTES = CHANNELS * 2, ODD_COLUMNS = COLUMNS / 2 * COLUMN_BYTES, ROW_BYTES = 2 * ODD_COLUMNS;
-constexpr int PLANE_BYTES = 2 * ROW_BYTES, TAP_BYTES = WARP * 8, OPERAND_BYTES = TAPS * TAP_BYTES;
+constexpr int PLANE_BYTES = 2 * ROW_BYTES, TAP_BYTES = WARP * 8, WEIGHT_BYTES = TAPS * TAP_BYTES;
 
 struct Shared {
     uint64_t full[STAGES], empty[STAGES];      // mbarriers
@@ -206,19 +206,15 @@ DEVICE uint32_t fp16_pair(float a, float b) {
 // The residual of rounding x to fp16; none of an infinity.
 DEVICE float fp16_residual(float x) { return fabsf(x) == INFINITY ? 0 : x - __half2float(__float2half_rn(x)); }
 DEVICE float power_of_2(int exponent) { return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23); }
-// value * 2^exponent for an exponent of -252 to 254, which may be beyond a float's when two scales are undone at once.
-DEVICE float times_power_of_2(float value, int exponent) {
-    return value * power_of_2(exponent / 2) * power_of_2(exponent - exponent / 2);
-}
 // The exponent of the power of two that brings `largest` below 2^target, and not below half of that unless it is tiny.
 DEVICE int scale_exponent(float largest, int target) {
     const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 126;  // largest < 2^exponent
     return smaller(target - exponent, 126);
 }
 DEVICE float finite_or_zero(float x) { return fabsf(x) < INFINITY ? x : 0; }
-// The largest of the values of WARPS whole warps, which all call it; `by_warp` has an element for each of them.
+// The largest of the values of WARPS whole warps, which all call it. Two calls with one array need a barrier between them.
 template <int WARPS>
-DEVICE float largest_of_warps(float v, float* by_warp, int warp, int barrier) {
+DEVICE float largest_of_warps(float v, float (&by_warp)[WARPS], int warp, int barrier) {
     UNROLL for (int offset = WARP / 2; offset > 0; offset /= 2) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, offset));
     if (threadIdx.x % WARP == 0) by_warp[warp] = v;
     bar_sync(barrier, WARPS * WARP);
@@ -227,10 +223,10 @@ DEVICE float largest_of_warps(float v, float* by_warp, int warp, int barrier) {
 }
 // The largest finite weight, for the first WARPS warps of the block.
 template <int WARPS>
-DEVICE float largest_weight(const Element* __restrict__ weight, float* by_warp, int barrier) {
+DEVICE float largest_weight(const Element* __restrict__ weight, float (&by_warp)[WARPS], int barrier) {
     float largest = 0;
     for (int i = threadIdx.x; i < WEIGHTS; i += WARPS * WARP) largest = fmaxf(largest, fabsf(finite_or_zero(weight[i])));
-    return largest_of_warps<WARPS>(largest, by_warp, threadIdx.x / WARP, barrier);
+    return largest_of_warps(largest, by_warp, threadIdx.x / WARP, barrier);
 }
 
 // ---- the work
@@ -280,14 +276,10 @@ struct Pipeline {
 };
 
 // ---- producers
-// fp16 has TF32's 11 bits, but not its range: so a segment's values are scaled by a power of two. It is taken from the first
-// values that the producers load, with room for values 31 times as large. If there are larger ones, the segment is attempted a
-// second time, with the power that its largest value calls for.
-constexpr int FIRST_TARGET = 11, LAST_TARGET = 15, REJECTED = 1000;
+constexpr int FIRST_TARGET = 11, LAST_TARGET = 15, REJECTED = 1000;  // the first leaves room for values 31 times as large
 constexpr float LARGEST_FP16 = 65504;
 
-// Four columns of a row, in all channels.
-using Piece = float[CHANNELS * 4];
+using Piece = float[CHANNELS * 4];  // four columns of a row, in all channels
 DEVICE float largest_finite(float largest, const Piece& v) {
     float all = largest;
     UNROLL for (int i = 0; i < CHANNELS * 4; ++i) all = fmaxf(all, fabsf(v[i]));
@@ -336,11 +328,9 @@ DEVICE void produce(const Problem& problem, const Segment& segment, const Pipeli
         load_piece(from + line / 2 * plane_floats + (2 * band + line % 2) * static_cast<int64_t>(problem.width),
                    problem.depth * plane_floats, exist, aligned, v);
     };
-    const auto largest_of_all = [&](float mine, int when) {
-        return largest_of_warps<PRODUCER_WARPS>(mine, shared.producer_largest[when], thread / WARP, 1);
-    };
     load(0, first_line);
-    int exponent = scale_exponent(largest_of_all(largest_finite(0, v), 0), FIRST_TARGET), band = 0;
+    const float first_largest = largest_of_warps(largest_finite(0, v), shared.producer_largest[0], thread / WARP, 1);
+    int exponent = scale_exponent(first_largest, FIRST_TARGET), band = 0;
     bool exact = false;
     float largest = 0;
     UNROLL_1 for (unsigned n = 0; band < segment.bands(); ++n) {
@@ -360,7 +350,7 @@ DEVICE void produce(const Problem& problem, const Segment& segment, const Pipeli
             load(in_band ? band : next_band, in_band ? line + LINES : first_line);
         }
         if (++band == segment.bands()) {  // consumers read the exponent behind the last band's barrier
-            largest = largest_of_all(largest, 1);
+            largest = largest_of_warps(largest, shared.producer_largest[1], thread / WARP, 1);
             const bool accepted = exact || largest * power_of_2(exponent) <= LARGEST_FP16;
             if (thread == 0) shared.exponents[exact] = accepted ? exponent : REJECTED;
             exponent = scale_exponent(largest, LAST_TARGET);
@@ -413,22 +403,21 @@ __device__ void store_weights(const Element* __restrict__ weight, float scale, u
         const auto scaled = [&](int o, int c) {
             return o < OUT_CHANNELS && c < IN_CHANNELS ? scale * weight[(o * IN_CHANNELS + c) * TAPS + tap] : 0;
         };
-        const float w[4] = {scaled(g, 2 * t), scaled(g, 2 * t + 1), scaled(g + 8, 2 * t), scaled(g + 8, 2 * t + 1)};
+        float w[4] = {scaled(g, 2 * t), scaled(g, 2 * t + 1), scaled(g + 8, 2 * t), scaled(g + 8, 2 * t + 1)};
         high[i] = make_uint2(fp16_pair(w[0], w[1]), fp16_pair(w[2], w[3]));
-        if (low)
-            low[i] = make_uint2(fp16_pair(fp16_residual(w[0]), fp16_residual(w[1])),
-                                fp16_pair(fp16_residual(w[2]), fp16_residual(w[3])));
+        if (!low) continue;
+        UNROLL for (float& each : w) each = fp16_residual(each);
+        low[i] = make_uint2(fp16_pair(w[0], w[1]), fp16_pair(w[2], w[3]));
     }
 }
 
-// A plane of 8 windows: [row][column 0, 2, 1, 3], channels 2t and 2t + 1 of window g. A product takes two neighbouring
-// registers: taps 0 and 2 of a row need no moves, neither for a window's even positions nor for its odd ones.
+// A plane of 8 windows: [row][column], channels 2t and 2t + 1 of window g. Two taps at once take neighbouring registers. As
+// ldmatrix loads columns 0 2 1 3, taps 0 and 2 of a row need no moves, at a window's even and odd positions.
 using Plane = uint32_t[SIDE][SIDE];
-DEVICE int column_of_matrix(int matrix) { return matrix % 2 * 2 + matrix / 2; }  // and the other way round
 DEVICE void load_plane(uint32_t band, uint32_t next_band, Plane& x) {
     UNROLL for (int row = 0; row < SIDE; ++row) {
         const uint4 v = ldmatrix_m8n8_x4((row < 2 ? band : next_band) + row % 2 * ROW_BYTES);
-        x[row][0] = v.x, x[row][1] = v.y, x[row][2] = v.z, x[row][3] = v.w;
+        x[row][0] = v.x, x[row][2] = v.y, x[row][1] = v.z, x[row][3] = v.w;
     }
 }
 
@@ -437,9 +426,13 @@ DEVICE void load_plane(uint32_t band, uint32_t next_band, Plane& x) {
 constexpr int PLANE_TAPS = 9, PAIRS = 4, MIDDLE = 4;
 DEVICE constexpr int first_of_pair(int pair) { return pair < 3 ? 3 * pair : 1; }
 DEVICE constexpr int second_of_pair(int pair) { return pair < 3 ? 3 * pair + 2 : 7; }
-DEVICE uint32_t operand(const Plane& x, int hw, int tap) { return x[hw / 2 + tap / 3][column_of_matrix(hw % 2 + tap % 3)]; }
+DEVICE uint32_t pixels(const Plane& x, int hw, int tap) { return x[hw / 2 + tap / 3][hw % 2 + tap % 3]; }
 
 using Sums = float[8][4];  // [position][element: window 2t, 2t + 1 of output g, then of g + 8]
+
+DEVICE void add_pair(float (*sums)[4], const Plane& x, int tap, int next_tap, uint2 w, uint2 next_w) {
+    UNROLL for (int hw = 0; hw < 4; ++hw) mma_pair(sums[hw], w, next_w, pixels(x, hw, tap), pixels(x, hw, next_tap));
+}
 
 // The convolution of a tile, a plane of x at a time. Plane p meets plane r = p - d of the kernel at positions of depth d. All
 // positions add in the same order, so equal inputs give equal bits.
@@ -454,15 +447,15 @@ DEVICE void convolve(const uint2 (&weights)[TAPS], uint32_t band, uint32_t next_
             if (r < 0 || r > 2) continue;
             const uint2* const w = weights + r * PLANE_TAPS;
             UNROLL for (int hw = 0; hw < 4 && r == 1; ++hw)
-                mma_pair(sums[4 * d + hw], weights[MIDDLE], w[MIDDLE], middle[hw], operand(x, hw, MIDDLE));
-            UNROLL for (int pair = 0; pair < PAIRS; ++pair)
-                UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_pair(sums[4 * d + hw], w[first_of_pair(pair)], w[second_of_pair(pair)],
-                                 operand(x, hw, first_of_pair(pair)), operand(x, hw, second_of_pair(pair)));
+                mma_pair(sums[4 * d + hw], weights[MIDDLE], w[MIDDLE], middle[hw], pixels(x, hw, MIDDLE));
+            UNROLL for (int pair = 0; pair < PAIRS; ++pair) {
+                const int tap = first_of_pair(pair), second = second_of_pair(pair);
+                add_pair(sums + 4 * d, x, tap, second, w[tap], w[second]);
+            }
             UNROLL for (int hw = 0; hw < 4 && r == 2; ++hw)
-                mma_m16n8k8_f32_f16(sums[4 * d + hw], w[MIDDLE], operand(x, hw, MIDDLE));
+                mma_m16n8k8_f32_f16(sums[4 * d + hw], w[MIDDLE], pixels(x, hw, MIDDLE));
         }
-        UNROLL for (int hw = 0; hw < 4; ++hw) middle[hw] = operand(x, hw, MIDDLE);
+        UNROLL for (int hw = 0; hw < 4; ++hw) middle[hw] = pixels(x, hw, MIDDLE);
     }
 }
 
@@ -480,22 +473,19 @@ DEVICE void convolve_strictly(uint32_t weights, uint32_t band, uint32_t next_ban
             if (p < d || p > d + 2) continue;
             const uint32_t at = weights + (p - d) * PLANE_TAPS * TAP_BYTES;
             const auto high_w = [&](int tap) { return ld_shared_v2_u32(at + tap * TAP_BYTES); };
-            const auto low_w = [&](int tap) { return ld_shared_v2_u32(at + OPERAND_BYTES + tap * TAP_BYTES); };
+            const auto low_w = [&](int tap) { return ld_shared_v2_u32(at + WEIGHT_BYTES + tap * TAP_BYTES); };
             float part[4][4] = {};
             UNROLL for (int pair = 0; pair < PAIRS; ++pair) {
                 const int tap = first_of_pair(pair), second = second_of_pair(pair);
                 const uint2 w = high_w(tap), next_w = high_w(second), small_w = low_w(tap), next_small_w = low_w(second);
-                UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_pair(small[4 * d + hw], small_w, next_small_w, operand(high, hw, tap), operand(high, hw, second));
-                UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_pair(part[hw], w, next_w, operand(high, hw, tap), operand(high, hw, second));
-                UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_pair(small[4 * d + hw], w, next_w, operand(low, hw, tap), operand(low, hw, second));
+                add_pair(small + 4 * d, high, tap, second, small_w, next_small_w);
+                add_pair(part, high, tap, second, w, next_w);
+                add_pair(small + 4 * d, low, tap, second, w, next_w);
             }
             const uint2 w = high_w(MIDDLE), small_w = low_w(MIDDLE);
             UNROLL for (int hw = 0; hw < 4; ++hw) {
-                mma_pair(small[4 * d + hw], small_w, w, operand(high, hw, MIDDLE), operand(low, hw, MIDDLE));
-                mma_m16n8k8_f32_f16(part[hw], w, operand(high, hw, MIDDLE));
+                mma_pair(small[4 * d + hw], small_w, w, pixels(high, hw, MIDDLE), pixels(low, hw, MIDDLE));
+                mma_m16n8k8_f32_f16(part[hw], w, pixels(high, hw, MIDDLE));
             }
             UNROLL for (int i = 0; i < 16; ++i) sums[4 * d + i / 4][i % 4] += part[i / 4][i % 4];
         }
@@ -561,18 +551,14 @@ __global__ void __launch_bounds__(THREADS, 1)
     __shared__ Segment segment;  // in no registers, which are short
     if (threadIdx.x == 0) segment.set(problem);
     const Pipeline pipeline(memory, shared, problem.band_bytes);
-    if (threadIdx.x >= CONSUMERS) {
-        produce<STRICT>(problem, segment, pipeline, shared, threadIdx.x - CONSUMERS);
-        return;
-    }
-    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    const int warp = threadIdx.x / WARP;
+    if (threadIdx.x >= CONSUMERS) return produce<STRICT>(problem, segment, pipeline, shared, threadIdx.x - CONSUMERS);
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const int weight_exponent = scale_exponent(largest_weight<CONSUMER_WARPS>(problem.weight, shared.weight_largest, 2), 14);
-    uint2* const operands = reinterpret_cast<uint2*>(memory + (STRICT ? STAGES : STAGES - 1) * pipeline.band_bytes);
-    store_weights(problem.weight, copysignf(power_of_2(weight_exponent), result.divisor), operands,
-                  STRICT ? operands + TAPS * WARP : nullptr);
+    uint2* const stored = reinterpret_cast<uint2*>(memory + (STRICT ? STAGES : STAGES - 1) * pipeline.band_bytes);
+    store_weights(problem.weight, copysignf(power_of_2(weight_exponent), result.divisor), stored,
+                  STRICT ? stored + TAPS * WARP : nullptr);
     bar_sync(2, CONSUMERS);
-    const uint32_t stored_weights = shared_address(operands) + lane * 8;
+    const uint32_t stored_weights = shared_address(stored) + lane * 8;
     uint2 weights[TAPS];
     if (!STRICT) UNROLL for (int tap = 0; tap < TAPS; ++tap) weights[tap] = ld_shared_v2_u32(stored_weights + tap * TAP_BYTES);
     pipeline.consumer_release(STAGES - 1);
@@ -582,7 +568,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     do {
         totals[0] = totals[1] = 0;
         for_tiles(segment, pipeline, n, [&](const Tile& tile, uint32_t band, uint32_t next_band) {
-            const uint32_t offset = matrix_row(lane, tile, column_of_matrix(lane / 8));
+            const uint32_t offset = matrix_row(lane, tile, lane / 8 % 2 * 2 + lane / 16);
             Sums sums;
             if constexpr (STRICT)
                 convolve_strictly(stored_weights, band + offset, next_band + offset, pipeline.band_bytes / 2, sums);
@@ -614,7 +600,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     float sum = 0;
     if (lane < OUTPUTS)
         for (int other = 0; other < CONSUMER_WARPS; ++other) sum += shared.sums[other][lane];
-    sum = times_power_of_2(sum, -shared.exponent_after(n, segment.bands()) - weight_exponent);
+    const int scale = -shared.exponent_after(n, segment.bands()) - weight_exponent;  // may be beyond a float's: two factors
+    sum = sum * power_of_2(scale / 2) * power_of_2(scale - scale / 2);
     if (!part_sums) write_result(result, segment.sample, sum);
     else if (lane < OUTPUTS) part_sums[static_cast<int64_t>(blockIdx.x) * OUTPUTS + lane] = sum;
 }
@@ -649,13 +636,9 @@ __global__ void __launch_bounds__(THREADS, 1)
     __shared__ Segment segment;
     if (threadIdx.x == 0) segment.set(problem);
     const Pipeline pipeline(memory, shared, problem.band_bytes);
-    if (threadIdx.x >= CONSUMERS) {
-        produce<false>(problem, segment, pipeline, shared, threadIdx.x - CONSUMERS);
-        return;
-    }
+    if (threadIdx.x >= CONSUMERS) return produce<false>(problem, segment, pipeline, shared, threadIdx.x - CONSUMERS);
     pipeline.consumer_release(STAGES - 1);
-    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    const int warp = threadIdx.x / WARP;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     Gradient gradient;
     unsigned n = 0;
     do {
@@ -812,7 +795,7 @@ __global__ void __launch_bounds__(WARPS * WARP, 1)
                             const uint2 w = STRICT ? ld_shared_v2_u32(stored + tap * TAP_BYTES) : b[tap];
                             mma_pair(STRICT ? part[zy] : sums[zy], a, next_a, w.x, w.y);
                             if (!STRICT) continue;
-                            const uint2 low = ld_shared_v2_u32(stored + OPERAND_BYTES + tap * TAP_BYTES);
+                            const uint2 low = ld_shared_v2_u32(stored + WEIGHT_BYTES + tap * TAP_BYTES);
                             mma_pair(part[zy], a, next_a, low.x, low.y);
                         }
                 }
@@ -856,8 +839,7 @@ constexpr int GROUPS = WEIGHTS / PLANE_TAPS;
 __global__ void __launch_bounds__(WARP)
     weight_gradient_fp32(const Problem p, const uint8_t* __restrict__ argmax, const Upstream upstream,
                          float* __restrict__ gradients) {
-    const int64_t splits = p.gradients, group = blockIdx.x / splits;
-    const int64_t windows = static_cast<int64_t>(p.slabs) * p.rows * p.columns;
+    const int64_t splits = p.gradients, group = blockIdx.x / splits, windows = p.windows();
     const int r = group % 3, c = group / 3 % IN_CHANNELS, o = group / 3 / IN_CHANNELS, lane = threadIdx.x;
     float sums[PLANE_TAPS] = {};
     for (int64_t sample = blockIdx.x % splits; sample < p.batch; sample += splits)
@@ -877,9 +859,8 @@ __global__ void __launch_bounds__(WARP)
 
 // ---- launches
 // The problem, cut into parts for that device.
-static Problem planned(const Element* x, const Element* weight, int64_t batch, int depth, int height, int width, bool strict,
-                       int device) {
-    Problem p = {x, weight, batch, depth, height, width, (depth - 2) / 2, (height - 2) / 2, (width - 2) / 2, strict};
+static Problem planned(int64_t batch, int depth, int height, int width, bool strict, int device) {
+    Problem p = {nullptr, nullptr, batch, depth, height, width, (depth - 2) / 2, (height - 2) / 2, (width - 2) / 2, strict};
     int limit = 0, sm_count = 0;
     cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
@@ -888,9 +869,9 @@ static Problem planned(const Element* x, const Element* weight, int64_t batch, i
     do {  // as many slabs a segment as shared memory takes, in equal parts
         p.part_slabs = ceil_div(p.slabs, p.parts), p.slab_parts = ceil_div(p.slabs, p.part_slabs);
         p.band_bytes = (p.strict ? 2 : 1) * (2 * p.part_slabs + 2) * PLANE_BYTES;
-        p.dynamic_bytes = STAGES * p.band_bytes + (p.strict ? 2 * OPERAND_BYTES : 0);
+        p.dynamic_bytes = STAGES * p.band_bytes + (p.strict ? 2 * WEIGHT_BYTES : 0);
     } while (p.dynamic_bytes + static_cast<int>(sizeof(Shared)) > limit && p.parts++ < p.slabs);
-    p.part_columns = p.columns <= WHOLE_WINDOWS ? p.columns : PART_WINDOWS;
+    p.part_columns = p.columns < COLUMNS / 2 ? p.columns : COLUMNS / 2 - 2;  // even: parts begin 16-byte aligned
     p.column_parts = ceil_div(p.columns, p.part_columns);
     const int64_t images = p.batch * p.slab_parts * p.column_parts, most_parts = 6 + 2 * sm_count / images;
     int64_t least = INT64_MAX;
@@ -907,26 +888,24 @@ static Problem planned(const Element* x, const Element* weight, int64_t batch, i
 }
 
 extern "C" int64_t count_blocks(int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t strict, int64_t device) {
-    return batch * planned(nullptr, nullptr, batch, depth, height, width, strict, device).parts;
+    return batch * planned(batch, depth, height, width, strict, device).parts;
 }
 
 extern "C" int64_t count_gradients(int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t strict,
                                    int64_t device) {
-    return planned(nullptr, nullptr, batch, depth, height, width, strict, device).gradients;
+    return planned(batch, depth, height, width, strict, device).gradients;
 }
 
-// argmax (batch, slabs, rows, columns, OUTPUTS bytes) may be null.
-// scratch: OUTPUTS floats a block. Without a bias `out` is (batch, OUT_CHANNELS), else (batch,).
+// argmax (batch, slabs, rows, columns, OUTPUTS bytes) may be null. scratch: OUTPUTS floats a block. out: (batch,), without a
+// bias (batch, OUT_CHANNELS).
 extern "C" int launch_conv_max_mean(const Element* x, const Element* weight, const Element* conv_bias, const Element* bias,
                                     float* scratch, float* out, uint32_t* argmax, double divisor, int64_t biases,
                                     int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t strict,
-                                    cudaStream_t stream) {
-    int device = 0;
-    cudaGetDevice(&device);
-    const Problem p = planned(x, weight, batch, depth, height, width, strict, device);
-    const auto windows = static_cast<float>(static_cast<int64_t>(p.slabs) * p.rows * p.columns);
-    const Result result = {conv_bias, biases ? bias : nullptr, static_cast<int>(biases), static_cast<float>(divisor), windows,
-                           out};
+                                    int64_t device, cudaStream_t stream) {
+    Problem p = planned(batch, depth, height, width, strict, device);
+    p.x = x, p.weight = weight;
+    const Result result = {conv_bias, biases ? bias : nullptr, static_cast<int>(biases), static_cast<float>(divisor),
+                           static_cast<float>(p.windows()), out};
     const auto kernel = strict ? (argmax ? conv_max_mean<true, true> : conv_max_mean<true, false>)
                                : (argmax ? conv_max_mean<false, true> : conv_max_mean<false, false>);
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.dynamic_bytes);
@@ -936,20 +915,13 @@ extern "C" int launch_conv_max_mean(const Element* x, const Element* weight, con
     return cudaGetLastError();
 }
 
-// grad (batch,), or with `by_channel` (batch, OUT_CHANNELS), of the averages.
-static Upstream upstream_of(const Problem& p, const float* grad, int64_t by_channel, double divisor) {
-    const int64_t windows = static_cast<int64_t>(p.slabs) * p.rows * p.columns;
-    return {grad, !by_channel, static_cast<float>(1 / (windows * divisor))};
-}
-
-// scratch: WEIGHTS floats for each of count_gradients
+// grad (batch,), or with `by_channel` (batch, OUT_CHANNELS), of the averages. scratch: WEIGHTS floats each of count_gradients.
 extern "C" int launch_weight_gradient(const Element* x, const uint32_t* argmax, const float* grad, float* scratch,
                                       float* grad_weight, double divisor, int64_t by_channel, int64_t batch, int64_t depth,
-                                      int64_t height, int64_t width, int64_t strict, cudaStream_t stream) {
-    int device = 0;
-    cudaGetDevice(&device);
-    const Problem p = planned(x, nullptr, batch, depth, height, width, strict, device);
-    const Upstream upstream = upstream_of(p, grad, by_channel, divisor);
+                                      int64_t height, int64_t width, int64_t strict, int64_t device, cudaStream_t stream) {
+    Problem p = planned(batch, depth, height, width, strict, device);
+    p.x = x;
+    const Upstream upstream = {grad, !by_channel, static_cast<float>(1 / (p.windows() * divisor))};
     if (strict) {
         const auto bytes = reinterpret_cast<const uint8_t*>(argmax);
         weight_gradient_fp32<<<GROUPS * p.gradients, WARP, 0, stream>>>(p, bytes, upstream, scratch);
@@ -966,17 +938,17 @@ extern "C" int launch_weight_gradient(const Element* x, const uint32_t* argmax, 
 
 extern "C" int launch_input_gradient(const Element* weight, const uint32_t* argmax, const float* grad, Element* grad_x,
                                      double divisor, int64_t by_channel, int64_t batch, int64_t depth, int64_t height,
-                                     int64_t width, int64_t strict, cudaStream_t stream) {
-    int device = 0, sm_count = 0;
-    cudaGetDevice(&device);
+                                     int64_t width, int64_t strict, int64_t device, cudaStream_t stream) {
+    int sm_count = 0;
     cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
-    const Problem p = planned(nullptr, weight, batch, depth, height, width, strict, device);
+    Problem p = planned(batch, depth, height, width, strict, device);
+    p.weight = weight;
+    const Upstream upstream = {grad, !by_channel, static_cast<float>(1 / (p.windows() * divisor))};
     const int64_t lines = batch * ceil_div(depth, 2);
     const bool paired = width % 2 == 0 && reinterpret_cast<uintptr_t>(grad_x) % 8 == 0;
     const auto kernel = strict ? (paired ? input_gradient<true, true, 8> : input_gradient<true, false, 8>)
                                : (paired ? input_gradient<false, true, 12> : input_gradient<false, false, 12>);
-    kernel<<<lines < sm_count ? lines : sm_count, (strict ? 8 : 12) * WARP, 0, stream>>>(
-        p, argmax, upstream_of(p, grad, by_channel, divisor), grad_x);
+    kernel<<<lines < sm_count ? lines : sm_count, (strict ? 8 : 12) * WARP, 0, stream>>>(p, argmax, upstream, grad_x);
     return cudaGetLastError();
 }
 #endif  // SERVED
@@ -1000,7 +972,7 @@ def sizes(kernels, x, weight, conv_bias, bias, strict, *pool):
     fits = all(size >= k + p - 1 for size, k, p in zip(shape[2:], kernel, pool, strict=False))
     if pool != (kernels.POOL_D, kernels.POOL_H, kernels.POOL_W) or not fits:
         raise RuntimeError(f"{NAME}: a window of {list(pool)} behind a kernel of {kernel} does not fit into {list(shape[2:])}")
-    if math.prod(shape[2:]) >= 2**31:
+    if shape[2:].numel() >= 2**31:
         raise RuntimeError(f"{NAME}: expected less than 2^31 pixels a channel, got x of shape {list(shape)}")
     if x[2].type == "cuda" and torch.cuda.get_device_capability(x[2]) < (8, 0):
         raise RuntimeError(f"{NAME}: expected a GPU of compute capability 8.0 or later; v3_single_kernel runs on others")
@@ -1008,21 +980,17 @@ def sizes(kernels, x, weight, conv_bias, bias, strict, *pool):
         limits = "at most 8 channels in and 16 out, a kernel of 3 x 3 x 3 and windows of 2 x 2 x 2"
         warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")
         return None
-    numbers, device = (shape[0], *shape[2:], strict), x[2].index or 0
-    blocks, parts = (kernels.count_blocks(*numbers, device), kernels.count_gradients(*numbers, device)) if shape[0] else (0, 0)
+    numbers = shape[0], *shape[2:], strict, x[2].index or 0
+    blocks, parts = (kernels.count_blocks(*numbers), kernels.count_gradients(*numbers)) if shape[0] else (0, 0)
     if blocks >= 2**31:
         raise RuntimeError(f"{NAME}: the batch needs {blocks} blocks, more than a grid has")
-    return 16 * blocks, parts * math.prod(weight[0]), numbers
+    return 16 * blocks, parts * weight[0].numel(), numbers
 
 
-def sizes_of(kernels, x, weight, conv_bias, bias, pool, strict, sizes=sizes):
-    return sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), strict, *pool)
-
-
-def plan(kernels, x, weight, conv_bias, bias, divisor, pool, needs, sizes_of=sizes_of):
+def plan(kernels, x, weight, conv_bias, bias, divisor, pool, needs, sizes=sizes):
     """Return `needs`, and 4 in strict mode; None for what PyTorch computes."""
     strict = is_strict()
-    return needs | 4 * strict if sizes_of(kernels, x, weight, conv_bias, bias, pool, strict) else None
+    return needs | 4 * strict if sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), strict, *pool) else None
 
 
 def saved(kernels, x, weight, conv_bias, bias, divisor, pool, plan):
@@ -1032,7 +1000,7 @@ def saved(kernels, x, weight, conv_bias, bias, divisor, pool, plan):
     return x.new_empty((x.shape[0], *([] if bias.numel() else weight.shape[:1]), 1, 1, 1)), argmax, x.new_empty(0)
 
 
-def save(kernels, x, weight, conv_bias, bias, divisor, pool, plan, sizes_of=sizes_of):
+def save(kernels, x, weight, conv_bias, bias, divisor, pool, plan, sizes=sizes):
     strict = bool(plan & 4)
     if strict != is_strict():
         words = ("TF32", "forbids it") if is_strict() else ("strict float32", "permits TF32")
@@ -1040,23 +1008,23 @@ def save(kernels, x, weight, conv_bias, bias, divisor, pool, plan, sizes_of=size
         raise RuntimeError(f"{NAME}: called or compiled for {words[0]} convolutions, but {now}")
     x, weight, conv_bias, bias = x.contiguous(), weight.contiguous(), conv_bias.contiguous(), bias.contiguous()
     out, argmax, none = kernels.saved(kernels, x, weight, conv_bias, bias, divisor, pool, plan)
-    floats, _, numbers = sizes_of(kernels, x, weight, conv_bias, bias, pool, strict)
+    floats, _, numbers = sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), strict, *pool)
     if numbers[0]:
         given = x, weight, conv_bias, bias, x.new_empty(floats), out, argmax if plan & 3 else None
         launch(kernels.launch_conv_max_mean, *given, divisor, bias.numel(), *numbers)
     return out, argmax, none
 
 
-def forward(kernels, x, weight, conv_bias, bias, divisor, pool, sizes_of=sizes_of):
+def forward(kernels, x, weight, conv_bias, bias, divisor, pool, sizes=sizes):
     """Return each sample's sum (batch, 1, 1, 1); for an empty bias the averages (batch, outputs, 1, 1, 1)."""
     strict = is_strict()
-    if not sizes_of(kernels, x, weight, conv_bias, bias, pool, strict):
+    if not sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), strict, *pool):
         return kernels.original(x, weight, conv_bias, bias, divisor, pool)
     return kernels.save(kernels, x, weight, conv_bias, bias, divisor, pool, 4 * strict)[0]
 
 
-def gradient(kernels, grad, x, weight, conv_bias, bias, divisor, pool, argmax, none, plan, sizes_of=sizes_of):
-    _, floats, numbers = sizes_of(kernels, x, weight, conv_bias, bias, pool, bool(plan & 4))
+def gradient(kernels, grad, x, weight, conv_bias, bias, divisor, pool, argmax, none, plan, sizes=sizes):
+    _, floats, numbers = sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), bool(plan & 4), *pool)
     grad, x, weight, rest = grad.contiguous(), x.contiguous(), weight.contiguous(), (divisor, not bias.numel(), *numbers)
     found = [each.new_empty(each.shape if plan & bit else 0) for each, bit in ((x, 1), (weight, 2), (conv_bias, 2), (bias, 2))]
     if found[0].numel():
@@ -1080,9 +1048,6 @@ def original(x, weight, conv_bias, bias, divisor, pool):
     return (averages + bias.view(-1, 1, 1, 1)).sum(dim=1) if bias.numel() else averages
 
 
-SCHEMA = "forward(Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor, int[3] pool) -> Tensor"
-
-
 class ModelNew(nn.Module):
     # Bound here, as `sizes` is above, so that another variant in the same notebook cannot replace them.
     shared_limit_kb = SHARED_LIMIT_KB
@@ -1104,13 +1069,12 @@ class ModelNew(nn.Module):
         one_each_channel = (1,) * (5 - self.bias.dim()) + self.bias.shape in ((1, 1, 1, 1, 1), (1, out_channels, 1, 1, 1))
         self.sums_channels = one_each_channel and sum_dim in (1, -4, (1,), (-4,), [1], [-4])  # else the kernel gives averages
 
-    @torch.compiler.assume_constant_result
     def namespace(self):
         conv = self._modules["conv"]
-        channels = {"IN_CHANNELS": conv.in_channels, "OUT_CHANNELS": conv.out_channels}
-        kernel = {f"KERNEL_{axis}": size for axis, size in zip("DHW", conv.kernel_size, strict=True)}
-        pool = {f"POOL_{axis}": size for axis, size in zip("DHW", self.pool_size, strict=True)}
-        return build(*self.sources, (fuse, *self.fused), **channels, **kernel, **pool, SHARED_LIMIT_KB=self.shared_limit_kb)
+        names = "IN_CHANNELS", "OUT_CHANNELS", "KERNEL_D", "KERNEL_H", "KERNEL_W", "POOL_D", "POOL_H", "POOL_W"
+        values = conv.in_channels, conv.out_channels, *conv.kernel_size, *self.pool_size
+        constants = dict(zip(names, values, strict=True), SHARED_LIMIT_KB=self.shared_limit_kb)
+        return build(*self.sources, (fuse, *self.fused), **constants)
 
     def operands(self, x):
         conv = self._modules["conv"]  # self.conv takes nn.Module half a microsecond
@@ -1138,14 +1102,13 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
         found = zip(arguments[:tensors], [1, *[2] * tensors], strict=False)
         return tuple(grad.new_empty(0 if each is None or not arguments[-1] & bit else each.shape) for each, bit in found)
 
-    def define(name, schema, function, fake):
-        library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+    returned = ", ".join(["Tensor"] * tensors)
+    more = [("save", f"({inputs}, int plan) -> (Tensor, Tensor, Tensor)", save, functools.partial(saved, kernels))]
+    more += [("gradient", f"(Tensor grad, {inputs}, Tensor kept, Tensor more, int plan) -> ({returned})", gradient, shapes)]
+    for name, types, function, fake in more:
+        library.define(f"{name}{types}", tags=(torch.Tag.pt2_compliant_tag,))
         library.impl(name, function, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{library.ns}::{name}", fake, lib=library)
-
-    define("save", f"({inputs}, int plan) -> (Tensor, Tensor, Tensor)", save, functools.partial(saved, kernels))
-    returned = ", ".join(["Tensor"] * tensors)
-    define("gradient", f"(Tensor grad, {inputs}, Tensor kept, Tensor more, int plan) -> ({returned})", gradient, shapes)
 
     def needs_of(ctx):
         _, first, *others = ctx.needs_input_grad
@@ -1161,7 +1124,7 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
                 ctx.plan = plan(kernels, *known, needs_of(ctx))
             if ctx.plan is None:
                 return Gradient.forward(ctx, keys, *arguments)
-            output, *kept = below_autograd(operators.save, save, keys, *arguments, ctx.plan)
+            output, *kept = (save if keys in PLAIN else operators.save)(*arguments, ctx.plan)
             ctx.save_for_backward(*arguments[:tensors], *kept)
             ctx.others = arguments[tensors:]
             return output
@@ -1181,9 +1144,9 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
 # ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
 LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
 KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
-NUMBER = getattr(KEYS, "raw_repr", repr)  # PyTorch 2.4 has neither this nor the next function
-NEED_GRAD = getattr(torch._C, "_any_requires_grad", lambda *given: any(getattr(each, "requires_grad", False) for each in given))
-PLAIN = {NUMBER(KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)), NUMBER(KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA))}
+PLAIN = [KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA), KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)]  # of plain tensors
+ModelNew.namespace._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result does, for a second of imports
+kind = attrgetter("shape", "dtype", "device")  # what checks and sizes depend on: functions of kinds are cached
 
 
 @functools.lru_cache(maxsize=None)
@@ -1204,112 +1167,95 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
     devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
     machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
     everything = text, schema, flags, machine, [fingerprint(each) for each in (forward, original, *fused)]
-    namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
-    operators = getattr(torch.ops, namespace)
+    operators = getattr(torch.ops, f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}")
     with LOADING:
         if not getattr(operators, "registered", None):
-            kernels = load(namespace, text, flags, constants)
-            vars(kernels).update({each.__name__: each for each in (original, *fused)})
+            kernels = load(operators.name, text, flags)
+            vars(kernels).update(constants | {each.__name__: each for each in (original, *fused)})
             operators.registered = register(operators, schema, kernels, forward, original, *fused)
-    return namespace
+    return operators.name
 
 
-def load(name, text, flags, constants):
-    """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
+def load(name, text, flags):
+    """Return the library of a text. Its functions know the types of their arguments, and how many tensors come first."""
     from torch.utils import cpp_extension
 
-    options = {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
-    if is_cuda := "<<<" in text:
-        options = {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
-    if torch.__version__ >= "2.8":  # before, torch's headers come along
-        options["no_implicit_headers"] = True
-    if not shutil.which("ninja"):  # in a virtual environment that is not activated
+    is_cuda, flags = "<<<" in text, ["-O3", *flags]
+    options = {"cuda_sources": text, "extra_cuda_cflags": ["-lineinfo", *flags]} if is_cuda else {"extra_cflags": flags}
+    options |= {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
+    if not cpp_extension.is_ninja_available():  # in a virtual environment that is not activated
         os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
     cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
-    path = cpp_extension.load_inline(name, is_python_module=False, **options)  # None before PyTorch 2.5
+    path = cpp_extension.load_inline(name, "" if is_cuda else text, is_python_module=False, **options)  # None before 2.5
     kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
-    vars(kernels).update(constants)
     kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
     numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
     for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
         if function := getattr(kernels, symbol, None):  # the text may leave it out for these constants
-            types = [each.split()[0] for each in parameters.split(",") if each]
-            function.restype, function.argtypes = numbers[result], [numbers.get(each, ctypes.c_void_p) for each in types]
-            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in types
+            types = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
+            function.restype, function.argtypes, function.tensors = numbers[result], types, parameters.count("*")
     return kernels
 
 
 def register(operators, schema, kernels, forward, original, fuse=None, *fused):
     """Define the operator, for every device, so that forward checks the tensors. Without `fuse` its gradient is PyTorch's."""
-    name, tensors = f"{operators.name}::forward", schema.count("Tensor") - 1
+    tensors, notice = schema.count("Tensor") - 1, f"{operators.name[:-11]}: {original.__doc__}"
     library, forward = torch.library.Library(operators.name, "DEF"), functools.partial(forward, kernels)
 
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx, keys, *arguments):
-            warn(f"{operators.name[:-11]}: {original.__doc__}")
+            warn(notice)
             ctx.save_for_backward(*arguments[:tensors])
             ctx.others = arguments[tensors:]
-            return below_autograd(operators.forward, forward, keys, *arguments)
+            return autograd(keys, *arguments)  # where no gradient is recorded
 
         @staticmethod
         def backward(ctx, grad):
-            keeps_graph, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]
-            with torch.enable_grad():
-                # Views: the gradients are partial ones, also where an argument depends on another.
+            with torch.enable_grad():  # views: gradients are partial ones, also where an argument depends on another
                 given = [each if each is None else each.view_as(each) for each in ctx.saved_tensors[:tensors]]
-                wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
-                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=keeps_graph))
-            return None, *[next(found) if needed else None for needed in needs]
+                out = original(*given, *ctx.others)
+            wanted = [each for each in given if each is not None and each.requires_grad]
+            found = dict(zip(wanted, torch.autograd.grad(out, wanted, grad, create_graph=torch.is_grad_enabled()), strict=True))
+            return None, *map(found.get, given), *[None] * len(ctx.others)
 
     def autograd(keys, *arguments):
+        trains = torch.is_grad_enabled() and True in [each is not None and each.requires_grad for each in arguments[:tensors]]
         # Gradient refuses the tangents that arguments may have within forward_ad.dual_level(); below it they would be dropped.
-        if torch.autograd.forward_ad._current_level >= 0 or (torch.is_grad_enabled() and NEED_GRAD(*arguments)):
+        if trains or (torch.autograd.forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()):
             return Gradient.apply(keys, *arguments)
-        return below_autograd(operators.forward, forward, keys, *arguments)
+        if keys in PLAIN:  # the dispatcher would do no more
+            return forward(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operators.forward(*arguments)
 
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl("forward", forward, "CompositeExplicitAutograd")
     library.impl("forward", autograd, "Autograd", with_keyset=True)
-    torch.library.register_fake(name, original, lib=library)
+    torch.library.register_fake(f"{operators.name}::forward", original, lib=library)
     for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
-        torch.library.register_autocast(name, device, torch.float32, lib=library)
-    if fuse:
-        Gradient = fuse(library, schema, kernels, Gradient, *fused)
+        torch.library.register_autocast(f"{operators.name}::forward", device, torch.float32, lib=library)
+    Gradient = fuse(library, schema, kernels, Gradient, *fused) if fuse else Gradient
     return library
-
-
-def below_autograd(operator, function, keys, *arguments):
-    """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
-    if NUMBER(keys) in PLAIN:
-        return function(*arguments)
-    with torch._C._AutoDispatchBelowAutograd():
-        return operator.default.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
-
-
-def kind(tensor):
-    """Return what checks and sizes depend on. A function of kinds is cached: it would take as long as the rest of a call."""
-    return tensor.shape, tensor.dtype, tensor.device
 
 
 def check(kernels, name, tensor, place, shape):
     """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
-    found, dtype, device = tensor
-    if dtype is not torch.float32 or found != shape or device != place[2] or device.type != kernels.device:
+    if tensor != (shape, torch.float32, place[2]) or place[2].type != kernels.device:
         wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
-        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {dtype} of shape {list(found)} on {device}")
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {tensor[1]} of shape {list(tensor[0])} on {tensor[2]}")
 
 
 def launch(function, *arguments):
     """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
-    first, stream = arguments[0], 0
+    first, count, stream = arguments[0], function.tensors, 0
     if first.is_cuda:
         if (device := first.get_device()) != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 return launch(function, *arguments)
         stream = torch._C._cuda_getCurrentRawStream(device)
-    pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
-    if code := function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream):
+    pointers = [None if each is None else each.data_ptr() for each in arguments[:count]]
+    if code := function(*pointers, *arguments[count:], stream):  # a C function ignores an argument too many
         words = f"CUDA error: {torch.cuda.CudaError(code)}" if first.is_cuda else f"error {code}"
         raise RuntimeError(f"{function.__name__}: {words}")
 
@@ -1317,11 +1263,10 @@ def launch(function, *arguments):
 @functools.lru_cache(maxsize=None)
 def warn(text):
     """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
-    files = [each.filename for each in inspect.stack(0)]
-    level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
-    while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
-        level += 1
-    warnings.warn(text, stacklevel=level + 1)
+    files, torchs = [each.filename for each in inspect.stack(0)], os.path.dirname(torch.__file__)
+    last = max(i for i, file in enumerate(files) if file == files[0])  # the outermost of this file
+    callers = [i for i, file in enumerate(files) if i > last and not file.startswith(torchs)]
+    warnings.warn(text, stacklevel=min(callers, default=last) + 1)
 
 
 def main():
@@ -1334,11 +1279,10 @@ def main():
     torch.manual_seed(0)
     arguments, shape, small, limit = EXAMPLE
     model, x = ModelNew(*arguments).to(device).requires_grad_(False), torch.randn(small if emulated else shape, device=device)
-    found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
-    error = ((found - exact).abs().max() / exact.std()).item()
-    names = {"model": model.float(), "x": x, "original": original}
-    calls = () if emulated else ("model(x)", "original(*model.operands(x))")
-    times = [f"{1e3 * benchmark.Timer(call, globals=names).timeit(20).mean:.3f} ms" for call in calls]
+    exact = torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+    error = ((model.float()(x) - exact).abs().max() / exact.std()).item()
+    calls = () if emulated else (model, lambda x: original(*model.operands(x)))
+    times = [f"{1e3 * benchmark.Timer('f(x)', globals={'f': f, 'x': x}).timeit(20).mean:.3f} ms" for f in calls]
     how_fast = ", PyTorch ".join(times) or f"under the emulator, not timed, on an input of {tuple(x.shape)}"
     verdict = "right" if error <= limit else "wrong"
     print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")

@@ -29,13 +29,12 @@ import ctypes
 import functools
 import hashlib
 import inspect
-import math
 import os
 import re
-import shutil
 import sys
 import threading
 import warnings
+from operator import attrgetter
 
 import torch
 import torch.nn as nn
@@ -43,6 +42,7 @@ import torch.nn as nn
 NAME = "conv3d_div_max_gap_bias_sum_v4_tensor_core"
 SHARED_LIMIT_KB = 0  # builds as for a device with that much shared memory a block; 0: what the device has
 EXAMPLE = (8, 16, 3, 2.0, 2, (16, 1, 1, 1), 1), (128, 8, 16, 64, 64), (4, 8, 6, 12, 20), 2e-2  # see main; limit: TF32's
+SCHEMA = "forward(Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor, int[3] pool) -> Tensor"
 
 CUDA = r"""
 // Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_D, KERNEL_H, KERNEL_W, POOL_D, POOL_H, POOL_W and SHARED_LIMIT_KB.
@@ -70,13 +70,12 @@ __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; 
 // A window of 2 x 2 x 2 positions reads 4 x 4 x 4 pixels. A tile is 8 windows side by side in 16 outputs. A slab is a layer of
 // windows along depth. Where a sample's slabs do not fit into shared memory, or its columns into a band, it is cut along these;
 // and along its rows, where samples are too few to fill all SMs. A block has one part of one sample: a segment. A band is two
-// rows of x, in all planes of a segment: a row of windows reads two bands.
+// rows of x, in all planes of a segment: a row of windows reads two bands. A segment is scaled by a power of two that its first
+// values suggest, and attempted again if one overflows fp16.
 constexpr int WARP = 32, STAGES = 3, CONSUMER_WARPS = 8, PRODUCER_WARPS = 4;
 constexpr int CONSUMERS = CONSUMER_WARPS * WARP, PRODUCERS = PRODUCER_WARPS * WARP, THREADS = CONSUMERS + PRODUCERS;
 constexpr int CHANNELS = 8, OUTPUTS = 16, TILE_WINDOWS = 8;  // of the tensor core's operands; what does not exist is zero
 constexpr int SIDE = 4, COLUMNS = 64, PIECES = COLUMNS / 4;  // of x: a window's pixels in each direction, a row's columns
-constexpr int WHOLE_WINDOWS = (COLUMNS - 2) / 2;             // that fit into COLUMNS
-constexpr int PART_WINDOWS = WHOLE_WINDOWS / 2 * 2;          // parts of longer rows begin 16-byte aligned
 constexpr int LINES = PRODUCERS / PIECES;                    // rows of a band that the producers load at a time
 constexpr int TAPS = KERNEL_D * KERNEL_H * KERNEL_W, WEIGHTS = TAPS * IN_CHANNELS * OUT_CHANNELS;
 
@@ -93,7 +92,7 @@ constexpr int TAPS = KERNEL_D * KERNEL_H * KERNEL_W, WEIGHTS = TAPS * IN_CHANNEL
 //   weights   8 consumer warps, once: in the last band, from    nobody
 //             where registers take them; strict: in their place
 constexpr int COLUMN_BYTES = CHANNELS * 2, ODD_COLUMNS = COLUMNS / 2 * COLUMN_BYTES, ROW_BYTES = 2 * ODD_COLUMNS;
-constexpr int PLANE_BYTES = 2 * ROW_BYTES, TAP_BYTES = WARP * 8, OPERAND_BYTES = TAPS * TAP_BYTES;
+constexpr int PLANE_BYTES = 2 * ROW_BYTES, WEIGHT_BYTES = TAPS * WARP * 8;  // of high or low parts
 
 struct Shared {
     uint64_t full[STAGES], empty[STAGES];      // mbarriers
@@ -101,14 +100,12 @@ struct Shared {
     int exponents[2];                          // of the power of two that an attempt scaled x by; or REJECTED
     float weight_largest[CONSUMER_WARPS];
     float sums[CONSUMER_WARPS][OUTPUTS];
-    DEVICE int exponent_after(int bands_of_all, int bands) const { return exponents[bands_of_all > bands]; }
 };
 
 struct Problem {
     const Element *x, *weight;
     int64_t batch;
     int depth, height, width, slabs, rows, columns;  // of x, and of its windows; a channel has less than 2^31 pixels
-    bool strict;
     int slab_parts, part_slabs, column_parts, part_columns, row_parts, part_rows, parts, band_bytes, dynamic_bytes;
 };
 
@@ -137,11 +134,6 @@ DEVICE void mbarrier_test_wait(uint32_t barrier, uint32_t parity) {
 DEVICE void bar_sync(int name, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
 DEVICE void st_shared_v4_u32(uint32_t at, uint4 v) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
-DEVICE uint2 ld_shared_v2_u32(uint32_t at) {
-    uint2 v;
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
-    return v;
 }
 // Four matrices of 8 rows x 16 bytes: lane 8 * i + r has the address of row r of matrix i. Lane 4 * n + q gets elements 2 * q
 // and 2 * q + 1 of row n.
@@ -183,19 +175,15 @@ DEVICE uint32_t fp16_pair(float a, float b) {
 // The residual of rounding x to fp16; none of an infinity.
 DEVICE float fp16_residual(float x) { return fabsf(x) == INFINITY ? 0 : x - __half2float(__float2half_rn(x)); }
 DEVICE float power_of_2(int exponent) { return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23); }
-// value * 2^exponent for an exponent of -252 to 254, which may be beyond a float's when two scales are undone at once.
-DEVICE float times_power_of_2(float value, int exponent) {
-    return value * power_of_2(exponent / 2) * power_of_2(exponent - exponent / 2);
-}
 // The exponent of the power of two that brings `largest` below 2^target, and not below half of that unless it is tiny.
 DEVICE int scale_exponent(float largest, int target) {
     const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 126;  // largest < 2^exponent
     return smaller(target - exponent, 126);
 }
 DEVICE float finite_or_zero(float x) { return fabsf(x) < INFINITY ? x : 0; }
-// The largest of the values of WARPS whole warps, which all call it; `by_warp` has an element for each of them.
+// The largest of the values of WARPS whole warps, which all call it. Two calls with one array need a barrier between them.
 template <int WARPS>
-DEVICE float largest_of_warps(float v, float* by_warp, int warp, int barrier) {
+DEVICE float largest_of_warps(float v, float (&by_warp)[WARPS], int warp, int barrier) {
     UNROLL for (int offset = WARP / 2; offset > 0; offset /= 2) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, offset));
     if (threadIdx.x % WARP == 0) by_warp[warp] = v;
     bar_sync(barrier, WARPS * WARP);
@@ -245,14 +233,10 @@ struct Pipeline {
 };
 
 // ---- producers
-// fp16 has TF32's 11 bits, but not its range: so a segment's values are scaled by a power of two. It is taken from the first
-// values that the producers load, with room for values 31 times as large. If there are larger ones, the segment is attempted a
-// second time, with the power that its largest value calls for.
-constexpr int FIRST_TARGET = 11, LAST_TARGET = 15, REJECTED = 1000;
+constexpr int FIRST_TARGET = 11, LAST_TARGET = 15, REJECTED = 1000;  // the first leaves room for values 31 times as large
 constexpr float LARGEST_FP16 = 65504;
 
-// Four columns of a row, in all channels.
-using Piece = float[CHANNELS * 4];
+using Piece = float[CHANNELS * 4];  // four columns of a row, in all channels
 DEVICE float largest_finite(float largest, const Piece& v) {
     float all = largest;
     UNROLL for (int i = 0; i < CHANNELS * 4; ++i) all = fmaxf(all, fabsf(v[i]));
@@ -301,11 +285,9 @@ DEVICE void produce(const Problem& problem, const Segment& segment, const Pipeli
         load_piece(from + line / 2 * plane_floats + (2 * band + line % 2) * static_cast<int64_t>(problem.width),
                    problem.depth * plane_floats, exist, aligned, v);
     };
-    const auto largest_of_all = [&](float mine, int when) {
-        return largest_of_warps<PRODUCER_WARPS>(mine, shared.producer_largest[when], thread / WARP, 1);
-    };
     load(0, first_line);
-    int exponent = scale_exponent(largest_of_all(largest_finite(0, v), 0), FIRST_TARGET), band = 0;
+    const float first_largest = largest_of_warps(largest_finite(0, v), shared.producer_largest[0], thread / WARP, 1);
+    int exponent = scale_exponent(first_largest, FIRST_TARGET), band = 0;
     bool exact = false;
     float largest = 0;
     UNROLL_1 for (unsigned n = 0; band < segment.bands(); ++n) {
@@ -325,7 +307,7 @@ DEVICE void produce(const Problem& problem, const Segment& segment, const Pipeli
             load(in_band ? band : next_band, in_band ? line + LINES : first_line);
         }
         if (++band == segment.bands()) {  // consumers read the exponent behind the last band's barrier
-            largest = largest_of_all(largest, 1);
+            largest = largest_of_warps(largest, shared.producer_largest[1], thread / WARP, 1);
             const bool accepted = exact || largest * power_of_2(exponent) <= LARGEST_FP16;
             if (thread == 0) shared.exponents[exact] = accepted ? exponent : REJECTED;
             exponent = scale_exponent(largest, LAST_TARGET);
@@ -336,71 +318,60 @@ DEVICE void produce(const Problem& problem, const Segment& segment, const Pipeli
 }
 
 // ---- consumers
-// A warp's tile: tiles are numbered along columns, then slabs, then rows of windows.
-struct Tile {
-    int group, slab;  // a slab beyond the segment's is of a later row
-    DEVICE Tile next(const Segment& segment, int tiles) const {
-        const int groups = ceil_div(segment.columns, TILE_WINDOWS);
-        Tile tile = {group + tiles, slab};
-        for (; tile.group >= groups; tile.group -= groups) ++tile.slab;
-        return tile;
-    }
-    DEVICE static Tile first(const Segment& segment) { return Tile{0, 0}.next(segment, threadIdx.x / WARP); }
-    DEVICE int first_window() const { return group * TILE_WINDOWS; }
-};
-
-// Calls visit(tile, its two bands) for the warp's tiles, every CONSUMER_WARPS-th, and releases the stages. Warps may be a row
-// apart. n counts the bands.
+// Calls visit(first window and slab of a tile, its two bands) for the warp's tiles, every CONSUMER_WARPS-th along columns, then
+// slabs, then rows of windows, and releases the stages. Warps may be a row apart. n counts the bands.
 template <class Visit>
 DEVICE void for_tiles(const Segment& segment, const Pipeline& pipeline, unsigned& n, Visit visit) {
-    Tile tile = Tile::first(segment);
+    const int groups = ceil_div(segment.columns, TILE_WINDOWS);
+    int group = threadIdx.x / WARP, slab = 0;  // a slab beyond the segment's is of a later row
     pipeline.consumer_wait(n);
-    UNROLL_1 for (; segment.row_of_band(n) < segment.rows; ++n) {
+    UNROLL_1 for (; segment.row_of_band(n) < segment.rows; ++n, slab -= segment.slabs) {
         pipeline.consumer_wait(n + 1);
-        UNROLL_1 for (; tile.slab < segment.slabs; tile = tile.next(segment, CONSUMER_WARPS))
-            visit(tile, pipeline.band(n), pipeline.band(n + 1));
-        tile.slab -= segment.slabs;
+        UNROLL_1 for (;; group += CONSUMER_WARPS) {
+            for (; group >= groups; group -= groups) ++slab;
+            if (slab >= segment.slabs) break;
+            visit(group * TILE_WINDOWS, slab, pipeline.band(n), pipeline.band(n + 1));
+        }
         pipeline.consumer_release(n);
     }
     pipeline.consumer_release(n++);
 }
 
-// weight[o][c][tap] as left operands, [tap][lane], scaled, and what rounding leaves of them; returns the exponent of the power
+// weight[o][c][tap] as left operands, [tap][lane], scaled, and what rounding leaves of them. Returns the exponent of the power
 // of two that scales them. The consumers call it.
-__device__ int store_weights(const Element* __restrict__ weight, float sign, uint2* high, uint2* low, float* by_warp) {
+__device__ int store_weights(const Element* __restrict__ weight, float sign, uint2* high, uint2* low, Shared& shared) {
     float largest = 0;
     for (int i = threadIdx.x; i < WEIGHTS; i += CONSUMERS) largest = fmaxf(largest, fabsf(finite_or_zero(weight[i])));
-    const int exponent = scale_exponent(largest_of_warps<CONSUMER_WARPS>(largest, by_warp, threadIdx.x / WARP, 2), 14);
+    const int exponent = scale_exponent(largest_of_warps(largest, shared.weight_largest, threadIdx.x / WARP, 2), 14);
     const float scale = sign * power_of_2(exponent);
     for (int i = threadIdx.x; i < TAPS * WARP; i += CONSUMERS) {
         const int g = i % WARP / 4, t = i % 4, tap = i / WARP;
         const auto scaled = [&](int o, int c) {
             return o < OUT_CHANNELS && c < IN_CHANNELS ? scale * weight[(o * IN_CHANNELS + c) * TAPS + tap] : 0;
         };
-        const float w[4] = {scaled(g, 2 * t), scaled(g, 2 * t + 1), scaled(g + 8, 2 * t), scaled(g + 8, 2 * t + 1)};
+        float w[4] = {scaled(g, 2 * t), scaled(g, 2 * t + 1), scaled(g + 8, 2 * t), scaled(g + 8, 2 * t + 1)};
         high[i] = make_uint2(fp16_pair(w[0], w[1]), fp16_pair(w[2], w[3]));
-        if (low)
-            low[i] = make_uint2(fp16_pair(fp16_residual(w[0]), fp16_residual(w[1])),
-                                fp16_pair(fp16_residual(w[2]), fp16_residual(w[3])));
+        if (!low) continue;
+        UNROLL for (float& each : w) each = fp16_residual(each);
+        low[i] = make_uint2(fp16_pair(w[0], w[1]), fp16_pair(w[2], w[3]));
     }
     return exponent;
 }
 
-// A plane of 8 windows: [row][column 0, 2, 1, 3], channels 2t and 2t + 1 of window g. A product takes two neighbouring
-// registers: taps 0 and 2 of a row need no moves, neither for a window's even positions nor for its odd ones.
+// A plane of 8 windows: [row][column], channels 2t and 2t + 1 of window g. Two taps at once take neighbouring registers. As
+// ldmatrix loads columns 0 2 1 3, taps 0 and 2 of a row need no moves, at a window's even and odd positions.
 using Plane = uint32_t[SIDE][SIDE];
-DEVICE int column_of_matrix(int matrix) { return matrix % 2 * 2 + matrix / 2; }  // and the other way round
 DEVICE void load_plane(uint32_t band, uint32_t next_band, Plane& x) {
     UNROLL for (int row = 0; row < SIDE; ++row) {
         const uint4 v = ldmatrix_m8n8_x4((row < 2 ? band : next_band) + row % 2 * ROW_BYTES);
-        x[row][0] = v.x, x[row][1] = v.y, x[row][2] = v.z, x[row][3] = v.w;
+        x[row][0] = v.x, x[row][2] = v.y, x[row][1] = v.z, x[row][3] = v.w;
     }
 }
 // Where in a band the row of 16 bytes lies that a lane names in load_plane.
-DEVICE uint32_t matrix_row(int lane, const Tile& tile) {
-    const int column = column_of_matrix(lane / 8);
-    const int pair = (tile.first_window() + lane % 8 + column / 2) % (COLUMNS / 2);  // beyond the row: of no window
-    return 2 * tile.slab * PLANE_BYTES + column % 2 * ODD_COLUMNS + pair * COLUMN_BYTES;
+DEVICE uint32_t matrix_row(int lane, int first_window, int slab) {
+    const int column = lane / 8 % 2 * 2 + lane / 16;
+    const int pair = (first_window + lane % 8 + column / 2) % (COLUMNS / 2);  // beyond the row: of no window
+    return 2 * slab * PLANE_BYTES + column % 2 * ODD_COLUMNS + pair * COLUMN_BYTES;
 }
 
 // Nine taps of a plane of the kernel: the pairs 0 2, 3 5, 6 8 and 1 7, and the middle one. Positions of a window are numbered
@@ -408,9 +379,15 @@ DEVICE uint32_t matrix_row(int lane, const Tile& tile) {
 constexpr int PLANE_TAPS = 9, PAIRS = 4, MIDDLE = 4;
 DEVICE constexpr int first_of_pair(int pair) { return pair < 3 ? 3 * pair : 1; }
 DEVICE constexpr int second_of_pair(int pair) { return pair < 3 ? 3 * pair + 2 : 7; }
-DEVICE uint32_t operand(const Plane& x, int hw, int tap) { return x[hw / 2 + tap / 3][column_of_matrix(hw % 2 + tap % 3)]; }
+DEVICE uint32_t pixels(const Plane& x, int hw, int tap) { return x[hw / 2 + tap / 3][hw % 2 + tap % 3]; }
 
 using Sums = float[8][4];  // [position][element: window 2t, 2t + 1 of output g, then of g + 8]
+
+template <int STRIDE>  // of weights: from tap to tap
+DEVICE void add_pair(float (*sums)[4], const uint2* w, const Plane& x, int tap, int next_tap) {
+    UNROLL for (int hw = 0; hw < 4; ++hw)
+        mma_pair(sums[hw], w[tap * STRIDE], w[next_tap * STRIDE], pixels(x, hw, tap), pixels(x, hw, next_tap));
+}
 
 // The convolution of a tile, a plane of x at a time. Plane p meets plane r = p - d of the kernel at positions of depth d. All
 // positions add in the same order, so equal inputs give equal bits.
@@ -425,22 +402,20 @@ DEVICE void convolve(const uint2 (&weights)[TAPS], uint32_t band, uint32_t next_
             if (r < 0 || r > 2) continue;
             const uint2* const w = weights + r * PLANE_TAPS;
             UNROLL for (int hw = 0; hw < 4 && r == 1; ++hw)
-                mma_pair(sums[4 * d + hw], weights[MIDDLE], w[MIDDLE], middle[hw], operand(x, hw, MIDDLE));
+                mma_pair(sums[4 * d + hw], weights[MIDDLE], w[MIDDLE], middle[hw], pixels(x, hw, MIDDLE));
             UNROLL for (int pair = 0; pair < PAIRS; ++pair)
-                UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_pair(sums[4 * d + hw], w[first_of_pair(pair)], w[second_of_pair(pair)],
-                                 operand(x, hw, first_of_pair(pair)), operand(x, hw, second_of_pair(pair)));
+                add_pair<1>(sums + 4 * d, w, x, first_of_pair(pair), second_of_pair(pair));
             UNROLL for (int hw = 0; hw < 4 && r == 2; ++hw)
-                mma_m16n8k8_f32_f16(sums[4 * d + hw], w[MIDDLE], operand(x, hw, MIDDLE));
+                mma_m16n8k8_f32_f16(sums[4 * d + hw], w[MIDDLE], pixels(x, hw, MIDDLE));
         }
-        UNROLL for (int hw = 0; hw < 4; ++hw) middle[hw] = operand(x, hw, MIDDLE);
+        UNROLL for (int hw = 0; hw < 4; ++hw) middle[hw] = pixels(x, hw, MIDDLE);
     }
 }
 
 // The same, error-compensated: low * high + high * low + high * high. The tensor core truncates its sums, so each plane's begin
 // at zero and are added as fp32 numbers. The small ones are kept apart, and do not count where x is infinite: the low part of a
 // weight may have the other sign.
-DEVICE void convolve_strictly(uint32_t weights, uint32_t band, uint32_t next_band, int lower, Sums& sums) {
+DEVICE void convolve_strictly(const uint2* weights, uint32_t band, uint32_t next_band, int lower, Sums& sums) {
     Sums small;
     UNROLL for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] = small[i / 4][i % 4] = 0;
     UNROLL_1 for (int p = 0; p < SIDE; ++p) {
@@ -449,24 +424,17 @@ DEVICE void convolve_strictly(uint32_t weights, uint32_t band, uint32_t next_ban
         load_plane(band + lower + p * PLANE_BYTES, next_band + lower + p * PLANE_BYTES, low);
         UNROLL for (int d = 0; d < 2; ++d) {
             if (p < d || p > d + 2) continue;
-            const uint32_t at = weights + (p - d) * PLANE_TAPS * TAP_BYTES;
-            const auto high_w = [&](int tap) { return ld_shared_v2_u32(at + tap * TAP_BYTES); };
-            const auto low_w = [&](int tap) { return ld_shared_v2_u32(at + OPERAND_BYTES + tap * TAP_BYTES); };
+            const uint2 *const high_w = weights + (p - d) * PLANE_TAPS * WARP, *const low_w = high_w + TAPS * WARP;
             float part[4][4] = {};
             UNROLL for (int pair = 0; pair < PAIRS; ++pair) {
-                const int tap = first_of_pair(pair), second = second_of_pair(pair);
-                const uint2 w = high_w(tap), next_w = high_w(second), small_w = low_w(tap), next_small_w = low_w(second);
-                UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_pair(small[4 * d + hw], small_w, next_small_w, operand(high, hw, tap), operand(high, hw, second));
-                UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_pair(part[hw], w, next_w, operand(high, hw, tap), operand(high, hw, second));
-                UNROLL for (int hw = 0; hw < 4; ++hw)
-                    mma_pair(small[4 * d + hw], w, next_w, operand(low, hw, tap), operand(low, hw, second));
+                add_pair<WARP>(small + 4 * d, low_w, high, first_of_pair(pair), second_of_pair(pair));
+                add_pair<WARP>(part, high_w, high, first_of_pair(pair), second_of_pair(pair));
+                add_pair<WARP>(small + 4 * d, high_w, low, first_of_pair(pair), second_of_pair(pair));
             }
-            const uint2 w = high_w(MIDDLE), small_w = low_w(MIDDLE);
+            const uint2 w = high_w[MIDDLE * WARP], small_w = low_w[MIDDLE * WARP];
             UNROLL for (int hw = 0; hw < 4; ++hw) {
-                mma_pair(small[4 * d + hw], small_w, w, operand(high, hw, MIDDLE), operand(low, hw, MIDDLE));
-                mma_m16n8k8_f32_f16(part[hw], w, operand(high, hw, MIDDLE));
+                mma_pair(small[4 * d + hw], small_w, w, pixels(high, hw, MIDDLE), pixels(low, hw, MIDDLE));
+                mma_m16n8k8_f32_f16(part[hw], w, pixels(high, hw, MIDDLE));
             }
             UNROLL for (int i = 0; i < 16; ++i) sums[4 * d + i / 4][i % 4] += part[i / 4][i % 4];
         }
@@ -474,15 +442,10 @@ DEVICE void convolve_strictly(uint32_t weights, uint32_t band, uint32_t next_ban
     UNROLL for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] += finite_or_zero(small[i / 4][i % 4]);
 }
 
-// A lane's four maxima as PyTorch finds them: a NaN wins.
-DEVICE void find_maxima(const Sums& sums, float (&maxima)[4]) {
-    UNROLL for (int element = 0; element < 4; ++element) {
-        float best[8];
-        UNROLL for (int i = 0; i < 8; ++i) best[i] = sums[i][element];
-        UNROLL for (int step = 1; step < 8; step *= 2)
-            UNROLL for (int i = 0; i < 8; i += 2 * step) best[i] = max_nan(best[i], best[i + step]);
-        maxima[element] = best[0];
-    }
+// The maximum of a window in an output, one of a lane's four, as PyTorch finds it: a NaN wins.
+DEVICE float maximum(const Sums& sums, int element) {
+    const auto larger = [&](int i, int j) { return max_nan(sums[i][element], sums[j][element]); };
+    return max_nan(max_nan(larger(0, 1), larger(2, 3)), max_nan(larger(4, 5), larger(6, 7)));
 }
 
 // A warp writes a sample's result; lane o has the sum of output o's maxima.
@@ -507,37 +470,34 @@ __global__ void __launch_bounds__(THREADS, 1)
     __shared__ Segment segment;  // in no registers, which are short
     if (threadIdx.x == 0) segment.set(problem);
     const Pipeline pipeline(memory, shared, problem.band_bytes);
-    if (threadIdx.x >= CONSUMERS) {
-        produce<STRICT>(problem, segment, pipeline, shared, threadIdx.x - CONSUMERS);
-        return;
-    }
+    if (threadIdx.x >= CONSUMERS) return produce<STRICT>(problem, segment, pipeline, shared, threadIdx.x - CONSUMERS);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    uint2* const operands = reinterpret_cast<uint2*>(memory + (STRICT ? STAGES : STAGES - 1) * pipeline.band_bytes);
-    const int weight_exponent = store_weights(problem.weight, copysignf(1, result.divisor), operands,
-                                              STRICT ? operands + TAPS * WARP : nullptr, shared.weight_largest);
+    uint2* const stored = reinterpret_cast<uint2*>(memory + (STRICT ? STAGES : STAGES - 1) * pipeline.band_bytes);
+    const int weight_exponent = store_weights(problem.weight, copysignf(1, result.divisor), stored,
+                                              STRICT ? stored + TAPS * WARP : nullptr, shared);
     bar_sync(2, CONSUMERS);
-    const uint32_t stored_weights = shared_address(operands) + lane * 8;
     uint2 weights[TAPS];
-    if (!STRICT) UNROLL for (int tap = 0; tap < TAPS; ++tap) weights[tap] = ld_shared_v2_u32(stored_weights + tap * TAP_BYTES);
+    if (!STRICT) UNROLL for (int tap = 0; tap < TAPS; ++tap) weights[tap] = stored[tap * WARP + lane];
     pipeline.consumer_release(STAGES - 1);
 
     float totals[2];  // of outputs g and g + 8
     unsigned n = 0;
+    int exponent;
     do {
         totals[0] = totals[1] = 0;
-        for_tiles(segment, pipeline, n, [&](const Tile& tile, uint32_t band, uint32_t next_band) {
-            const uint32_t offset = matrix_row(lane, tile);
+        for_tiles(segment, pipeline, n, [&](int first_window, int slab, uint32_t band, uint32_t next_band) {
+            const uint32_t offset = matrix_row(lane, first_window, slab);
             Sums sums;
             if constexpr (STRICT)
-                convolve_strictly(stored_weights, band + offset, next_band + offset, pipeline.band_bytes / 2, sums);
+                convolve_strictly(stored + lane, band + offset, next_band + offset, pipeline.band_bytes / 2, sums);
             else
                 convolve(weights, band + offset, next_band + offset, sums);
-            float maxima[4];
-            find_maxima(sums, maxima);
+            const float maxima[4] = {maximum(sums, 0), maximum(sums, 1), maximum(sums, 2), maximum(sums, 3)};
             UNROLL for (int i = 0; i < 4; ++i)
-                totals[i / 2] += tile.first_window() + 2 * t + i % 2 < segment.columns ? maxima[i] : 0;
+                totals[i / 2] += first_window + 2 * t + i % 2 < segment.columns ? maxima[i] : 0;
         });
-    } while (shared.exponent_after(n, segment.bands()) == REJECTED);
+        exponent = shared.exponents[n > segment.bands()];
+    } while (exponent == REJECTED);
     UNROLL for (int i = 0; i < 2; ++i) {
         totals[i] += __shfl_xor_sync(0xffffffffu, totals[i], 1);
         totals[i] += __shfl_xor_sync(0xffffffffu, totals[i], 2);
@@ -548,7 +508,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     float sum = 0;
     if (lane < OUTPUTS)
         for (int other = 0; other < CONSUMER_WARPS; ++other) sum += shared.sums[other][lane];
-    sum = times_power_of_2(sum, -shared.exponent_after(n, segment.bands()) - weight_exponent);
+    const int scale = -exponent - weight_exponent;  // may be beyond a float's exponents: two factors
+    sum = sum * power_of_2(scale / 2) * power_of_2(scale - scale / 2);
     if (!part_sums) write_result(result, segment.sample, sum);
     else if (lane < OUTPUTS) part_sums[static_cast<int64_t>(blockIdx.x) * OUTPUTS + lane] = sum;
 }
@@ -563,9 +524,8 @@ __global__ void __launch_bounds__(WARP) finish_samples(const float* __restrict__
 
 // ---- launches
 // The problem, cut into parts for that device.
-static Problem planned(const Element* x, const Element* weight, int64_t batch, int depth, int height, int width, bool strict,
-                       int device) {
-    Problem p = {x, weight, batch, depth, height, width, (depth - 2) / 2, (height - 2) / 2, (width - 2) / 2, strict};
+static Problem planned(int64_t batch, int depth, int height, int width, bool strict, int device) {
+    Problem p = {nullptr, nullptr, batch, depth, height, width, (depth - 2) / 2, (height - 2) / 2, (width - 2) / 2};
     int limit = 0, sm_count = 0;
     cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
@@ -573,10 +533,10 @@ static Problem planned(const Element* x, const Element* weight, int64_t batch, i
     p.parts = 1;
     do {  // as many slabs a segment as shared memory takes, in equal parts
         p.part_slabs = ceil_div(p.slabs, p.parts), p.slab_parts = ceil_div(p.slabs, p.part_slabs);
-        p.band_bytes = (p.strict ? 2 : 1) * (2 * p.part_slabs + 2) * PLANE_BYTES;
-        p.dynamic_bytes = STAGES * p.band_bytes + (p.strict ? 2 * OPERAND_BYTES : 0);
+        p.band_bytes = (strict ? 2 : 1) * (2 * p.part_slabs + 2) * PLANE_BYTES;
+        p.dynamic_bytes = STAGES * p.band_bytes + (strict ? 2 * WEIGHT_BYTES : 0);
     } while (p.dynamic_bytes + static_cast<int>(sizeof(Shared)) > limit && p.parts++ < p.slabs);
-    p.part_columns = p.columns <= WHOLE_WINDOWS ? p.columns : PART_WINDOWS;
+    p.part_columns = p.columns < COLUMNS / 2 ? p.columns : COLUMNS / 2 - 2;  // even: parts begin 16-byte aligned
     p.column_parts = ceil_div(p.columns, p.part_columns);
     const int64_t images = p.batch * p.slab_parts * p.column_parts, most_parts = 6 + 2 * sm_count / images;
     int64_t least = INT64_MAX;
@@ -591,16 +551,15 @@ static Problem planned(const Element* x, const Element* weight, int64_t batch, i
 }
 
 extern "C" int64_t count_blocks(int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t strict, int64_t device) {
-    return batch * planned(nullptr, nullptr, batch, depth, height, width, strict, device).parts;
+    return batch * planned(batch, depth, height, width, strict, device).parts;
 }
 
 // scratch: OUTPUTS floats a block. Without a bias `out` is (batch, OUT_CHANNELS), else (batch,).
 extern "C" int launch_conv_max_mean(const Element* x, const Element* weight, const Element* conv_bias, const Element* bias,
                                     float* scratch, float* out, double divisor, int64_t biases, int64_t batch, int64_t depth,
-                                    int64_t height, int64_t width, int64_t strict, cudaStream_t stream) {
-    int device = 0;
-    cudaGetDevice(&device);
-    const Problem p = planned(x, weight, batch, depth, height, width, strict, device);
+                                    int64_t height, int64_t width, int64_t strict, int64_t device, cudaStream_t stream) {
+    Problem p = planned(batch, depth, height, width, strict, device);
+    p.x = x, p.weight = weight;
     const auto windows = static_cast<float>(static_cast<int64_t>(p.slabs) * p.rows * p.columns);
     const Result result = {conv_bias, biases ? bias : nullptr, static_cast<int>(biases), static_cast<float>(divisor), windows,
                            out};
@@ -632,7 +591,7 @@ def sizes(kernels, x, weight, conv_bias, bias, strict, *pool):
     fits = all(size >= k + p - 1 for size, k, p in zip(shape[2:], kernel, pool, strict=False))
     if pool != (kernels.POOL_D, kernels.POOL_H, kernels.POOL_W) or not fits:
         raise RuntimeError(f"{NAME}: a window of {list(pool)} behind a kernel of {kernel} does not fit into {list(shape[2:])}")
-    if math.prod(shape[2:]) >= 2**31:
+    if shape[2:].numel() >= 2**31:
         raise RuntimeError(f"{NAME}: expected less than 2^31 pixels a channel, got x of shape {list(shape)}")
     if x[2].type == "cuda" and torch.cuda.get_device_capability(x[2]) < (8, 0):
         raise RuntimeError(f"{NAME}: expected a GPU of compute capability 8.0 or later; v3_single_kernel runs on others")
@@ -640,8 +599,8 @@ def sizes(kernels, x, weight, conv_bias, bias, strict, *pool):
         limits = "at most 8 channels in and 16 out, a kernel of 3 x 3 x 3 and windows of 2 x 2 x 2"
         warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")
         return None
-    numbers = bias[0].numel(), shape[0], *shape[2:], strict
-    blocks = kernels.count_blocks(*numbers[1:], x[2].index or 0) if shape[0] else 0
+    numbers = bias[0].numel(), shape[0], *shape[2:], strict, x[2].index or 0
+    blocks = kernels.count_blocks(*numbers[1:]) if shape[0] else 0
     if blocks >= 2**31:
         raise RuntimeError(f"{NAME}: the batch needs {blocks} blocks, more than a grid has")
     return (shape[0], *([] if numbers[0] else [outs]), 1, 1, 1), 16 * blocks, numbers
@@ -649,8 +608,7 @@ def sizes(kernels, x, weight, conv_bias, bias, strict, *pool):
 
 def conv_max_mean(kernels, x, weight, conv_bias, bias, divisor, pool, sizes=sizes):
     """Return each sample's sum (batch, 1, 1, 1); for an empty bias the averages (batch, outputs, 1, 1, 1)."""
-    found = sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), is_strict(), *pool)
-    if found is None:
+    if not (found := sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), is_strict(), *pool)):
         return kernels.original(x, weight, conv_bias, bias, divisor, pool)
     x, weight, conv_bias, bias = x.contiguous(), weight.contiguous(), conv_bias.contiguous(), bias.contiguous()
     shape, floats, numbers = found
@@ -661,13 +619,10 @@ def conv_max_mean(kernels, x, weight, conv_bias, bias, divisor, pool, sizes=size
 
 
 def original(x, weight, conv_bias, bias, divisor, pool):
-    """The gradient is PyTorch's: it takes several times the 441 MB that the forward pass avoids; training_tensor_core 14."""
+    """The gradient is PyTorch's: it takes several times the 441 MB that the forward pass avoids; training_tensor_core 14 MB."""
     y = nn.functional.max_pool3d(nn.functional.conv3d(x, weight, conv_bias) / divisor, pool)
     averages = y.mean(dim=(2, 3, 4), keepdim=True)
     return (averages + bias.view(-1, 1, 1, 1)).sum(dim=1) if bias.numel() else averages
-
-
-SCHEMA = "forward(Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor, int[3] pool) -> Tensor"
 
 
 class ModelNew(nn.Module):
@@ -690,13 +645,11 @@ class ModelNew(nn.Module):
         one_each_channel = (1,) * (5 - self.bias.dim()) + self.bias.shape in ((1, 1, 1, 1, 1), (1, out_channels, 1, 1, 1))
         self.sums_channels = one_each_channel and sum_dim in (1, -4, (1,), (-4,), [1], [-4])  # else the kernel gives averages
 
-    @torch.compiler.assume_constant_result
     def namespace(self):
         conv = self._modules["conv"]
-        channels = {"IN_CHANNELS": conv.in_channels, "OUT_CHANNELS": conv.out_channels}
-        kernel = {f"KERNEL_{axis}": size for axis, size in zip("DHW", conv.kernel_size, strict=True)}
-        pool = {f"POOL_{axis}": size for axis, size in zip("DHW", self.pool_size, strict=True)}
-        return build(*self.sources, **channels, **kernel, **pool, SHARED_LIMIT_KB=self.shared_limit_kb)
+        names = "IN_CHANNELS", "OUT_CHANNELS", "KERNEL_D", "KERNEL_H", "KERNEL_W", "POOL_D", "POOL_H", "POOL_W"
+        values = conv.in_channels, conv.out_channels, *conv.kernel_size, *self.pool_size
+        return build(*self.sources, **dict(zip(names, values, strict=True)), SHARED_LIMIT_KB=self.shared_limit_kb)
 
     def operands(self, x):
         conv = self._modules["conv"]  # self.conv takes nn.Module half a microsecond
@@ -711,9 +664,9 @@ class ModelNew(nn.Module):
 # ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
 LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
 KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
-NUMBER = getattr(KEYS, "raw_repr", repr)  # PyTorch 2.4 has neither this nor the next function
-NEED_GRAD = getattr(torch._C, "_any_requires_grad", lambda *given: any(getattr(each, "requires_grad", False) for each in given))
-PLAIN = {NUMBER(KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)), NUMBER(KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA))}
+PLAIN = [KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA), KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)]  # of plain tensors
+ModelNew.namespace._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result does, for a second of imports
+kind = attrgetter("shape", "dtype", "device")  # what checks and sizes depend on: functions of kinds are cached
 
 
 @functools.lru_cache(maxsize=None)
@@ -734,112 +687,95 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
     devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
     machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
     everything = text, schema, flags, machine, [fingerprint(each) for each in (forward, original, *fused)]
-    namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
-    operators = getattr(torch.ops, namespace)
+    operators = getattr(torch.ops, f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}")
     with LOADING:
         if not getattr(operators, "registered", None):
-            kernels = load(namespace, text, flags, constants)
-            vars(kernels).update({each.__name__: each for each in (original, *fused)})
+            kernels = load(operators.name, text, flags)
+            vars(kernels).update(constants | {each.__name__: each for each in (original, *fused)})
             operators.registered = register(operators, schema, kernels, forward, original, *fused)
-    return namespace
+    return operators.name
 
 
-def load(name, text, flags, constants):
-    """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
+def load(name, text, flags):
+    """Return the library of a text. Its functions know the types of their arguments, and how many tensors come first."""
     from torch.utils import cpp_extension
 
-    options = {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
-    if is_cuda := "<<<" in text:
-        options = {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
-    if torch.__version__ >= "2.8":  # before, torch's headers come along
-        options["no_implicit_headers"] = True
-    if not shutil.which("ninja"):  # in a virtual environment that is not activated
+    is_cuda, flags = "<<<" in text, ["-O3", *flags]
+    options = {"cuda_sources": text, "extra_cuda_cflags": ["-lineinfo", *flags]} if is_cuda else {"extra_cflags": flags}
+    options |= {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
+    if not cpp_extension.is_ninja_available():  # in a virtual environment that is not activated
         os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
     cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
-    path = cpp_extension.load_inline(name, is_python_module=False, **options)  # None before PyTorch 2.5
+    path = cpp_extension.load_inline(name, "" if is_cuda else text, is_python_module=False, **options)  # None before 2.5
     kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
-    vars(kernels).update(constants)
     kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
     numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
     for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
         if function := getattr(kernels, symbol, None):  # the text may leave it out for these constants
-            types = [each.split()[0] for each in parameters.split(",") if each]
-            function.restype, function.argtypes = numbers[result], [numbers.get(each, ctypes.c_void_p) for each in types]
-            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in types
+            types = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
+            function.restype, function.argtypes, function.tensors = numbers[result], types, parameters.count("*")
     return kernels
 
 
 def register(operators, schema, kernels, forward, original, fuse=None, *fused):
     """Define the operator, for every device, so that forward checks the tensors. Without `fuse` its gradient is PyTorch's."""
-    name, tensors = f"{operators.name}::forward", schema.count("Tensor") - 1
+    tensors, notice = schema.count("Tensor") - 1, f"{operators.name[:-11]}: {original.__doc__}"
     library, forward = torch.library.Library(operators.name, "DEF"), functools.partial(forward, kernels)
 
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx, keys, *arguments):
-            warn(f"{operators.name[:-11]}: {original.__doc__}")
+            warn(notice)
             ctx.save_for_backward(*arguments[:tensors])
             ctx.others = arguments[tensors:]
-            return below_autograd(operators.forward, forward, keys, *arguments)
+            return autograd(keys, *arguments)  # where no gradient is recorded
 
         @staticmethod
         def backward(ctx, grad):
-            keeps_graph, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]
-            with torch.enable_grad():
-                # Views: the gradients are partial ones, also where an argument depends on another.
+            with torch.enable_grad():  # views: gradients are partial ones, also where an argument depends on another
                 given = [each if each is None else each.view_as(each) for each in ctx.saved_tensors[:tensors]]
-                wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
-                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=keeps_graph))
-            return None, *[next(found) if needed else None for needed in needs]
+                out = original(*given, *ctx.others)
+            wanted = [each for each in given if each is not None and each.requires_grad]
+            found = dict(zip(wanted, torch.autograd.grad(out, wanted, grad, create_graph=torch.is_grad_enabled()), strict=True))
+            return None, *map(found.get, given), *[None] * len(ctx.others)
 
     def autograd(keys, *arguments):
+        trains = torch.is_grad_enabled() and True in [each is not None and each.requires_grad for each in arguments[:tensors]]
         # Gradient refuses the tangents that arguments may have within forward_ad.dual_level(); below it they would be dropped.
-        if torch.autograd.forward_ad._current_level >= 0 or (torch.is_grad_enabled() and NEED_GRAD(*arguments)):
+        if trains or (torch.autograd.forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()):
             return Gradient.apply(keys, *arguments)
-        return below_autograd(operators.forward, forward, keys, *arguments)
+        if keys in PLAIN:  # the dispatcher would do no more
+            return forward(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operators.forward(*arguments)
 
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl("forward", forward, "CompositeExplicitAutograd")
     library.impl("forward", autograd, "Autograd", with_keyset=True)
-    torch.library.register_fake(name, original, lib=library)
+    torch.library.register_fake(f"{operators.name}::forward", original, lib=library)
     for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
-        torch.library.register_autocast(name, device, torch.float32, lib=library)
-    if fuse:
-        Gradient = fuse(library, schema, kernels, Gradient, *fused)
+        torch.library.register_autocast(f"{operators.name}::forward", device, torch.float32, lib=library)
+    Gradient = fuse(library, schema, kernels, Gradient, *fused) if fuse else Gradient
     return library
-
-
-def below_autograd(operator, function, keys, *arguments):
-    """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
-    if NUMBER(keys) in PLAIN:
-        return function(*arguments)
-    with torch._C._AutoDispatchBelowAutograd():
-        return operator.default.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
-
-
-def kind(tensor):
-    """Return what checks and sizes depend on. A function of kinds is cached: it would take as long as the rest of a call."""
-    return tensor.shape, tensor.dtype, tensor.device
 
 
 def check(kernels, name, tensor, place, shape):
     """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
-    found, dtype, device = tensor
-    if dtype is not torch.float32 or found != shape or device != place[2] or device.type != kernels.device:
+    if tensor != (shape, torch.float32, place[2]) or place[2].type != kernels.device:
         wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
-        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {dtype} of shape {list(found)} on {device}")
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {tensor[1]} of shape {list(tensor[0])} on {tensor[2]}")
 
 
 def launch(function, *arguments):
     """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
-    first, stream = arguments[0], 0
+    first, count, stream = arguments[0], function.tensors, 0
     if first.is_cuda:
         if (device := first.get_device()) != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 return launch(function, *arguments)
         stream = torch._C._cuda_getCurrentRawStream(device)
-    pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
-    if code := function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream):
+    pointers = [None if each is None else each.data_ptr() for each in arguments[:count]]
+    if code := function(*pointers, *arguments[count:], stream):  # a C function ignores an argument too many
         words = f"CUDA error: {torch.cuda.CudaError(code)}" if first.is_cuda else f"error {code}"
         raise RuntimeError(f"{function.__name__}: {words}")
 
@@ -847,11 +783,10 @@ def launch(function, *arguments):
 @functools.lru_cache(maxsize=None)
 def warn(text):
     """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
-    files = [each.filename for each in inspect.stack(0)]
-    level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
-    while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
-        level += 1
-    warnings.warn(text, stacklevel=level + 1)
+    files, torchs = [each.filename for each in inspect.stack(0)], os.path.dirname(torch.__file__)
+    last = max(i for i, file in enumerate(files) if file == files[0])  # the outermost of this file
+    callers = [i for i, file in enumerate(files) if i > last and not file.startswith(torchs)]
+    warnings.warn(text, stacklevel=min(callers, default=last) + 1)
 
 
 def main():
@@ -864,11 +799,10 @@ def main():
     torch.manual_seed(0)
     arguments, shape, small, limit = EXAMPLE
     model, x = ModelNew(*arguments).to(device).requires_grad_(False), torch.randn(small if emulated else shape, device=device)
-    found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
-    error = ((found - exact).abs().max() / exact.std()).item()
-    names = {"model": model.float(), "x": x, "original": original}
-    calls = () if emulated else ("model(x)", "original(*model.operands(x))")
-    times = [f"{1e3 * benchmark.Timer(call, globals=names).timeit(20).mean:.3f} ms" for call in calls]
+    exact = torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+    error = ((model.float()(x) - exact).abs().max() / exact.std()).item()
+    calls = () if emulated else (model, lambda x: original(*model.operands(x)))
+    times = [f"{1e3 * benchmark.Timer('f(x)', globals={'f': f, 'x': x}).timeit(20).mean:.3f} ms" for f in calls]
     how_fast = ", PyTorch ".join(times) or f"under the emulator, not timed, on an input of {tuple(x.shape)}"
     verdict = "right" if error <= limit else "wrong"
     print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")

@@ -1,17 +1,16 @@
 """conv_pool_sigmoid_sum on the CPU: pooling moved in front of the convolution's weights.
 
-Pooling is linear, so the weights are applied to box sums: the input, pooled once for each element of the convolution's kernel.
-The forward pass leaves each sample's gradients of the parameters, which backward weighs and adds.
-
 Why it is faster
-    PyTorch computes 16 convolution outputs for every pooled one. Here each pooled output costs as many multiplications as one:
-    1.34 GFLOP a sample become 0.083. The box sums are separable and made in registers; the sigmoid is applied to a tile of the
-    product there. Box sums (28 KB a row) and weights (18 KB) stay in the cache, and the next pooled row's input is prefetched.
+    PyTorch computes 16 convolution outputs for every pooled one. Pooling is linear: here the weights are applied to box sums,
+    the input pooled once for each element of the convolution's kernel, and 1.34 GFLOP a sample become 0.083. The box sums are
+    separable and made in registers, where the sigmoid is applied to a tile of the product, too. Box sums (28 KB a row) and
+    weights (18 KB) stay in the cache, and the next pooled row's input is prefetched.
 
 Mathematics
     v3's. Column sums are sorted by remainder modulo p (unzip), so that a sum along a row adds whole vectors. The sigmoid's
     relative error is below 7e-7 for |x| < 8, below 5e-6 down to -80; below -86 it stays at 2^-125. With delta = s * (1 - s),
-    d out[b] / d W = 1/p^2 * sum of delta * box needs nothing from above; the input's gradient is the forward pass transposed.
+    d out[b] / d W = 1/p^2 * sum of delta * box needs nothing from above: the forward pass leaves it of each sample, backward
+    weighs and adds. The input's gradient is the forward pass transposed.
 
 Loops
     threads: pooled rows; bands of 8 with gradients, of 12 for the input's. sigmoid_tile: 64 outputs x 6 windows, 24 vectors.
@@ -30,10 +29,10 @@ import hashlib
 import inspect
 import os
 import re
-import shutil
 import sys
 import threading
 import warnings
+from operator import attrgetter
 
 import torch
 import torch.nn as nn
@@ -92,41 +91,28 @@ inline vec shuffle(vec a, vec b, From from, std::integer_sequence<int, I...>) {
 }
 #define LANES_FROM(a, b, index) shuffle(a, b, [](int i) constexpr { return index; }, std::make_integer_sequence<int, LANES>())
 
-// COUNT vectors of consecutive floats -> a vector for each remainder of their positions modulo COUNT, and back.
-template <int COUNT>
-inline void unzip(vec* v) {
+// COUNT vectors of consecutive floats -> a vector for each remainder of their positions modulo COUNT (unzip), and back (zip).
+template <int COUNT, bool BACK>
+inline void reorder(vec* v) {
     if constexpr (COUNT % 2 == 0) {
         vec even[COUNT / 2], odd[COUNT / 2];
         for (int i = 0; i < COUNT / 2; ++i) {
-            even[i] = LANES_FROM(v[2 * i], v[2 * i + 1], 2 * i);
-            odd[i] = LANES_FROM(v[2 * i], v[2 * i + 1], 2 * i + 1);
+            even[i] = BACK ? v[2 * i] : LANES_FROM(v[2 * i], v[2 * i + 1], 2 * i);
+            odd[i] = BACK ? v[2 * i + 1] : LANES_FROM(v[2 * i], v[2 * i + 1], 2 * i + 1);
         }
-        unzip<COUNT / 2>(even), unzip<COUNT / 2>(odd);
-        for (int i = 0; i < COUNT / 2; ++i) v[2 * i] = even[i], v[2 * i + 1] = odd[i];
-    } else if constexpr (COUNT > 1) {
-        float all[COUNT * LANES];
-        for (int i = 0; i < COUNT; ++i) store(all + i * LANES, v[i]);
-        for (int i = 0; i < COUNT; ++i)
-            for (int lane = 0; lane < LANES; ++lane) v[i][lane] = all[lane * COUNT + i];
-    }
-}
-template <int COUNT>
-inline void zip(vec* v) {
-    if constexpr (COUNT % 2 == 0) {
-        vec even[COUNT / 2], odd[COUNT / 2];
-        for (int i = 0; i < COUNT / 2; ++i) even[i] = v[2 * i], odd[i] = v[2 * i + 1];
-        zip<COUNT / 2>(even), zip<COUNT / 2>(odd);
+        reorder<COUNT / 2, BACK>(even), reorder<COUNT / 2, BACK>(odd);
         for (int i = 0; i < COUNT / 2; ++i) {
-            v[2 * i] = LANES_FROM(even[i], odd[i], i % 2 * LANES + i / 2);
-            v[2 * i + 1] = LANES_FROM(even[i], odd[i], i % 2 * LANES + (i + LANES) / 2);
+            v[2 * i] = BACK ? LANES_FROM(even[i], odd[i], i % 2 * LANES + i / 2) : even[i];
+            v[2 * i + 1] = BACK ? LANES_FROM(even[i], odd[i], i % 2 * LANES + (i + LANES) / 2) : odd[i];
         }
     } else if constexpr (COUNT > 1) {
         float all[COUNT * LANES];
-        for (int i = 0; i < COUNT; ++i)
-            for (int lane = 0; lane < LANES; ++lane) all[lane * COUNT + i] = v[i][lane];
-        for (int i = 0; i < COUNT; ++i) v[i] = load(all + i * LANES);
+        for (int i = 0; i < COUNT * LANES; ++i) all[i] = BACK ? v[i % COUNT][i / COUNT] : v[i / LANES][i % LANES];
+        for (int i = 0; i < COUNT * LANES; ++i) v[i / LANES][i % LANES] = all[BACK ? i : i % LANES * COUNT + i / LANES];
     }
 }
+template <int COUNT> inline void unzip(vec* v) { reorder<COUNT, false>(v); }
+template <int COUNT> inline void zip(vec* v) { reorder<COUNT, true>(v); }
 
 // A pooled row is worked on in stretches of at most WINDOWS windows. A window reaches into the pixels of the HALO next ones.
 constexpr int HALO_H = ceil_div(KERNEL_H - 1, POOL_H), HALO_W = ceil_div(KERNEL_W - 1, POOL_W);
@@ -134,6 +120,7 @@ constexpr int MIN_WINDOWS = round_up(2 * HALO_W + 1, ACCUMULATORS);
 constexpr int WINDOWS = std::max<int>(MIN_WINDOWS, round_up(384 / POOL_W, ACCUMULATORS)), PITCH = round_up(WINDOWS, LANES);
 constexpr int64_t CACHE_FLOATS = 128 << 10;  // half a megabyte, for the box sums of a stretch
 constexpr int LINE = 16;                     // floats in a cache line
+constexpr float MINUS_LOG2_E = -1.44269504f;  // in weights and biases: sigmoid = 1 / (1 + 2^exponent)
 constexpr int64_t BAND = 8;                  // pooled rows whose gradients of the parameters are summed together
 constexpr int64_t INPUT_BAND = 12;           // rows of blocks of POOL_H pixels whose gradients are computed in sequence
 
@@ -147,6 +134,8 @@ struct Shape {
     int64_t padded_inner() const { return round_up(inner(), ACCUMULATORS); }
     int64_t parameters() const { return outputs * (inner() + 1); }
     int64_t bands() const { return ceil_div(rows(), BAND); }
+    int64_t input_bands() const { return ceil_div(ceil_div(height, POOL_H), INPUT_BAND); }
+    int64_t new_windows() const { return stretch() - HALO_W; }  // of a stretch of the input's gradient, which repeats HALO_W
     int64_t band_floats() const { return (padded_inner() + 1) * padded_outputs(); }
     int64_t stretch() const {  // windows at a time
         const int64_t fit = CACHE_FLOATS / std::max(padded_inner(), padded_outputs()) / ACCUMULATORS * ACCUMULATORS;
@@ -189,16 +178,6 @@ inline void sigmoids_of_exponents(vec (&t)[COUNT]) {
     for (int i = 0; i < COUNT; ++i) p[i] = p[i] * (vec)((ivec)rounded[i] << 23) + 1.0f;
     for (int i = 0; i < COUNT; ++i) t[i] = 1.0f / p[i];
 #endif
-}
-
-// weight (outputs, inner) -> packed [inner][padded_outputs], and bias alike, times the factors; zeros where there is none.
-void pack(const float* weight, const float* bias, float* packed, float* packed_bias, Shape shape) {
-    constexpr float MINUS_LOG2_E = -1.44269504f;  // so that the product's results are exponents of 2
-    const int64_t padded = shape.padded_outputs(), inner = shape.inner();
-    for (int64_t o = 0; o < shape.outputs; ++o) {
-        for (int64_t k = 0; k < inner; ++k) packed[k * padded + o] = weight[o * inner + k] * (MINUS_LOG2_E / (POOL_H * POOL_W));
-        packed_bias[o] = bias[o] * MINUS_LOG2_E;
-    }
 }
 
 // sums[i] = in[i] + ... + in[i + WIDTH - 1]; what all have in common is added once.
@@ -289,19 +268,24 @@ inline void accumulate(vec (&acc)[ACCUMULATORS / VECTORS][VECTORS], const float*
     }
 }
 
+// to[p * pitch + v] = `factor` times such a sum; ADD: += it.
+template <int VECTORS, int LEFT_PITCH, bool ADD>
+__attribute__((noinline)) void product_tile(const float* left, int64_t left_step, const float* right, int64_t right_step,
+                                            int64_t terms, float factor, float* to, int64_t pitch) {
+    vec acc[ACCUMULATORS / VECTORS][VECTORS] = {};
+    accumulate<VECTORS, LEFT_PITCH>(acc, left, left_step, right, right_step, terms);
+    for (int p = 0; p < ACCUMULATORS / VECTORS; ++p, to += pitch)
+        for (int v = 0; v < VECTORS; ++v) {
+            if (ADD) acc[p][v] += load(to + v * LANES);
+            store(to + v * LANES, ADD ? acc[p][v] : acc[p][v] * factor);
+        }
+}
+
 // f(std::integral_constant<int, VECTORS>, the first of them), for blocks of at most MAX_VECTORS that make up `vectors`.
-template <class F>
-inline void for_each_block(int64_t vectors, F f) {
-    for (int64_t first = 0; first < vectors; first += MAX_VECTORS) {
-        const int64_t left = vectors - first;
-        if constexpr (MAX_VECTORS == 4) {
-            if (left >= 4) f(std::integral_constant<int, 4>(), first);
-            if (left == 3) f(std::integral_constant<int, 3>(), first);
-            if (left == 2) f(std::integral_constant<int, 2>(), first);
-        } else if (left >= 2)
-            f(std::integral_constant<int, 2>(), first);
-        if (left == 1) f(std::integral_constant<int, 1>(), first);
-    }
+template <int VECTORS = MAX_VECTORS, class F>
+inline void for_each_block(int64_t vectors, F f, int64_t first = 0) {
+    for (; first + VECTORS <= vectors; first += VECTORS) f(std::integral_constant<int, VECTORS>(), first);
+    if constexpr (VECTORS > 1) for_each_block<VECTORS - 1>(vectors, f, first);
 }
 
 // The cache lines that the next pooled row is the first to read: fetched while this one is multiplied, a few at a time,
@@ -321,9 +305,8 @@ struct Upcoming {
 };
 
 // What the threads of a forward pass share. Outputs that are not wanted are null.
-struct Forward {
-    Shape shape;
-    const float *x, *weight, *bias;  // weight and bias as packed
+struct Forward : Shape {
+    const float *x, *weight, *bias;  // weight [inner][padded_outputs] and bias of exponents of 2
     double* sums;                    // (batch, rows)
     float* delta;                    // s * (1 - s) of each sigmoid s: (batch, rows, columns, padded_outputs)
     float* terms;                    // gradients of the parameters: (bands, padded_inner weights and a bias, padded_outputs)
@@ -337,7 +320,7 @@ template <int VECTORS>
 __attribute__((noinline)) void sigmoid_tile(const Forward& job, const float* boxes, int64_t first_output, int64_t valid,
                                             float* delta, vec* totals, Upcoming& upcoming, int64_t fetches) {
     constexpr int POSITIONS = ACCUMULATORS / VECTORS;
-    const int64_t padded = job.shape.padded_outputs(), inner = job.shape.inner();
+    const int64_t padded = job.padded_outputs(), inner = job.inner();
     const float *weight = job.weight + first_output, *bias = job.bias + first_output;
     vec acc[POSITIONS][VECTORS];
     for (int p = 0; p < POSITIONS; ++p)
@@ -357,27 +340,14 @@ __attribute__((noinline)) void sigmoid_tile(const Forward& job, const float* box
         }
 }
 
-// terms += delta times POSITIONS rows of box sums, over the windows.
-template <int VECTORS>
-__attribute__((noinline)) void parameter_tile(const float* boxes, const float* delta, int64_t windows, int64_t padded,
-                                              float* terms) {
-    constexpr int POSITIONS = ACCUMULATORS / VECTORS;
-    vec acc[POSITIONS][VECTORS] = {};
-    accumulate<VECTORS, PITCH>(acc, boxes, 1, delta, padded, windows);
-    for (int p = 0; p < POSITIONS; ++p)
-        for (int v = 0; v < VECTORS; ++v) {
-            float* to = terms + p * padded + v * LANES;
-            store(to, load(to) + acc[p][v]);
-        }
-}
-
+// terms += delta times box sums, over the windows of a stretch; behind the weights' the biases'.
 inline void add_parameter_terms(const float* boxes, const float* delta, int64_t windows, float* terms, const Shape& shape) {
     const int64_t padded = shape.padded_outputs();
     for_each_block(padded / LANES, [&](auto vectors, int64_t first) {
         constexpr int VECTORS = decltype(vectors)::value, POSITIONS = ACCUMULATORS / VECTORS;
         for (int64_t k = 0; k < shape.inner(); k += POSITIONS)
-            parameter_tile<VECTORS>(boxes + k * PITCH, delta + first * LANES, windows, padded,
-                                    terms + k * padded + first * LANES);
+            product_tile<VECTORS, PITCH, true>(boxes + k * PITCH, 1, delta + first * LANES, padded, windows, 1,
+                                               terms + k * padded + first * LANES, padded);
     });
     float* bias_terms = terms + shape.padded_inner() * padded;
     for (int64_t o = 0; o < padded; o += LANES) {
@@ -390,24 +360,23 @@ inline void add_parameter_terms(const float* boxes, const float* delta, int64_t 
 // The sum of sigmoids of a stretch of a pooled row, in all output channels. Of the thread, both zeros at first: `boxes`
 // [padded_inner][PITCH], and where delta is not kept `own_delta` [WINDOWS][padded_outputs].
 float stretch_sum(const Forward& job, int64_t sample, int64_t row, int64_t left, float* boxes, float* own_delta) {
-    const Shape& shape = job.shape;
-    const int64_t windows = std::min(shape.stretch(), shape.columns() - left), padded = shape.padded_outputs();
-    const int64_t pixel = (sample * shape.channels * shape.height + row * POOL_H) * shape.width + left * POOL_W;
-    const int64_t readable = shape.batch * shape.channels * shape.plane() - pixel;
-    const int64_t looked_at = (shape.channels - 1) * shape.plane() + (KERNEL_H + POOL_H - 2) * shape.width +
+    const int64_t windows = std::min(job.stretch(), job.columns() - left), padded = job.padded_outputs();
+    const int64_t pixel = (sample * job.channels * job.height + row * POOL_H) * job.width + left * POOL_W;
+    const int64_t readable = job.batch * job.channels * job.plane() - pixel;
+    const int64_t looked_at = (job.channels - 1) * job.plane() + (KERNEL_H + POOL_H - 2) * job.width +
                               round_up(windows + HALO_W, LANES) * POOL_W;
     const auto sum_boxes = looked_at <= readable ? box_sums<true> : box_sums<false>;
-    sum_boxes(job.x + pixel, readable, boxes, windows, shape);
+    sum_boxes(job.x + pixel, readable, boxes, windows, job);
 
-    const int64_t band = sample * shape.bands() + row / BAND - job.first_band;
-    float* terms = job.terms ? job.terms + band * shape.band_floats() : nullptr;
-    float* delta = job.delta ? job.delta + ((sample * shape.rows() + row) * shape.columns() + left) * padded
+    const int64_t band = sample * job.bands() + row / BAND - job.first_band;
+    float* terms = job.terms ? job.terms + band * job.band_floats() : nullptr;
+    float* delta = job.delta ? job.delta + ((sample * job.rows() + row) * job.columns() + left) * padded
                              : terms ? own_delta : nullptr;
-    const int64_t rows_to_fetch = row + 1 < shape.rows() ? shape.channels * POOL_H : 0;
-    Upcoming upcoming{job.x + pixel + (KERNEL_H - 1 + POOL_H) * shape.width, rows_to_fetch, ceil_div(windows * POOL_W, LINE),
-                      shape.width, shape.plane()};
+    const int64_t rows_to_fetch = row + 1 < job.rows() ? job.channels * POOL_H : 0;
+    Upcoming upcoming{job.x + pixel + (KERNEL_H - 1 + POOL_H) * job.width, rows_to_fetch, ceil_div(windows * POOL_W, LINE),
+                      job.width, job.plane()};
     const int64_t tiles = ceil_div(windows, ACCUMULATORS / MAX_VECTORS) * ceil_div(padded / LANES, MAX_VECTORS);
-    const int64_t fetches = ceil_div(rows_to_fetch * upcoming.lines, tiles * ceil_div(shape.inner(), FETCH_TERMS));
+    const int64_t fetches = ceil_div(rows_to_fetch * upcoming.lines, tiles * ceil_div(job.inner(), FETCH_TERMS));
     float sum = 0.0f;
     for_each_block(padded / LANES, [&](auto vectors, int64_t first) {
         constexpr int VECTORS = decltype(vectors)::value, POSITIONS = ACCUMULATORS / VECTORS;
@@ -417,13 +386,13 @@ float stretch_sum(const Forward& job, int64_t sample, int64_t row, int64_t left,
                                   upcoming, fetches);
         vec total = {};
         for (int v = 0; v < VECTORS; ++v) {
-            const int64_t exist = shape.outputs - (first + v) * LANES;
+            const int64_t exist = job.outputs - (first + v) * LANES;
             for (int64_t i = std::clamp<int64_t>(exist, 0, LANES); i < LANES; ++i) totals[v][i] = 0.0f;
             total += totals[v];
         }
         for (int i = 0; i < LANES; ++i) sum += total[i];
     });
-    if (terms) add_parameter_terms(boxes, delta, windows, terms, shape);
+    if (terms) add_parameter_terms(boxes, delta, windows, terms, job);
     return sum;
 }
 
@@ -453,127 +422,109 @@ void weighted_sum(const float* weights, const float* in, float* out, int64_t bat
 constexpr int PAD = round_up(HALO_W, LANES), GRADIENT_PITCH = PAD + PITCH + round_up(HALO_W + 1, LANES) + LANES;
 constexpr int64_t MAX_PIXELS = int64_t(GRADIENT_PITCH) * POOL_W;
 
-struct InputGradient {
-    Shape shape;
-    const float* grad_out;  // (batch)
-    const float* delta;     // as in Forward
-    const float* weight;    // [outputs][padded_inner], divided by the size of a window
+// Zeros that begin at a cache line.
+struct Floats {
+    struct alignas(4 * LINE) Line { float floats[LINE]; };
+    std::vector<Line> lines;
+
+    explicit Floats(int64_t count) : lines(ceil_div(count, LINE)) {}
+    operator float*() { return reinterpret_cast<float*>(lines.data()); }
+    void clear() { std::fill(lines.begin(), lines.end(), Line{}); }
+};
+
+// A thread's part of it: bands of rows of stretches of samples. Its buffers begin as zeros.
+struct InputGradient : Shape {
+    const float* grad_out;   // (batch)
+    const float* all_delta;  // as Forward's delta
+    const float* weight;     // [outputs][padded_inner], divided by the size of a window
     float* grad_x;
-    int64_t block_rows() const { return ceil_div(shape.height, POOL_H); }
-    int64_t bands() const { return ceil_div(block_rows(), INPUT_BAND); }
-    int64_t stretch() const { return shape.stretch() - HALO_W; }  // windows beyond those that it has from the one before
-    int64_t stretches() const { return ceil_div(shape.columns(), stretch()); }
-    int64_t units() const { return shape.batch * bands() * stretches(); }
-};
+    int64_t sample = 0, first = 0, left = 0, right = 0;    // windows from `first` are read, pixels from that of `left` written
+    int64_t pixels = 0;                                    // of a row
+    Floats delta{padded_outputs() * PITCH};                // [padded_outputs][PITCH]
+    Floats boxes{padded_inner() * GRADIENT_PITCH};         // gradients of the box sums: [padded_inner][GRADIENT_PITCH]
+    Floats carry{channels * (KERNEL_H - 1) * MAX_PIXELS};  // what windows of earlier rows give to later ones
 
-struct InputGradientWorkspace {  // of a thread; all begin as zeros
-    float* delta;                // [padded_outputs][PITCH]
-    float* boxes;                // gradients of the box sums: [padded_inner][GRADIENT_PITCH]
-    float* carry;                // what windows of earlier rows give to later ones: [channels][KERNEL_H - 1][MAX_PIXELS]
-};
-
-struct Stretch {  // windows from `first` are read, pixels from that of `left` are written
-    int64_t first, left, right, left_pixel, right_pixel;
-};
-
-template <int VECTORS>
-__attribute__((noinline)) void box_gradient_tile(const float* weight, int64_t padded_inner, const float* delta, int64_t outputs,
-                                                 float grad_out, float* boxes) {
-    constexpr int POSITIONS = ACCUMULATORS / VECTORS;
-    vec acc[POSITIONS][VECTORS] = {};
-    accumulate<VECTORS, 1>(acc, weight, padded_inner, delta, PITCH, outputs);
-    for (int p = 0; p < POSITIONS; ++p)
-        for (int v = 0; v < VECTORS; ++v) store(boxes + p * GRADIENT_PITCH + v * LANES, acc[p][v] * grad_out);
-}
-
-// boxes[k][j] = grad_out * sum over o of weight[o][k] * delta[j][o] for the windows of a stretch.
-inline void box_gradients(const InputGradient& job, int64_t sample, int64_t row, const Stretch& stretch,
-                          const InputGradientWorkspace& workspace) {
-    const Shape& shape = job.shape;
-    const int64_t windows = stretch.right - stretch.first, padded = shape.padded_outputs();
-    const float* delta = job.delta + ((sample * shape.rows() + row) * shape.columns() + stretch.first) * padded;
-    for (int64_t j = 0; j < windows; j += LANES)
-        for (int64_t o = 0; o < padded; o += LANES) {
-            vec block[LANES];
-            for (int i = 0; i < LANES; ++i) block[i] = j + i < windows ? load(delta + (j + i) * padded + o) : vec{};
-            zip<LANES>(block);  // transposes it
-            for (int i = 0; i < LANES; ++i) store(workspace.delta + (o + i) * PITCH + j, block[i]);
+    // A band of a stretch of a sample. Windows that begin above the band reach into it, so their rows come first.
+    void run(int64_t unit) {
+        const int64_t stretches = ceil_div(columns(), new_windows()), index = unit % stretches;
+        sample = unit / stretches / input_bands();
+        left = index * new_windows(), right = std::min(left + new_windows(), columns());
+        first = std::max<int64_t>(0, left - HALO_W);
+        pixels = (index + 1 == stretches ? width : right * POOL_W) - left * POOL_W;
+        carry.clear(), boxes.clear();
+        const int64_t begin = unit / stretches % input_bands() * INPUT_BAND;
+        const int64_t end = std::min(begin + INPUT_BAND, ceil_div(height, POOL_H));
+        for (int64_t row = std::max<int64_t>(0, begin - HALO_H); row < end; ++row) {
+            if (row < rows()) box_gradients(row);
+            else boxes.clear();
+            spread_boxes(row, row >= begin);
         }
-    for_each_block(ceil_div(windows, LANES), [&](auto vectors, int64_t first) {
-        constexpr int VECTORS = decltype(vectors)::value, POSITIONS = ACCUMULATORS / VECTORS;
-        for (int64_t k = 0; k < shape.inner(); k += POSITIONS)
-            box_gradient_tile<VECTORS>(job.weight + k, shape.padded_inner(), workspace.delta + first * LANES, shape.outputs,
-                                       job.grad_out[sample], workspace.boxes + k * GRADIENT_PITCH + PAD + first * LANES);
-    });
-    for (int64_t k = 0; k < shape.inner(); ++k)
-        for (int64_t j = windows; j < round_up(windows, LANES); ++j) workspace.boxes[k * GRADIENT_PITCH + PAD + j] = 0.0f;
-}
+    }
 
-// Gives the gradients of a row of boxes to the pixels: along the rows, then down the columns. Of these, the first POOL_H rows
-// are complete, and written if `write`; the rest is carried to the next row of boxes.
-inline void spread_boxes(const InputGradient& job, int64_t sample, int64_t row, const Stretch& stretch, bool write,
-                         const InputGradientWorkspace& workspace) {
-    const Shape& shape = job.shape;
-    const int64_t pixels = stretch.right_pixel - stretch.left_pixel;
-    for (int64_t c = 0; c < shape.channels; ++c) {
-        const float* boxes = workspace.boxes + c * KERNEL_H * KERNEL_W * GRADIENT_PITCH + PAD + stretch.left - stretch.first;
-        float* carry = workspace.carry + c * (KERNEL_H - 1) * MAX_PIXELS;
-        float* grad_x = job.grad_x + ((sample * shape.channels + c) * shape.height + row * POOL_H) * shape.width +
-                        stretch.left_pixel;
-        for (int64_t j = 0; j * POOL_W < pixels; j += LANES) {
-            vec along[KERNEL_H][POOL_W];
-            for (int d = 0; d < KERNEL_H; ++d) {
-                for (int u = 0; u < POOL_W; ++u) {
-                    along[d][u] = load(boxes + d * KERNEL_W * GRADIENT_PITCH + j);
-                    for (int e = 1; e < KERNEL_W; ++e) {
-                        const int earlier = e > u ? (e - u + POOL_W - 1) / POOL_W : 0;
-                        along[d][u] += load(boxes + (d * KERNEL_W + e) * GRADIENT_PITCH + j - earlier);
-                    }
-                }
-                zip<POOL_W>(along[d]);
+    // boxes[k][j] = grad_out * sum over o of weight[o][k] * delta[j][o] for the windows of a stretch.
+    void box_gradients(int64_t row) {
+        const int64_t windows = right - first, padded = padded_outputs();
+        const float* from = all_delta + ((sample * rows() + row) * columns() + first) * padded;
+        float *const transposed = delta, *const to = boxes + PAD;
+        for (int64_t j = 0; j < windows; j += LANES)
+            for (int64_t o = 0; o < padded; o += LANES) {
+                vec block[LANES];
+                for (int i = 0; i < LANES; ++i) block[i] = j + i < windows ? load(from + (j + i) * padded + o) : vec{};
+                zip<LANES>(block);  // transposes it
+                for (int i = 0; i < LANES; ++i) store(transposed + (o + i) * PITCH + j, block[i]);
             }
-            for (int q = 0; q < POOL_W; ++q) {
-                const int64_t pixel = j * POOL_W + q * LANES, count = std::min<int64_t>(LANES, pixels - pixel);
-                for (int t = 0; t < KERNEL_H + POOL_H - 1; ++t) {
-                    vec sum = t < KERNEL_H - 1 ? load(carry + t * MAX_PIXELS + pixel) : vec{};
-                    for (int d = std::max(0, t - POOL_H + 1); d <= std::min(t, KERNEL_H - 1); ++d) sum += along[d][q];
-                    if (t >= POOL_H)
-                        store(carry + (t - POOL_H) * MAX_PIXELS + pixel, sum);
-                    else if (write && row * POOL_H + t < shape.height) {
-                        float* to = grad_x + t * shape.width + pixel;
-                        if (count == LANES) store(to, sum);
-                        else for (int64_t i = 0; i < count; ++i) to[i] = sum[i];
+        for_each_block(ceil_div(windows, LANES), [&](auto vectors, int64_t block) {
+            constexpr int VECTORS = decltype(vectors)::value, POSITIONS = ACCUMULATORS / VECTORS;
+            for (int64_t k = 0; k < inner(); k += POSITIONS)
+                product_tile<VECTORS, 1, false>(weight + k, padded_inner(), transposed + block * LANES, PITCH, outputs,
+                                                grad_out[sample], to + k * GRADIENT_PITCH + block * LANES, GRADIENT_PITCH);
+        });
+        for (int64_t k = 0; k < inner(); ++k)
+            for (int64_t j = windows; j < round_up(windows, LANES); ++j) to[k * GRADIENT_PITCH + j] = 0.0f;
+    }
+
+    // Gives the gradients of a row of boxes to the pixels: along the rows, then down the columns. Of these, the first POOL_H
+    // rows are complete, and written if `write`; the rest is carried to the next row of boxes.
+    void spread_boxes(int64_t row, bool write) {
+        const int64_t end = pixels, pitch = width, writable = write ? height - row * POOL_H : 0;  // rows; in registers
+        for (int64_t c = 0; c < channels; ++c) {
+            const float* from = boxes + c * KERNEL_H * KERNEL_W * GRADIENT_PITCH + PAD + left - first;
+            float* carried = carry + c * (KERNEL_H - 1) * MAX_PIXELS;
+            float* to = grad_x + ((sample * channels + c) * height + row * POOL_H) * pitch + left * POOL_W;
+            for (int64_t j = 0; j * POOL_W < end; j += LANES) {
+                vec along[KERNEL_H][POOL_W];
+                for (int d = 0; d < KERNEL_H; ++d) {
+                    for (int u = 0; u < POOL_W; ++u) {
+                        along[d][u] = load(from + d * KERNEL_W * GRADIENT_PITCH + j);
+                        for (int e = 1; e < KERNEL_W; ++e)
+                            along[d][u] += load(from + (d * KERNEL_W + e) * GRADIENT_PITCH + j -
+                                                (e > u ? (e - u + POOL_W - 1) / POOL_W : 0));  // of an earlier window
+                    }
+                    zip<POOL_W>(along[d]);
+                }
+                for (int q = 0; q < POOL_W; ++q) {
+                    const int64_t pixel = j * POOL_W + q * LANES, count = std::min<int64_t>(LANES, end - pixel);
+                    for (int t = 0; t < KERNEL_H + POOL_H - 1; ++t) {
+                        vec sum = t < KERNEL_H - 1 ? load(carried + t * MAX_PIXELS + pixel) : vec{};
+                        for (int d = std::max(0, t - POOL_H + 1); d <= std::min(t, KERNEL_H - 1); ++d) sum += along[d][q];
+                        float* const out = to + t * pitch + pixel;
+                        if (t >= POOL_H) store(carried + (t - POOL_H) * MAX_PIXELS + pixel, sum);
+                        else if (t < writable && count == LANES) store(out, sum);
+                        else for (int64_t i = 0; t < writable && i < count; ++i) out[i] = sum[i];
                     }
                 }
             }
         }
     }
-}
-
-// A band of rows of a stretch of a sample. Windows that begin above the band reach into it, so their rows come first.
-void input_gradient_unit(const InputGradient& job, int64_t unit, const InputGradientWorkspace& workspace) {
-    const Shape& shape = job.shape;
-    const int64_t index = unit % job.stretches(), band = unit / job.stretches() % job.bands();
-    const int64_t sample = unit / job.stretches() / job.bands();
-    const int64_t left = index * job.stretch(), right = std::min(left + job.stretch(), shape.columns());
-    const int64_t right_pixel = index + 1 == job.stretches() ? shape.width : right * POOL_W;
-    const Stretch stretch{std::max<int64_t>(0, left - HALO_W), left, right, left * POOL_W, right_pixel};
-
-    std::fill_n(workspace.carry, shape.channels * (KERNEL_H - 1) * MAX_PIXELS, 0.0f);
-    std::fill_n(workspace.boxes, shape.padded_inner() * GRADIENT_PITCH, 0.0f);
-    const int64_t begin = band * INPUT_BAND, end = std::min(begin + INPUT_BAND, job.block_rows());
-    for (int64_t row = std::max<int64_t>(0, begin - HALO_H); row < end; ++row) {
-        if (row < shape.rows()) box_gradients(job, sample, row, stretch, workspace);
-        else std::fill_n(workspace.boxes, shape.padded_inner() * GRADIENT_PITCH, 0.0f);
-        spread_boxes(job, sample, row, stretch, row >= begin, workspace);
-    }
-}
+};
 
 // ---- what Python calls
+constexpr int DONE = 0, NO_MEMORY = 12;
+
 // f(begin, end) for equal parts of [0, count), by at most `threads` threads of the OpenMP runtime that the process has loaded,
-// torch's. Returns false if one of them found no memory.
+// torch's. Throws std::bad_alloc if one of them found no memory.
 template <class F>
-bool parallel_for(int64_t count, int64_t threads, F f) {
+void parallel_for(int64_t count, int64_t threads, F f) {
     const int64_t parts = omp_in_parallel() ? 1 : std::clamp<int64_t>(count, 1, threads), each = ceil_div(count, parts);
     bool done = true;
 #pragma omp parallel for num_threads(parts) schedule(static, 1) reduction(&& : done)
@@ -583,52 +534,35 @@ bool parallel_for(int64_t count, int64_t threads, F f) {
         } catch (const std::bad_alloc&) {
             done = false;
         }
-    return done;
+    if (!done) throw std::bad_alloc();
 }
-
-constexpr int DONE = 0, NO_MEMORY = 12;
-
-// Zeros that begin at a cache line.
-class Floats {
-    struct alignas(4 * LINE) Line { float floats[LINE]; };
-    std::vector<Line> lines_;
-
-public:
-    explicit Floats(int64_t count) : lines_(ceil_div(count, LINE)) {}
-    operator float*() { return reinterpret_cast<float*>(lines_.data()); }
-};
 
 // Pooled rows of all samples, from begin to end; with terms, a whole number of bands.
 static void forward_rows(const Forward& job, int64_t begin, int64_t end) {
-    const Shape& shape = job.shape;
-    Floats boxes(shape.padded_inner() * PITCH), delta(job.terms && !job.delta ? WINDOWS * shape.padded_outputs() : 0);
+    Floats boxes(job.padded_inner() * PITCH), delta(job.terms && !job.delta ? WINDOWS * job.padded_outputs() : 0);
     for (int64_t row = begin; row < end; ++row) {
         job.sums[row] = 0;
-        for (int64_t left = 0; left < shape.columns(); left += shape.stretch())
-            job.sums[row] += stretch_sum(job, row / shape.rows(), row % shape.rows(), left, boxes, delta);
+        for (int64_t left = 0; left < job.columns(); left += job.stretch())
+            job.sums[row] += stretch_sum(job, row / job.rows(), row % job.rows(), left, boxes, delta);
     }
 }
 
 // Rows are worked on in groups of samples whose terms take no more than a sample's, or 64 MB.
-static bool forward_with_terms(Forward job, float* grads, int64_t threads) {
-    const Shape& shape = job.shape;
-    const int64_t sample_floats = shape.bands() * shape.band_floats();
-    const int64_t group = std::clamp<int64_t>((16 << 20) / sample_floats, 1, shape.batch);
-    for (int64_t first = 0; first < shape.batch; first += group) {
-        const int64_t samples = std::min(group, shape.batch - first);
+static void forward_with_terms(Forward job, float* grads, int64_t threads) {
+    const int64_t bands = job.bands(), sample_floats = bands * job.band_floats();
+    const int64_t group = std::clamp<int64_t>((16 << 20) / sample_floats, 1, job.batch);
+    for (int64_t first = 0; first < job.batch; first += group) {
+        const int64_t samples = std::min(group, job.batch - first);
         Floats terms(samples * sample_floats);
-        job.terms = terms, job.first_band = first * shape.bands();
-        const auto first_row = [&](int64_t band) {
-            return (job.first_band + band) / shape.bands() * shape.rows() + (job.first_band + band) % shape.bands() * BAND;
-        };
+        job.terms = terms, job.first_band = first * bands;
+        const auto first_row = [&](int64_t band) { return (first + band / bands) * job.rows() + band % bands * BAND; };
         const auto rows = [&](int64_t begin, int64_t end) { forward_rows(job, first_row(begin), first_row(end)); };
-        if (!parallel_for(samples * shape.bands(), threads, rows)) return false;
+        parallel_for(samples * bands, threads, rows);
         parallel_for(samples, threads, [&](int64_t begin, int64_t end) {
             for (int64_t b = begin; b < end; ++b)
-                add_bands(job.terms + b * sample_floats, grads + (first + b) * shape.parameters(), shape);
+                add_bands(job.terms + b * sample_floats, grads + (first + b) * job.parameters(), job);
         });
     }
-    return true;
 }
 
 // `grads` (batch, parameters) and `delta` (batch, rows, columns, padded outputs) may be null.
@@ -636,15 +570,17 @@ extern "C" int run_forward(const float* x, const float* weight, const float* bia
                            int64_t batch, int64_t channels, int64_t height, int64_t width, int64_t outputs,
                            int64_t threads) try {
     const Shape shape{batch, channels, height, width, outputs};
-    Floats packed(shape.inner() * shape.padded_outputs()), packed_bias(shape.padded_outputs());
-    pack(weight, bias, packed, packed_bias, shape);
-    std::vector<double> sums(batch * shape.rows());
+    const int64_t padded = shape.padded_outputs(), inner = shape.inner(), rows = shape.rows();
+    Floats packed(inner * padded), packed_bias(padded);
+    for (int64_t o = 0; o < outputs; ++o) {
+        for (int64_t k = 0; k < inner; ++k) packed[k * padded + o] = weight[o * inner + k] * (MINUS_LOG2_E / (POOL_H * POOL_W));
+        packed_bias[o] = bias[o] * MINUS_LOG2_E;
+    }
+    std::vector<double> sums(batch * rows);
     const Forward job{shape, x, packed, packed_bias, sums.data(), delta, nullptr, 0};
-    const auto run_rows = [&](int64_t begin, int64_t end) { forward_rows(job, begin, end); };
-    const int64_t all = batch * shape.rows();
-    if (!(grads ? forward_with_terms(job, grads, threads) : parallel_for(all, threads, run_rows))) return NO_MEMORY;
-    for (int64_t b = 0; b < batch; ++b)
-        out[b] = std::accumulate(&sums[b * shape.rows()], &sums[b * shape.rows()] + shape.rows(), 0.0);
+    if (grads) forward_with_terms(job, grads, threads);
+    else parallel_for(batch * rows, threads, [&](int64_t begin, int64_t end) { forward_rows(job, begin, end); });
+    for (int64_t b = 0; b < batch; ++b) out[b] = std::accumulate(&sums[b * rows], &sums[b * rows] + rows, 0.0);
     return DONE;
 } catch (const std::bad_alloc&) {
     return NO_MEMORY;
@@ -657,13 +593,12 @@ extern "C" int run_input_gradient(const float* grad_out, const float* delta, con
     for (int64_t o = 0; o < outputs; ++o)
         for (int64_t k = 0; k < shape.inner(); ++k)
             packed[o * shape.padded_inner() + k] = weight[o * shape.inner() + k] / (POOL_H * POOL_W);
-    const InputGradient job{shape, grad_out, delta, packed, grad_x};
-    const bool done = parallel_for(job.units(), threads, [&](int64_t begin, int64_t end) {
-        Floats deltas(shape.padded_outputs() * PITCH), boxes(shape.padded_inner() * GRADIENT_PITCH),
-            carry(shape.channels * (KERNEL_H - 1) * MAX_PIXELS);
-        for (int64_t unit = begin; unit < end; ++unit) input_gradient_unit(job, unit, {deltas, boxes, carry});
+    const int64_t units = batch * shape.input_bands() * ceil_div(shape.columns(), shape.new_windows());
+    parallel_for(units, threads, [&](int64_t begin, int64_t end) {
+        InputGradient job{shape, grad_out, delta, packed, grad_x};
+        for (int64_t unit = begin; unit < end; ++unit) job.run(unit);
     });
-    return done ? DONE : NO_MEMORY;
+    return DONE;
 } catch (const std::bad_alloc&) {
     return NO_MEMORY;
 }
@@ -744,7 +679,6 @@ class ModelNew(nn.Module):
         self.conv = nn.Conv2d(in_channels, out_channels, kernel_size)
         self.avg_pool = nn.AvgPool2d(pool_kernel_size)
 
-    @torch.compiler.assume_constant_result
     def namespace(self):
         conv, pool = self._modules["conv"], self._modules["avg_pool"].kernel_size
         (kernel_h, kernel_w), (pool_h, pool_w) = conv.kernel_size, (pool, pool) if isinstance(pool, int) else pool
@@ -775,14 +709,13 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
         found = zip(arguments[:tensors], [1, *[2] * tensors], strict=False)
         return tuple(grad.new_empty(0 if each is None or not arguments[-1] & bit else each.shape) for each, bit in found)
 
-    def define(name, schema, function, fake):
-        library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+    returned = ", ".join(["Tensor"] * tensors)
+    more = [("save", f"({inputs}, int plan) -> (Tensor, Tensor, Tensor)", save, functools.partial(saved, kernels))]
+    more += [("gradient", f"(Tensor grad, {inputs}, Tensor kept, Tensor more, int plan) -> ({returned})", gradient, shapes)]
+    for name, types, function, fake in more:
+        library.define(f"{name}{types}", tags=(torch.Tag.pt2_compliant_tag,))
         library.impl(name, function, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{library.ns}::{name}", fake, lib=library)
-
-    define("save", f"({inputs}, int plan) -> (Tensor, Tensor, Tensor)", save, functools.partial(saved, kernels))
-    returned = ", ".join(["Tensor"] * tensors)
-    define("gradient", f"(Tensor grad, {inputs}, Tensor kept, Tensor more, int plan) -> ({returned})", gradient, shapes)
 
     def needs_of(ctx):
         _, first, *others = ctx.needs_input_grad
@@ -798,7 +731,7 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
                 ctx.plan = plan(kernels, *known, needs_of(ctx))
             if ctx.plan is None:
                 return Gradient.forward(ctx, keys, *arguments)
-            output, *kept = below_autograd(operators.save, save, keys, *arguments, ctx.plan)
+            output, *kept = (save if keys in PLAIN else operators.save)(*arguments, ctx.plan)
             ctx.save_for_backward(*arguments[:tensors], *kept)
             ctx.others = arguments[tensors:]
             return output
@@ -818,9 +751,9 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
 # ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
 LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
 KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
-NUMBER = getattr(KEYS, "raw_repr", repr)  # PyTorch 2.4 has neither this nor the next function
-NEED_GRAD = getattr(torch._C, "_any_requires_grad", lambda *given: any(getattr(each, "requires_grad", False) for each in given))
-PLAIN = {NUMBER(KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)), NUMBER(KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA))}
+PLAIN = [KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA), KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)]  # of plain tensors
+ModelNew.namespace._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result does, for a second of imports
+kind = attrgetter("shape", "dtype", "device")  # what checks and sizes depend on: functions of kinds are cached
 
 
 @functools.lru_cache(maxsize=None)
@@ -841,112 +774,95 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
     devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
     machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
     everything = text, schema, flags, machine, [fingerprint(each) for each in (forward, original, *fused)]
-    namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
-    operators = getattr(torch.ops, namespace)
+    operators = getattr(torch.ops, f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}")
     with LOADING:
         if not getattr(operators, "registered", None):
-            kernels = load(namespace, text, flags, constants)
-            vars(kernels).update({each.__name__: each for each in (original, *fused)})
+            kernels = load(operators.name, text, flags)
+            vars(kernels).update(constants | {each.__name__: each for each in (original, *fused)})
             operators.registered = register(operators, schema, kernels, forward, original, *fused)
-    return namespace
+    return operators.name
 
 
-def load(name, text, flags, constants):
-    """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
+def load(name, text, flags):
+    """Return the library of a text. Its functions know the types of their arguments, and how many tensors come first."""
     from torch.utils import cpp_extension
 
-    options = {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
-    if is_cuda := "<<<" in text:
-        options = {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
-    if torch.__version__ >= "2.8":  # before, torch's headers come along
-        options["no_implicit_headers"] = True
-    if not shutil.which("ninja"):  # in a virtual environment that is not activated
+    is_cuda, flags = "<<<" in text, ["-O3", *flags]
+    options = {"cuda_sources": text, "extra_cuda_cflags": ["-lineinfo", *flags]} if is_cuda else {"extra_cflags": flags}
+    options |= {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
+    if not cpp_extension.is_ninja_available():  # in a virtual environment that is not activated
         os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
     cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
-    path = cpp_extension.load_inline(name, is_python_module=False, **options)  # None before PyTorch 2.5
+    path = cpp_extension.load_inline(name, "" if is_cuda else text, is_python_module=False, **options)  # None before 2.5
     kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
-    vars(kernels).update(constants)
     kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
     numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
     for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
         if function := getattr(kernels, symbol, None):  # the text may leave it out for these constants
-            types = [each.split()[0] for each in parameters.split(",") if each]
-            function.restype, function.argtypes = numbers[result], [numbers.get(each, ctypes.c_void_p) for each in types]
-            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in types
+            types = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
+            function.restype, function.argtypes, function.tensors = numbers[result], types, parameters.count("*")
     return kernels
 
 
 def register(operators, schema, kernels, forward, original, fuse=None, *fused):
     """Define the operator, for every device, so that forward checks the tensors. Without `fuse` its gradient is PyTorch's."""
-    name, tensors = f"{operators.name}::forward", schema.count("Tensor") - 1
+    tensors, notice = schema.count("Tensor") - 1, f"{operators.name[:-11]}: {original.__doc__}"
     library, forward = torch.library.Library(operators.name, "DEF"), functools.partial(forward, kernels)
 
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx, keys, *arguments):
-            warn(f"{operators.name[:-11]}: {original.__doc__}")
+            warn(notice)
             ctx.save_for_backward(*arguments[:tensors])
             ctx.others = arguments[tensors:]
-            return below_autograd(operators.forward, forward, keys, *arguments)
+            return autograd(keys, *arguments)  # where no gradient is recorded
 
         @staticmethod
         def backward(ctx, grad):
-            keeps_graph, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]
-            with torch.enable_grad():
-                # Views: the gradients are partial ones, also where an argument depends on another.
+            with torch.enable_grad():  # views: gradients are partial ones, also where an argument depends on another
                 given = [each if each is None else each.view_as(each) for each in ctx.saved_tensors[:tensors]]
-                wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
-                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=keeps_graph))
-            return None, *[next(found) if needed else None for needed in needs]
+                out = original(*given, *ctx.others)
+            wanted = [each for each in given if each is not None and each.requires_grad]
+            found = dict(zip(wanted, torch.autograd.grad(out, wanted, grad, create_graph=torch.is_grad_enabled()), strict=True))
+            return None, *map(found.get, given), *[None] * len(ctx.others)
 
     def autograd(keys, *arguments):
+        trains = torch.is_grad_enabled() and True in [each is not None and each.requires_grad for each in arguments[:tensors]]
         # Gradient refuses the tangents that arguments may have within forward_ad.dual_level(); below it they would be dropped.
-        if torch.autograd.forward_ad._current_level >= 0 or (torch.is_grad_enabled() and NEED_GRAD(*arguments)):
+        if trains or (torch.autograd.forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()):
             return Gradient.apply(keys, *arguments)
-        return below_autograd(operators.forward, forward, keys, *arguments)
+        if keys in PLAIN:  # the dispatcher would do no more
+            return forward(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operators.forward(*arguments)
 
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl("forward", forward, "CompositeExplicitAutograd")
     library.impl("forward", autograd, "Autograd", with_keyset=True)
-    torch.library.register_fake(name, original, lib=library)
+    torch.library.register_fake(f"{operators.name}::forward", original, lib=library)
     for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
-        torch.library.register_autocast(name, device, torch.float32, lib=library)
-    if fuse:
-        Gradient = fuse(library, schema, kernels, Gradient, *fused)
+        torch.library.register_autocast(f"{operators.name}::forward", device, torch.float32, lib=library)
+    Gradient = fuse(library, schema, kernels, Gradient, *fused) if fuse else Gradient
     return library
-
-
-def below_autograd(operator, function, keys, *arguments):
-    """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
-    if NUMBER(keys) in PLAIN:
-        return function(*arguments)
-    with torch._C._AutoDispatchBelowAutograd():
-        return operator.default.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
-
-
-def kind(tensor):
-    """Return what checks and sizes depend on. A function of kinds is cached: it would take as long as the rest of a call."""
-    return tensor.shape, tensor.dtype, tensor.device
 
 
 def check(kernels, name, tensor, place, shape):
     """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
-    found, dtype, device = tensor
-    if dtype is not torch.float32 or found != shape or device != place[2] or device.type != kernels.device:
+    if tensor != (shape, torch.float32, place[2]) or place[2].type != kernels.device:
         wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
-        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {dtype} of shape {list(found)} on {device}")
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {tensor[1]} of shape {list(tensor[0])} on {tensor[2]}")
 
 
 def launch(function, *arguments):
     """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
-    first, stream = arguments[0], 0
+    first, count, stream = arguments[0], function.tensors, 0
     if first.is_cuda:
         if (device := first.get_device()) != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 return launch(function, *arguments)
         stream = torch._C._cuda_getCurrentRawStream(device)
-    pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
-    if code := function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream):
+    pointers = [None if each is None else each.data_ptr() for each in arguments[:count]]
+    if code := function(*pointers, *arguments[count:], stream):  # a C function ignores an argument too many
         words = f"CUDA error: {torch.cuda.CudaError(code)}" if first.is_cuda else f"error {code}"
         raise RuntimeError(f"{function.__name__}: {words}")
 
@@ -954,11 +870,10 @@ def launch(function, *arguments):
 @functools.lru_cache(maxsize=None)
 def warn(text):
     """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
-    files = [each.filename for each in inspect.stack(0)]
-    level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
-    while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
-        level += 1
-    warnings.warn(text, stacklevel=level + 1)
+    files, torchs = [each.filename for each in inspect.stack(0)], os.path.dirname(torch.__file__)
+    last = max(i for i, file in enumerate(files) if file == files[0])  # the outermost of this file
+    callers = [i for i, file in enumerate(files) if i > last and not file.startswith(torchs)]
+    warnings.warn(text, stacklevel=min(callers, default=last) + 1)
 
 
 def main():
@@ -971,11 +886,10 @@ def main():
     torch.manual_seed(0)
     arguments, shape, small, limit = EXAMPLE
     model, x = ModelNew(*arguments).to(device).requires_grad_(False), torch.randn(small if emulated else shape, device=device)
-    found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
-    error = ((found - exact).abs().max() / exact.std()).item()
-    names = {"model": model.float(), "x": x, "original": original}
-    calls = () if emulated else ("model(x)", "original(*model.operands(x))")
-    times = [f"{1e3 * benchmark.Timer(call, globals=names).timeit(20).mean:.3f} ms" for call in calls]
+    exact = torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+    error = ((model.float()(x) - exact).abs().max() / exact.std()).item()
+    calls = () if emulated else (model, lambda x: original(*model.operands(x)))
+    times = [f"{1e3 * benchmark.Timer('f(x)', globals={'f': f, 'x': x}).timeit(20).mean:.3f} ms" for f in calls]
     how_fast = ", PyTorch ".join(times) or f"under the emulator, not timed, on an input of {tuple(x.shape)}"
     verdict = "right" if error <= limit else "wrong"
     print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")

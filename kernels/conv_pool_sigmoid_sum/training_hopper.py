@@ -1,12 +1,10 @@
 """conv_pool_sigmoid_sum, training on Hopper: a persistent, warp-specialized kernel leaves all that backward needs.
 
-Like training_tensor_core, but v5's pipeline: TMA copies, wgmma multiplies. A third faster.
-
 Why it is faster
-    Three consumer warpgroups turn rows into box sums in registers, and store them once, as operand b of two products: weights *
-    sums, whose sigmoid gives delta as operand a of the other, delta * sums, the gradient of the weights. Backward streams the
-    deltas, 148 MB (strict 296), and TMA stores the rows of the gradient of x. What it costs: fp16 has 11 bits as TF32 but not
-    its range, so operands carry powers of two. For inference v5 is faster.
+    A third faster than training_tensor_core, by v5's pipeline of TMA and wgmma. Three consumer warpgroups turn rows
+    into box sums in registers, and store them once, as operand b of two products: weights * sums, whose sigmoid gives delta as
+    operand a of the other, delta * sums, the gradient of the weights. Backward streams the deltas, 148 MB (strict 296). What it
+    costs: fp16 has TF32's 11 bits but not its range, so operands carry powers of two. For inference v5 is faster.
 
 Mathematics
     v5's, and delta = s * (1 - s): d out / d w[o,c,t] = 1/p * sum over positions of delta[o] * box[c,t]
@@ -29,19 +27,18 @@ import ctypes
 import functools
 import hashlib
 import inspect
-import math
 import os
 import re
-import shutil
 import sys
 import threading
 import warnings
+from operator import attrgetter
 
 import torch
 import torch.nn as nn
 
 NAME = "conv_pool_sigmoid_sum_training_hopper"
-EXAMPLE = (8, 64, 3, 4), (128, 8, 384, 384), (3, 8, 45, 64), 2e-2  # of ModelNew, x, x under the emulator, limit: TF32's
+EXAMPLE = (8, 64, 3, 4), (128, 8, 384, 384), (3, 8, 45, 64), 2e-2  # ModelNew's, shape of x, under the emulator, limit: TF32's
 
 CUDA = r"""
 // Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_H, KERNEL_W, POOL_H and POOL_W.
@@ -50,6 +47,7 @@ CUDA = r"""
 #include <cuda_runtime.h>
 #include <cmath>
 #include <cstdint>
+#include <utility>
 
 #define UNROLL _Pragma("unroll")
 #define UNROLL_1 _Pragma("unroll 1")
@@ -72,7 +70,7 @@ constexpr int WEIGHTS = OUT_CHANNELS * TERMS, PARAMETERS = WEIGHTS + OUT_CHANNEL
 // Words used below:
 //   tap       an element of the convolution's kernel
 //   position  a pooled column of a pooled row: a window, which has a box sum for each tap and channel
-//   tile      96 pooled columns; a sample tile are those of one sample, with all pooled rows. A step takes two of these.
+//   tile      96 pooled columns; a sample tile: those of one sample, all pooled rows. A step takes two of its rows, one a half
 //   work row  a pooled row in the line of all sample tiles' rows, of which each block takes an equal part
 //   segment   the part of one sample tile in one block; `slot` is where its sums go in device memory
 //   half      0 or 1, row_half: the upper or the lower half of a segment's rows, and the six consumer warps that go down it
@@ -91,18 +89,15 @@ struct Shape {
 };
 
 // ---- constants and layout
-// A box has p = POOL_H * POOL_W times its pixels' mean, but only sqrt(p) times their spread (of independent pixels). Rounded to
-// TF32 it would lose sqrt(p) times as much of the signal as a rounded pixel does. So the other taps' box sums are taken as
-// differences from this one's, in fp32, in which the mean cancels. Its box overlaps the others' most, so differences are small.
-// Its own sum keeps the mean, and is therefore split, high + low. So are the weights: a rounded weight errs alike at all
-// positions, which the sum over positions does not average out.
+// As in v5, the other taps' box sums are taken as differences from this one's, in fp32, in which the pixels' mean cancels. Its
+// own sum keeps the mean, and is therefore split, high + low, as the weights are.
 constexpr int MIDDLE = TAPS / 2;
 constexpr int OVERLAP = KERNEL_H - 1, FRESH = POOL_H - OVERLAP;  // rows that a pooled row shares with the next, and its own
 // Channels of a tile: columns of a slab (below), two of a lane. Missing channels and outputs are zeros.
 constexpr int CHANNELS = 8, OUTPUTS = 64, TILE_POSITIONS = 96;
 constexpr int WARP_POSITIONS = 16, TILE_WARPS = TILE_POSITIONS / WARP_POSITIONS;
-// A pooled row is six warps of 16 positions; two rows at a time make three warpgroups, of which number 1 has warps of both.
-// Each half of the warps takes consecutive rows: so a lane carries in registers what a pooled row shares with the next one.
+// A pooled row is six warps of 16 positions; two rows, one of each half, make three warpgroups. Number 1 has warps of both, so
+// halves take equally many steps. A half's rows are consecutive: a lane carries in registers what one shares with the next.
 constexpr int ROW_HALVES = 2, CONSUMER_WARPS = ROW_HALVES * TILE_WARPS, CONSUMERS = 32 * CONSUMER_WARPS;
 constexpr int GROUPS = CONSUMER_WARPS / 4, THREADS = CONSUMERS + 128;  // three consumer warpgroups, one producer warpgroup
 // Of a thread, by setmaxnreg: 384 x 160 + 128 x 24 = 64,512 of the SM's 65,536; all are launched with 128.
@@ -144,7 +139,7 @@ template <bool STRICT>
 struct Shared {
     static constexpr int WEIGHTS = 2 * FP16_BYTES;
     static constexpr int GROUP_SUMS = (STRICT ? 2 : 1) * SUMS_BYTES, SUMS = GROUPS * GROUP_SUMS;
-    static constexpr int REST = OUTPUTS * 4 + WARP_SUMS * 4 + (PIPELINE_BARRIERS + GROUPS) * 8;  // biases, WARP_SUMS, mbarriers
+    static constexpr int REST = OUTPUTS * 4 + WARP_SUMS * 4 + (PIPELINE_BARRIERS + GROUPS) * 8;  // largest, sums, mbarriers
     static constexpr int FITTING = (227 * 1024 - WEIGHTS - SUMS - REST) / STAGE_BYTES / ROW_HALVES * ROW_HALVES;
     static constexpr int STAGES = FITTING < MAX_STAGES ? FITTING : MAX_STAGES;
     static constexpr int WEIGHTS_AT = STAGES * STAGE_BYTES, SUMS_AT = WEIGHTS_AT + WEIGHTS;
@@ -152,6 +147,7 @@ struct Shared {
     static_assert(STAGES >= 2 * ROW_HALVES, "each half's pipeline is double-buffered at least");
 };
 
+constexpr float NOTHING = -0.0f;  // where sums begin: NOTHING + x is x, also of x = -0, so compilers leave out the addition
 constexpr float MINUS_LOG2_E = -1.4426950408889634f;           // in weights and biases: sigmoid = 1 / (1 + 2^exponent)
 constexpr float WEIGHT_FACTOR = MINUS_LOG2_E / (POOL_H * POOL_W);  // and the average's divisor
 constexpr float DELTA_SCALE = 131072;                          // 2^17: as fp16, delta has 11 bits down to 5e-10
@@ -291,10 +287,10 @@ DEVICE void wgmma_m64n72k16_f16(float (&d)[36], uint4 a, uint64_t b, int accumul
 // between those adjacent in the rows. Addresses have 18 bits, so an offset never carries beyond its field.
 template <int ADJACENT_K, int ADJACENT_ROWS>
 struct Operand {
-    uint32_t first;
+    uint32_t word;  // the lower one
 
-    DEVICE explicit Operand(uint32_t address) : first(address >> 4 | ADJACENT_K >> 4 << 16) {}
-    DEVICE uint64_t at(int offset) const { return static_cast<uint64_t>(ADJACENT_ROWS >> 4) << 32 | (first + (offset >> 4)); }
+    DEVICE explicit Operand(uint32_t address) : word(address >> 4 | ADJACENT_K >> 4 << 16) {}
+    DEVICE uint64_t at(int offset) const { return static_cast<uint64_t>(ADJACENT_ROWS >> 4) << 32 | (word + (offset >> 4)); }
 };
 
 // ---- numbers
@@ -326,36 +322,34 @@ DEVICE float power_for(float largest, int exponent, int most) {
 }
 
 // ---- the static tile scheduler
-DEVICE int64_t sample_tiles(const Shape& s) { return static_cast<int64_t>(s.batch) * s.tiles; }
+__host__ DEVICE int64_t sample_tiles(const Shape& s) { return static_cast<int64_t>(s.batch) * s.tiles; }
+__host__ DEVICE bool blocks_share_tiles(const Shape& s) { return sample_tiles(s) % s.blocks; }
 
 struct Segment {
     int sample, tile, slot;
     int start, count;  // pooled rows
 
     DEVICE int steps() const { return (count + 1) / 2; }
-    DEVICE int first(int row_half) const { return start + row_half * steps(); }
+    DEVICE int first_row(int row_half) const { return start + row_half * steps(); }
     DEVICE int rows(int row_half) const { return row_half ? count / 2 : steps(); }
 };
 
 // The block's segments, one after another: `work_row` is where the next one begins.
 struct Scheduler {
     const Shape& s;
-    int64_t end, work_row;
+    const int64_t end = first_work_row(blockIdx.x + 1);
+    int64_t work_row = first_work_row(blockIdx.x);
 
-    DEVICE explicit Scheduler(const Shape& s)
-        : s(s), end(first_work_row(blockIdx.x + 1)), work_row(first_work_row(blockIdx.x)) {}
     DEVICE int64_t first_work_row(int block) const { return sample_tiles(s) * s.rows * block / s.blocks; }
     DEVICE bool has_next() const { return work_row < end; }
     DEVICE Segment next() {
         const int64_t sample_tile = work_row / s.rows;
-        Segment segment;
-        segment.sample = static_cast<int>(sample_tile / s.tiles);
-        segment.tile = static_cast<int>(sample_tile % s.tiles);
-        segment.slot = static_cast<int>(sample_tile) + (sample_tiles(s) % s.blocks ? blockIdx.x : 0);
-        segment.start = static_cast<int>(work_row - sample_tile * s.rows);
-        segment.count = end - work_row < s.rows - segment.start ? static_cast<int>(end - work_row) : s.rows - segment.start;
-        work_row += segment.count;
-        return segment;
+        const int sample = static_cast<int>(sample_tile / s.tiles), tile = static_cast<int>(sample_tile % s.tiles);
+        const int slot = static_cast<int>(sample_tile) + (blocks_share_tiles(s) ? blockIdx.x : 0);  // unique: see v5
+        const int start = static_cast<int>(work_row - sample_tile * s.rows);
+        const int count = end - work_row < s.rows - start ? static_cast<int>(end - work_row) : s.rows - start;
+        work_row += count;
+        return {sample, tile, slot, start, count};
     }
 };
 
@@ -364,19 +358,17 @@ struct Scheduler {
 // mbarrier when all warps of its half have read them. A half's state is its stage and the parity of that stage's phase.
 template <int STAGES>
 struct Pipeline {
-    uint32_t data, full, empty;  // shared addresses
+    const uint32_t data, barriers;  // shared addresses: of the stages; of their full, then of their empty mbarriers
     int stage;
     uint32_t parity = 0;
 
-    DEVICE Pipeline(uint32_t data, uint32_t barriers, int row_half)
-        : data(data), full(barriers), empty(barriers + 8 * STAGES), stage(row_half) {}
     DEVICE static void init(uint32_t barriers) {
         for (int i = 0; i < STAGES; ++i)
             mbarrier_init(barriers + 8 * i, 1), mbarrier_init(barriers + 8 * (STAGES + i), TILE_WARPS);
     }
     DEVICE uint32_t address() const { return data + stage * STAGE_BYTES; }
-    DEVICE uint32_t full_barrier() const { return full + 8 * stage; }
-    DEVICE uint32_t empty_barrier() const { return empty + 8 * stage; }
+    DEVICE uint32_t full_barrier() const { return barriers + 8 * stage; }
+    DEVICE uint32_t empty_barrier() const { return barriers + 8 * (STAGES + stage); }
     DEVICE void advance() {
         stage += ROW_HALVES;
         if (stage >= STAGES) stage -= STAGES, parity ^= 1;
@@ -388,7 +380,7 @@ struct Pipeline {
 template <int STAGES>
 __device__ void produce(const CUtensorMap& x, const Shape& shape, uint32_t data, uint32_t barriers) {
     Pipeline<STAGES> pipelines[ROW_HALVES] = {{data, barriers, 0}, {data, barriers, 1}};
-    for (Scheduler scheduler(shape); scheduler.has_next();) {
+    for (Scheduler scheduler{shape}; scheduler.has_next();) {
         const Segment segment = scheduler.next();
         const int rows = segment.steps() * POOL_H + OVERLAP;
         for (int row = 0; row < rows; row += STAGE_ROWS)
@@ -397,8 +389,8 @@ __device__ void produce(const CUtensorMap& x, const Shape& shape, uint32_t data,
                 mbarrier_try_wait(pipeline.empty_barrier(), pipeline.parity ^ 1);
                 mbarrier_arrive_expect_tx(pipeline.full_barrier(), STAGE_BYTES);
                 const bool needed = segment.rows(row_half) && row < segment.rows(row_half) * POOL_H + OVERLAP;
-                // Below the image TMA writes zeros and reads nothing.
-                const int y = needed ? segment.first(row_half) * POOL_H + row : shape.height;
+                // A half without this row gets zeros (TMA reads nothing below the image): warpgroup 1 has warps of both halves.
+                const int y = needed ? segment.first_row(row_half) * POOL_H + row : shape.height;
                 const int line = segment.tile * TILE_POSITIONS * POOL_W / LINE_FLOATS;
                 tma_load_5d(pipeline.address(), x, 0, line, 0, y, segment.sample, pipeline.full_barrier());
                 pipeline.advance();
@@ -410,132 +402,104 @@ __device__ void produce(const CUtensorMap& x, const Shape& shape, uint32_t data,
 constexpr int SPAN = 2 * POOL_W + KERNEL_W - 1, CHUNKS = ceil_div(SPAN, 4);  // floats that a lane reads of a row, in 16 bytes
 
 struct Lane {
-    int lane, q, pair, warp, row_half;  // warp: in the tile
-    uint32_t chunk[CHUNKS];           // offsets in a row, for channel q
+    const int lane = threadIdx.x % 32, q = lane % 4, warp, row_half, pair = pair_of(lane / 4);  // warp: in the tile
+    uint32_t chunk[CHUNKS];  // offsets in a row, for channel q
 
-    DEVICE explicit Lane(int consumer_warp)
-        : lane(threadIdx.x % 32), q(lane % 4), warp(consumer_warp % TILE_WARPS), row_half(consumer_warp / TILE_WARPS) {
-        pair = pair_of(lane / 4);
+    DEVICE explicit Lane(int consumer_warp) : warp(consumer_warp % TILE_WARPS), row_half(consumer_warp / TILE_WARPS) {
         UNROLL for (int i = 0; i < CHUNKS; ++i) {
             const int column = (warp * WARP_POSITIONS + 2 * pair) * POOL_W + 4 * i, line = q * LINES + column / LINE_FLOATS;
             chunk[i] = line * LINE + ((column / 4 % 8 ^ line % 8) << 4);
         }
     }
-    // Conflict-free: a quarter-warp of a 16-byte load has all q and two n. LINES is odd, so the lines of the q differ modulo 4,
-    // and so do their swizzles. The two lower bits of n are swapped, so that the two pairs are 2 apart: with windows of 4
-    // columns that is 4 chunks. Together they read all eight chunks of a line, which are all banks.
+    // 16-byte loads are conflict-free where POOL_W is 4 and KERNEL_W up to 3 (else 2-way): a quarter-warp has all q and two n.
+    // LINES is odd, so the swizzles of the q differ modulo 4. The two lower bits of n are swapped, so both pairs are 2 apart,
+    // which is 4 chunks. Eight lanes so read all eight chunks of a line, which are all banks.
     DEVICE static int pair_of(int n) { return (n & 4) | (n & 1) << 1 | (n >> 1 & 1); }
     DEVICE int position(int element) const { return warp * WARP_POSITIONS + 2 * pair + element; }
 };
 
-using RowSums = float[2][KERNEL_W];  // [element][column of the kernel]: sums of POOL_W values of a row
 using Sums = float[TAPS][4];         // [tap][2 * channel + element]: fragments of wgmma's operand a
+using RowSums = float[KERNEL_W][4];  // [column of the kernel], likewise: sums of POOL_W values of a row
 
-// Values between the first and the last column's windows are common to all; a window adds some on the left and on the right.
+// `common` is in the windows of all columns of the kernel; the window of one adds left[column] and right[column].
 // Channel q + 4 is 4 * LINES lines further, 4 modulo 8: the swizzle moves its chunks by a further 4.
 DEVICE void sum_row(uint32_t row, const uint32_t (&chunk)[CHUNKS], int channel, RowSums& sums) {
     static_assert(LINES % 2 == 1 && ROW_BYTES % 1024 == 0, "4 * LINES is 4 modulo 8; rows begin where the swizzle does");
-    float x[4 * CHUNKS];
+    alignas(16) float x[4 * CHUNKS];
     UNROLL for (int i = 0; i < CHUNKS; ++i) {
         const uint32_t at = channel ? ((row + chunk[i]) ^ 4 * CHUNK_BYTES) + 4 * LINES * LINE : row + chunk[i];
-        if (SPAN - 4 * i > 2) {
-            const float4 v = ld_shared_v4_f32(at);
-            x[4 * i] = v.x, x[4 * i + 1] = v.y, x[4 * i + 2] = v.z, x[4 * i + 3] = v.w;
-        } else {
-            const float2 v = ld_shared_v2_f32(at);
-            x[4 * i] = v.x, x[4 * i + 1] = v.y;
-        }
+        if (SPAN - 4 * i > 2) reinterpret_cast<float4&>(x[4 * i]) = ld_shared_v4_f32(at);
+        else reinterpret_cast<float2&>(x[4 * i]) = ld_shared_v2_f32(at);
     }
     UNROLL for (int element = 0; element < 2; ++element) {
         const float* v = x + element * POOL_W;
-        float left[KERNEL_W], right[KERNEL_W], common = POOL_W >= KERNEL_W ? v[KERNEL_W - 1] : 0;
-        UNROLL for (int i = KERNEL_W; i < POOL_W; ++i) common += v[i];
-        UNROLL for (int e = KERNEL_W - 2; e >= 0; --e) left[e] = e == KERNEL_W - 2 ? v[e] : v[e] + left[e + 1];
-        UNROLL for (int e = 1; e < KERNEL_W; ++e) right[e] = e == 1 ? v[POOL_W] : right[e - 1] + v[POOL_W + e - 1];
-        UNROLL for (int e = 0; e < KERNEL_W; ++e) {
-            float sum = common;
-            if (e < KERNEL_W - 1) sum = POOL_W >= KERNEL_W ? left[e] + sum : left[e];
-            if (e > 0) sum = POOL_W >= KERNEL_W || e < KERNEL_W - 1 ? sum + right[e] : right[e];
-            sums[element][e] = sum;
-        }
+        float common = NOTHING, left[KERNEL_W], right[KERNEL_W];
+        left[KERNEL_W - 1] = right[0] = NOTHING;
+        UNROLL for (int i = KERNEL_W - 1; i < POOL_W; ++i) common += v[i];
+        UNROLL for (int column = KERNEL_W - 2; column >= 0; --column) left[column] = v[column] + left[column + 1];
+        UNROLL for (int column = 1; column < KERNEL_W; ++column) right[column] = right[column - 1] + v[POOL_W + column - 1];
+        UNROLL for (int column = 0; column < KERNEL_W; ++column)
+            sums[column][2 * channel + element] = left[column] + common + right[column];
     }
 }
 
 template <int STAGES>
 struct BoxSums {
-    Sums sums;                     // of the pooled row at hand
-    RowSums pending[KERNEL_H][2];  // of the next one: [row of the kernel][channel], from its first rows; [OVERLAP] is unused
     Pipeline<STAGES> pipeline;
     const Lane& lane;
-    // NaN or infinity among what was read for the pooled row at hand, and for the next one.
-    bool not_finite, next_not_finite = false;
+    Sums sums, pending;  // of the pooled row at hand; of the next one, from its first rows (of the last kernel row: unused)
 
-    DEVICE BoxSums(const Pipeline<STAGES>& pipeline, const Lane& lane) : pipeline(pipeline), lane(lane) {}
-
-    // Sums the next ROWS rows; use(row, channel, sums) takes them. Waits until TMA has filled a stage, and gives it back once
-    // its rows have been read. TMA may then overwrite it: a write of the async proxy after reads of the generic one. PTX orders
-    // these by a proxy fence; mbarrier.arrive, a release, is none. Instead, the values themselves choose the lane that arrives:
-    // it cannot be known before all loads have returned. That is caution: no failure without it is recorded. A ballot orders
-    // no memory; __syncwarp puts the other lanes' loads before the arrive.
+    // Sums the next ROWS rows; use(row, channel, sums) takes a channel's. Waits until TMA has filled a stage, and gives it back
+    // once its rows have been read. As in v5, the values themselves choose the lane that arrives: it cannot be known before all
+    // loads have returned, and TMA's write (of the async proxy) comes after them. __syncwarp puts other lanes' loads before it.
     template <int ROWS, typename Use>
     DEVICE void for_rows(Use use) {
-        float touched;  // a sum that needs all that was read of the stage
+        float stage_sum;  // has as terms all values that were read of the stage
         UNROLL for (int row = 0; row < ROWS; ++row) {
             if (row % STAGE_ROWS == 0) mbarrier_try_wait(pipeline.full_barrier(), pipeline.parity);
             const uint32_t address = pipeline.address() + row % STAGE_ROWS * ROW_BYTES;
             UNROLL for (int channel = 0; channel < 2; ++channel) {
                 RowSums sum;
                 sum_row(address, lane.chunk, channel, sum);
-                const float all = sum[0][0] + sum[1][0] + sum[1][KERNEL_W - 1];
-                touched = row % STAGE_ROWS == 0 && channel == 0 ? all : touched + all;
+                const float row_sum = sum[0][2 * channel] + sum[0][2 * channel + 1] + sum[KERNEL_W - 1][2 * channel + 1];
+                stage_sum = row % STAGE_ROWS == 0 && channel == 0 ? row_sum : stage_sum + row_sum;
                 use(row, channel, sum);
             }
             if (row % STAGE_ROWS != STAGE_ROWS - 1) continue;
-            const bool found = !(fabsf(touched) < INFINITY);
-            not_finite |= found, next_not_finite |= found;
-            const uint32_t odd = __ballot_sync(~0u, __float_as_uint(touched) & 1);
+            const uint32_t odd_lanes = __ballot_sync(~0u, __float_as_uint(stage_sum) & 1);
             __syncwarp();
-            if (lane.lane == (odd ? __ffs(odd) - 1 : 0)) mbarrier_arrive(pipeline.empty_barrier());
+            if (lane.lane == (odd_lanes ? __ffs(odd_lanes) - 1 : 0)) mbarrier_arrive(pipeline.empty_barrier());
             pipeline.advance();
         }
     }
 
     // The rows that belong to this pooled row alone complete what is pending.
     DEVICE void fresh_rows() {
-        not_finite = next_not_finite;
-        RowSums total[2] = {};
+        RowSums total = {};
         for_rows<FRESH>([&](int row, int channel, const RowSums& sum) {
-            UNROLL for (int i = 0; i < 2 * KERNEL_W; ++i) {
-                float& to = total[channel][i % 2][i / 2];
-                to = row ? to + sum[i % 2][i / 2] : sum[i % 2][i / 2];
-            }
+            UNROLL for (int column = 0; column < KERNEL_W; ++column)
+                UNROLL for (int i = 2 * channel; i < 2 * channel + 2; ++i)
+                    total[column][i] = row ? total[column][i] + sum[column][i] : sum[column][i];
         });
-        UNROLL for (int i = 0; i < 4 * TAPS; ++i) {
-            const int r = i / (4 * KERNEL_W), channel = i / (2 * KERNEL_W) % 2, e = i / 2 % KERNEL_W, element = i % 2;
-            const float all = total[channel][element][e];
-            sums[r * KERNEL_W + e][2 * channel + element] = r < OVERLAP ? pending[r][channel][element][e] + all : all;
-        }
+        UNROLL for (int row = 0; row < KERNEL_H; ++row)
+            UNROLL for (int channel = 0; channel < 2; ++channel)
+                UNROLL for (int tap = row * KERNEL_W; tap < (row + 1) * KERNEL_W; ++tap)
+                    UNROLL for (int i = 2 * channel; i < 2 * channel + 2; ++i)
+                        sums[tap][i] = (tap < OVERLAP * KERNEL_W ? pending[tap][i] : NOTHING) + total[tap % KERNEL_W][i];
     }
 
-    // The rows that this pooled row shares with the next one. Of the first call, for the rows above a half's first fresh ones,
-    // only what it leaves in `pending` counts.
+    // The rows shared with the next pooled row. Of the first call, above a half's first fresh rows, only `pending` counts.
     DEVICE void overlap_rows() {
-        next_not_finite = false;
         for_rows<OVERLAP>([&](int row, int channel, const RowSums& sum) {
-            UNROLL for (int i = 0; i < 2 * TAPS; ++i) {
-                const int tap = i / 2, r = tap / KERNEL_W, e = tap % KERNEL_W, element = i % 2;
-                float& next = pending[r][channel][element][e];
-                if (r > row) sums[tap][2 * channel + element] += sum[element][e];
-                else next = r == row ? sum[element][e] : next + sum[element][e];
-            }
+            UNROLL for (int tap = 0; tap < TAPS; ++tap)
+                UNROLL for (int i = 2 * channel; i < 2 * channel + 2; ++i) {
+                    const float value = sum[tap % KERNEL_W][i];
+                    if (tap / KERNEL_W > row) sums[tap][i] += value;
+                    else pending[tap][i] = tap / KERNEL_W == row ? value : pending[tap][i] + value;
+                }
         });
     }
 };
-
-// What lies beyond the image's last window may be anything, and must not count.
-DEVICE void clear_outside(Sums& sums, const bool (&inside)[2]) {
-    UNROLL for (int i = 0; i < 4 * TAPS; ++i) sums[i / 4][i % 4] = inside[i % 2] ? sums[i / 4][i % 4] : 0;
-}
 
 // ---- the forward pass
 struct Tensors {
@@ -634,24 +598,22 @@ struct Gradient {
     }
 
     // Of a tap at one of the lane's positions, in its two channels: the scaled difference from the middle tap, or the middle
-    // one's sum. `middle`: its sums, scaled.
-    DEVICE float2 scaled(const Sums& from, const float (&middle)[4], int tap, int element) const {
-        const float a = tap == MIDDLE ? middle[element] : fmaf(from[tap][element], scale, -middle[element]);
-        const float b = tap == MIDDLE ? middle[2 + element] : fmaf(from[tap][2 + element], scale, -middle[2 + element]);
-        return make_float2(a, b);
+    // one's sum.
+    DEVICE float2 scaled(const Sums& from, int tap, int element) const {
+        const float a = from[MIDDLE][element] * scale, b = from[MIDDLE][2 + element] * scale;
+        if (tap == MIDDLE) return make_float2(a, b);
+        return make_float2(fmaf(from[tap][element], scale, -a), fmaf(from[tap][2 + element], scale, -b));
     }
 
     // Words of two fp16 values: [slab][element]. Returns whether one is not finite.
     DEVICE bool pack(const Sums& from, uint32_t (&words)[2 * INNER_SLABS]) const {
         const __half2 zero = __floats2half2_rn(0, 0);
         __half2 checks[3] = {zero, zero, zero};  // sums of products with zero, which are NaN for what is not finite
-        float middle[4];
-        UNROLL for (int i = 0; i < 4; ++i) middle[i] = from[MIDDLE][i] * scale;
         UNROLL for (int i = 2 + 2 * TAPS; i < 2 * INNER_SLABS; ++i) words[i] = 0;
         UNROLL for (int tap = 0; tap < TAPS; ++tap)
             UNROLL for (int element = 0; element < 2; ++element) {
                 const int i = 2 * tap + element;
-                const float2 v = scaled(from, middle, tap, element);
+                const float2 v = scaled(from, tap, element);
                 const __half2 pair = __floats2half2_rn(v.x, v.y);
                 words[2 + i] = *reinterpret_cast<const uint32_t*>(&pair);
                 if (tap == MIDDLE) words[element] = fp16_rest(v.x, v.y, words[2 + i]);
@@ -667,14 +629,12 @@ struct Gradient {
 
     // High and low parts, two slabs at a time, since registers do not suffice for all words.
     DEVICE void store_parts(const Sums& from) const {
-        float middle[4];
-        UNROLL for (int i = 0; i < 4; ++i) middle[i] = from[MIDDLE][i] * scale;
         UNROLL for (int slab = 0; slab < INNER_SLABS; slab += 2) {
             uint32_t high[4] = {}, low[4] = {};
             UNROLL for (int i = 0; i < 4; ++i) {
                 const int tap = slab + i / 2 - 1, element = i % 2;
                 if (tap < 0 || tap >= TAPS) continue;
-                const float2 v = scaled(from, middle, tap, element);
+                const float2 v = scaled(from, tap, element);
                 high[i] = fp16_pair(v.x, v.y), low[i] = fp16_rest(v.x, v.y, high[i]);
             }
             stmatrix_m8n8_x4(mine + slab * SLAB, high);
@@ -700,25 +660,25 @@ struct Gradient {
     }
 
     // Waits for this warp's part of the last step's products, and tells the group.
-    DEVICE void finish(const Lane& lane) const {
+    DEVICE void finish() const {
         wgmma_wait_group<0>();
         __syncwarp();
-        if (lane.lane == 0) mbarrier_arrive(sums_empty);
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(sums_empty);
     }
 
-    // Once all have read the last step's sums. The barrier lets all multiply, and asks whether a sum overflowed.
+    // Once all have read the last step's sums. The barrier lets all multiply, and asks whether a sum overflowed. In strict mode
+    // the scale is chosen before: registers do not suffice to keep the sums until it is known what overflows.
     DEVICE void store_sums(const Sums& from) {
-        if (STRICT) {  // the scale is chosen before: registers do not suffice to keep the sums until it is known what overflows
-            shrink(from);
-            mbarrier_try_wait(sums_empty, parity);
-            parity ^= 1;
+        uint32_t words[2 * INNER_SLABS];
+        bool overflow = false;
+        if (STRICT) shrink(from);
+        else overflow = pack(from, words);
+        mbarrier_try_wait(sums_empty, parity);
+        parity ^= 1;
+        if (STRICT) {
             store_parts(from);
             return bar_sync(barrier, 128);
         }
-        uint32_t words[2 * INNER_SLABS];
-        const bool overflow = pack(from, words);
-        mbarrier_try_wait(sums_empty, parity);
-        parity ^= 1;
         store(words);
         if (bar_red_or(barrier, 128, overflow)) {
             shrink(from);
@@ -833,8 +793,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
     Gradient<STRICT> gradient(data + Memory::WEIGHTS_AT, data + Memory::SUMS_AT + group * Memory::GROUP_SUMS,
                               sums_empty + 8 * group, warp_largest + 4 * group, weight_scale, lane, group);
-    BoxSums<STAGES> box(Pipeline<STAGES>(data, barriers, lane.row_half), lane);
-    for (Scheduler scheduler(shape); scheduler.has_next();) {
+    BoxSums<STAGES> box = {{data, barriers, lane.row_half}, lane};
+    for (Scheduler scheduler{shape}; scheduler.has_next();) {
         const Segment segment = scheduler.next();
         const int64_t sample_tile = static_cast<int64_t>(segment.sample) * shape.tiles + segment.tile;
         const int columns = shape.columns - segment.tile * TILE_POSITIONS;
@@ -867,34 +827,32 @@ __global__ void __launch_bounds__(THREADS, 1)
         box.overlap_rows();
         UNROLL_1 for (int step = 0; step < segment.steps(); ++step) {
             box.fresh_rows();
-            gradient.finish(lane);
+            gradient.finish();
             box.overlap_rows();
-            if (!whole) clear_outside(box.sums, inside);
+            if (!whole)  // what lies beyond the image's last window may be anything, and must not count
+                UNROLL for (int i = 0; i < 4 * TAPS; ++i) box.sums[i / 4][i % 4] = inside[i % 2] ? box.sums[i / 4][i % 4] : 0;
             gradient.store_sums(box.sums);
             float d[32];
             gradient.multiply_weights(d);
             UNROLL for (int i = 0; i < 32; ++i) d[i] = fmaf(d[i], gradient.unit, bias[i / 2 % 2]);
             const uint32_t ended = step < segment.rows(1) ? 0 : second;
-            if (partial | ended) {
-                // What does not count gets a sigmoid of zero.
+            if (partial | ended)  // what does not count gets a sigmoid of zero
                 UNROLL for (int part = 0; part < 4; ++part)
                     if ((partial | ended) >> part & 1)
                         UNROLL for (int i = 0; i < 8; ++i) {
                             const bool counts = columns_inside >> (4 * part + i / 4 * 2 + i % 2) & ~(ended >> part) & 1;
                             d[8 * part + i] = counts ? d[8 * part + i] : INFINITY;
                         }
-            }
             uint32_t deltas[16], low[16];
-            float sums[2];
+            float sum_a = NOTHING, sum_b = NOTHING;
             UNROLL for (int i = 0; i < 16; ++i) {
                 const float a = rcp_approx(1 + ex2_approx(d[2 * i])), b = rcp_approx(1 + ex2_approx(d[2 * i + 1]));
-                sums[0] = i ? sums[0] + a : a;
-                sums[1] = i ? sums[1] + b : b;
+                sum_a += a, sum_b += b;
                 const float delta_a = a * fmaf(-a, DELTA_SCALE, DELTA_SCALE), delta_b = b * fmaf(-b, DELTA_SCALE, DELTA_SCALE);
                 deltas[i] = fp16_pair(delta_a, delta_b);
                 if (STRICT) low[i] = fp16_rest(delta_a, delta_b, deltas[i]);
             }
-            total += sums[0] + sums[1];
+            total += sum_a + sum_b;
             gradient.multiply_deltas(deltas, low);
             if (STRICT) wgmma_wait_group<0>();  // registers do not suffice to keep the deltas any longer
             if (SAVING && (!STRICT || t.deltas)) {  // strict training has one kernel
@@ -933,11 +891,6 @@ __global__ void __launch_bounds__(THREADS, 1)
 }
 
 // ---- sums over segments
-// Which block has a work row.
-DEVICE int block_of(const Shape& s, int64_t work_row) {
-    return static_cast<int>(((work_row + 1) * s.blocks - 1) / (sample_tiles(s) * s.rows));
-}
-
 // sums (batch, size): a sample's segments. PARTS threads share a sum; each has every PARTS-th segment of a sample tile.
 // Launched early, it divides integers while the partial sums are being written, then waits for them. They are not __restrict__:
 // the compiler might take them for constants and load them before the wait.
@@ -946,11 +899,14 @@ __global__ void add_segments(const float* partial_sums, float* sums, int size, c
     const int64_t thread = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x, at = thread / PARTS;
     if (at >= static_cast<int64_t>(shape.batch) * size) return;
     const int64_t sample = at / size, i = at % size;
-    const bool cut = sample_tiles(shape) % shape.blocks;  // blocks share sample tiles
+    const bool cut = blocks_share_tiles(shape);
+    const auto block_of = [&](int64_t work_row) {  // the last one whose first_work_row is <= work_row
+        return static_cast<int>(((work_row + 1) * shape.blocks - 1) / (sample_tiles(shape) * shape.rows));
+    };
     float sum = 0;
     for (int64_t sample_tile = sample * shape.tiles; sample_tile < (sample + 1) * shape.tiles; ++sample_tile) {
-        const int64_t first = sample_tile + (cut ? block_of(shape, sample_tile * shape.rows) : 0);
-        const int64_t last = sample_tile + (cut ? block_of(shape, (sample_tile + 1) * shape.rows - 1) : 0);
+        const int64_t first = sample_tile + (cut ? block_of(sample_tile * shape.rows) : 0);
+        const int64_t last = sample_tile + (cut ? block_of((sample_tile + 1) * shape.rows - 1) : 0);
         griddepcontrol_wait();
         for (int64_t slot = first + thread % PARTS; slot <= last; slot += PARTS) sum += partial_sums[slot * size + i];
     }
@@ -1049,10 +1005,10 @@ __global__ void __launch_bounds__(CONSUMERS, 1)
     const int left_lane = (Lane::pair_of(lane.pair - 1) & 7) * 4 + lane.q;  // has the pair of positions on the left
     const uint32_t outgoing = shared_address(memory) + 2 * warp * OUT_BYTES;
     int parity = 0;
-    for (Scheduler scheduler(shape); scheduler.has_next();) {
+    for (Scheduler scheduler{shape}; scheduler.has_next();) {
         const Segment segment = scheduler.next();
         // Pooled rows [first, last).
-        const int first = segment.first(lane.row_half), last = first + segment.rows(lane.row_half);
+        const int first = segment.first_row(lane.row_half), last = first + segment.rows(lane.row_half);
         const bool writes_below = last == shape.rows && first < last;
         const float scale = grad_out[segment.sample] / (DELTA_SCALE * POOL_H * POOL_W) / weight_power;
         // A half begins one row above its first, which needs that row's carry; the half with the image's last pooled row also
@@ -1097,23 +1053,19 @@ __global__ void __launch_bounds__(CONSUMERS, 1)
             UNROLL for (int e = 0; e < KERNEL_W; ++e)
                 UNROLL for (int i = 0; i < 4; ++i) {
                     UNROLL for (int tap = e; tap < TAPS; tap += KERNEL_W) d[4 * tap + i] *= scale;
-                    float above = d[4 * e + i];
+                    float above = NOTHING, later = NOTHING;
                     UNROLL for (int y = 0; y < KERNEL_H; ++y) {
-                        if (y > 0) above += d[4 * (y * KERNEL_W + e) + i];
-                        rows[y][e][i] = y < OVERLAP ? above + carry[y][e][i] : above;
+                        above += d[4 * (y * KERNEL_W + e) + i];
+                        rows[y][e][i] = above + (y < OVERLAP ? carry[y][e][i] : NOTHING);
                     }
-                    float later = 0;
-                    UNROLL for (int y = OVERLAP - 1; y >= 0; --y) {
-                        const float tap = d[4 * ((y + 1) * KERNEL_W + e) + i];
-                        carry[y][e][i] = later = y == OVERLAP - 1 ? tap : later + tap;
-                    }
+                    UNROLL for (int y = OVERLAP - 1; y >= 0; --y) carry[y][e][i] = later += d[4 * ((y + 1) * KERNEL_W + e) + i];
                 }
             // What the next position's columns get.
             float edge[KERNEL_H][4][EDGES];  // [row][2 * element + channel][column]
             UNROLL for (int y = 0; y < KERNEL_H; ++y)
                 UNROLL for (int i = 0; i < 4; ++i)
                     UNROLL for (int z = EDGE - 1; z >= 0; --z)
-                        edge[y][i][z] = z == EDGE - 1 ? rows[y][z + 1][i] : rows[y][z + 1][i] + edge[y][i][z + 1];
+                        edge[y][i][z] = rows[y][z + 1][i] + (z == EDGE - 1 ? NOTHING : edge[y][i][z + 1]);
             float from_left[KERNEL_H][2][EDGES];  // [row][channel][column]: of the position on the left of the lane's first
             // Calls visit(row, channel, column, index among those EXCHANGED) for each.
             const auto for_edges = [&](auto visit) {
@@ -1173,51 +1125,42 @@ __global__ void __launch_bounds__(CONSUMERS, 1)
 }
 
 // ---- launches
-// One block per SM; or fewer, on at least 19 of 20 SMs, if a sample tile then has equally many blocks, or a block equally many
-// sample tiles. The latter need no add_segments.
-static int count_blocks(int64_t sample_tiles, int rows, int64_t sm_count) {
-    const int64_t blocks_a_tile = sm_count / sample_tiles, tiles_a_block = (sample_tiles + sm_count - 1) / sm_count;
-    const int64_t most = sample_tiles * rows < sm_count ? sample_tiles * rows : sm_count;
-    const int64_t whole_tiles = sample_tiles % tiles_a_block ? 0 : sample_tiles / tiles_a_block;
-    const int64_t even = blocks_a_tile ? sample_tiles * blocks_a_tile : whole_tiles;
-    return static_cast<int>(even <= most && even * 20 >= 19 * sm_count ? even : most);
-}
-
 static Shape make_shape(int64_t batch, int64_t height, int64_t width) {
     int device = 0, sm_count = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
     Shape s = {static_cast<int>(batch), static_cast<int>(height), static_cast<int>(width)};
     s.rows = (s.height - KERNEL_H + 1) / POOL_H, s.columns = (s.width - KERNEL_W + 1) / POOL_W;
-    s.tiles = ceil_div(s.columns, TILE_POSITIONS), s.blocks = count_blocks(batch * s.tiles, s.rows, sm_count);
+    s.tiles = ceil_div(s.columns, TILE_POSITIONS);
+    // One block per SM; or fewer, on at least 19 of 20 SMs, if a sample tile then has equally many blocks, or a block equally
+    // many sample tiles. The latter need no add_segments where a sample has one tile.
+    const int64_t tiles = sample_tiles(s), most = tiles * s.rows < sm_count ? tiles * s.rows : sm_count;
+    const int64_t tiles_a_block = (tiles + sm_count - 1) / sm_count, whole = tiles % tiles_a_block ? 0 : tiles / tiles_a_block;
+    const int64_t even = tiles <= sm_count ? sm_count / tiles * tiles : whole;
+    s.blocks = static_cast<int>(even <= most && even * 20 >= 19 * sm_count ? even : most);
     return s;
 }
 
 // The slots of segments' sums; 0 where a sample has one segment, which is its sum.
 static int64_t count_slots(const Shape& s) {
-    const int64_t sample_tiles = static_cast<int64_t>(s.batch) * s.tiles;
-    return sample_tiles % s.blocks ? sample_tiles + s.blocks : s.tiles > 1 ? sample_tiles : 0;
+    return blocks_share_tiles(s) ? sample_tiles(s) + s.blocks : s.tiles > 1 ? sample_tiles(s) : 0;
 }
 // Floats of scratch.
 extern "C" int64_t count_scratch(int64_t batch, int64_t height, int64_t width) {
     return count_slots(make_shape(batch, height, width)) * (1 + PARAMETERS);
 }
 
-using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
-                            const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
-                            CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
 // The driver's cuTensorMapEncodeTiled, without linking the driver; null if it has none.
+using Encode = decltype(&cuTensorMapEncodeTiled);
 static Encode find_encode() {
     void* encode = nullptr;
-    cudaDriverEntryPointQueryResult found;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
 #if CUDART_VERSION >= 12050
-    const cudaError_t error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found);
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found);
 #else
-    const cudaError_t error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &encode, cudaEnableDefault, &found);
+    cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &encode, cudaEnableDefault, &found);
 #endif
-    return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(encode) : nullptr;
+    return found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(encode) : nullptr;
 }
 
 // A tensor map of x, or of its gradient, as lines of 32 columns. On the way in the lines of a row and channel are neighbours in
@@ -1226,49 +1169,27 @@ static Encode find_encode() {
 static cudaError_t make_tensor_map(const Element* x, const Shape& s, bool outgoing, CUtensorMap* map) {
     static const Encode encode = find_encode();
     if (!encode) return cudaErrorNotSupported;
-    struct Dimension {
-        cuuint64_t size, stride;
-        cuuint32_t box;
-    };
-    const cuuint64_t width = s.width, height = s.height, plane = width * height * 4, lines = width / LINE_FLOATS;
-    const Dimension line = {lines, LINE, static_cast<cuuint32_t>(outgoing ? OUT_LINES : LINES)};
-    const Dimension channel = {IN_CHANNELS, plane, CHANNELS};
-    const Dimension row = {height, width * 4, static_cast<cuuint32_t>(outgoing ? POOL_H : STAGE_ROWS)};
-    const Dimension sample = {static_cast<cuuint64_t>(s.batch), plane * IN_CHANNELS, 1};
-    const Dimension& second = outgoing ? channel : line;
-    const Dimension& third = outgoing ? line : channel;
-    const cuuint64_t sizes[5] = {LINE_FLOATS, second.size, third.size, row.size, sample.size};
-    const cuuint64_t strides[4] = {second.stride, third.stride, row.stride, sample.stride};
-    const cuuint32_t box[5] = {LINE_FLOATS, second.box, third.box, row.box, 1}, steps[5] = {1, 1, 1, 1, 1};
-    const CUresult result = encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 5, const_cast<Element*>(x), sizes, strides, box, steps,
-                                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+    const cuuint64_t width = s.width, height = s.height, plane = width * height * 4;
+    cuuint64_t sizes[5] = {LINE_FLOATS, width / LINE_FLOATS, IN_CHANNELS, height, static_cast<cuuint64_t>(s.batch)};
+    cuuint64_t strides[4] = {LINE, plane, width * 4, plane * IN_CHANNELS};
+    cuuint32_t box[5] = {LINE_FLOATS, LINES, CHANNELS, STAGE_ROWS, 1}, steps[5] = {1, 1, 1, 1, 1};
+    if (outgoing) {
+        box[1] = OUT_LINES, box[3] = POOL_H;
+        std::swap(sizes[1], sizes[2]), std::swap(strides[0], strides[1]), std::swap(box[1], box[2]);
+    }
+    return encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 5, const_cast<Element*>(x), sizes, strides, box, steps,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 // By programmatic dependent launch, so its start overlaps the kernel before it.
 template <int PARTS>
 static cudaError_t launch_add_segments(const float* partial_sums, float* sums, int size, const Shape& s, cudaStream_t stream) {
     const int64_t threads = static_cast<int64_t>(s.batch) * size * PARTS;
-    cudaLaunchAttribute early;
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    cudaLaunchAttribute early = {cudaLaunchAttributeProgrammaticStreamSerialization};
     early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned>((threads + 127) / 128)), config.blockDim = dim3(128);
-    config.stream = stream, config.attrs = &early, config.numAttrs = 1;
+    const cudaLaunchConfig_t config = {dim3(static_cast<unsigned>((threads + 127) / 128)), dim3(128), 0, stream, &early, 1};
     return cudaLaunchKernelEx(&config, add_segments<PARTS>, partial_sums, sums, size, s);
-}
-
-template <bool STRICT, bool SAVING>
-static cudaError_t launch(const Element* x, const Shape& s, const Tensors& tensors, cudaStream_t stream) {
-    constexpr int BYTES = Shared<STRICT>::BYTES;
-    const auto kernel = conv_pool_gradients<STRICT, SAVING>;
-    CUtensorMap map;
-    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
-    if (error == cudaSuccess) error = make_tensor_map(x, s, false, &map);
-    if (error != cudaSuccess) return error;
-    kernel<<<s.blocks, THREADS, BYTES, stream>>>(map, s, tensors);
-    return cudaGetLastError();
 }
 
 // `deltas` may be null; strict ones have their low parts behind them.
@@ -1280,8 +1201,15 @@ extern "C" int launch_forward(const Element* x, const Element* weight, const Ele
     float* const partial_sums = scratch + slots * PARAMETERS;  // behind the partial gradients
     const Tensors tensors = {weight, bias, slots ? partial_sums : out, slots ? scratch : gradients, deltas,
                              strict && deltas ? deltas + vectors_of_deltas(s) : nullptr};
-    const auto run = strict ? launch<true, true> : deltas ? launch<false, true> : launch<false, false>;
-    cudaError_t error = run(x, s, tensors, stream);
+    const auto kernel = strict   ? conv_pool_gradients<true, true>
+                        : deltas ? conv_pool_gradients<false, true> : conv_pool_gradients<false, false>;
+    const int bytes = strict ? Shared<true>::BYTES : Shared<false>::BYTES;
+    CUtensorMap map;
+    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (error == cudaSuccess) error = make_tensor_map(x, s, false, &map);
+    if (error != cudaSuccess) return error;
+    kernel<<<s.blocks, THREADS, bytes, stream>>>(map, s, tensors);
+    error = cudaGetLastError();
     if (error == cudaSuccess && slots) error = launch_add_segments<32>(partial_sums, out, 1, s, stream);
     if (error == cudaSuccess && slots) error = launch_add_segments<1>(scratch, gradients, PARAMETERS, s, stream);
     return error;
@@ -1328,7 +1256,7 @@ def serves(kernels, x, weight, bias, *pool):
     batch, _, height, width = shape
     if pool != window or height < kernel[0] + pool[0] - 1 or width < kernel[1] + pool[1] - 1:
         raise RuntimeError(f"{NAME}: a window of {[*pool]} behind a kernel of {kernel} does not fit into {height} x {width}")
-    if batch * (math.prod(weight[0]) + 65) >= 2**33 or math.prod(shape) >= 2**39:
+    if batch * (weight[0].numel() + 65) >= 2**33 or shape.numel() >= 2**39:
         raise RuntimeError(f"{NAME}: a tensor of shape {list(shape)} needs more blocks than a grid has")
     if x[2].type == "cuda" and torch.cuda.get_device_capability(x[2])[0] != 9:
         raise RuntimeError(f"{NAME}: expected a GPU of compute capability 9 (Hopper); take training_tensor_core")
@@ -1388,7 +1316,7 @@ def original(x, weight, bias, pool):
 
 
 class ModelNew(nn.Module):
-    # Bound here, as `serves` is above, so that another variant in the same notebook cannot replace them.
+    # Looked up here and now, as `serves` is above: another variant in the same notebook may define the same names.
     fused = plan, save, saved, gradient
     sources = NAME, CUDA, "forward(Tensor x, Tensor weight, Tensor bias, int[2] pool) -> Tensor", forward, original
 
@@ -1397,7 +1325,6 @@ class ModelNew(nn.Module):
         self.conv = nn.Conv2d(in_channels, out_channels, kernel_size)
         self.avg_pool = nn.AvgPool2d(pool_kernel_size)
 
-    @torch.compiler.assume_constant_result
     def namespace(self):
         conv, pool = self._modules["conv"], self._modules["avg_pool"].kernel_size
         (kernel_h, kernel_w), (pool_h, pool_w) = conv.kernel_size, (pool, pool) if isinstance(pool, int) else pool
@@ -1430,14 +1357,13 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
         found = zip(arguments[:tensors], [1, *[2] * tensors], strict=False)
         return tuple(grad.new_empty(0 if each is None or not arguments[-1] & bit else each.shape) for each, bit in found)
 
-    def define(name, schema, function, fake):
-        library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+    returned = ", ".join(["Tensor"] * tensors)
+    more = [("save", f"({inputs}, int plan) -> (Tensor, Tensor, Tensor)", save, functools.partial(saved, kernels))]
+    more += [("gradient", f"(Tensor grad, {inputs}, Tensor kept, Tensor more, int plan) -> ({returned})", gradient, shapes)]
+    for name, types, function, fake in more:
+        library.define(f"{name}{types}", tags=(torch.Tag.pt2_compliant_tag,))
         library.impl(name, function, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{library.ns}::{name}", fake, lib=library)
-
-    define("save", f"({inputs}, int plan) -> (Tensor, Tensor, Tensor)", save, functools.partial(saved, kernels))
-    returned = ", ".join(["Tensor"] * tensors)
-    define("gradient", f"(Tensor grad, {inputs}, Tensor kept, Tensor more, int plan) -> ({returned})", gradient, shapes)
 
     def needs_of(ctx):
         _, first, *others = ctx.needs_input_grad
@@ -1453,7 +1379,7 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
                 ctx.plan = plan(kernels, *known, needs_of(ctx))
             if ctx.plan is None:
                 return Gradient.forward(ctx, keys, *arguments)
-            output, *kept = below_autograd(operators.save, save, keys, *arguments, ctx.plan)
+            output, *kept = (save if keys in PLAIN else operators.save)(*arguments, ctx.plan)
             ctx.save_for_backward(*arguments[:tensors], *kept)
             ctx.others = arguments[tensors:]
             return output
@@ -1473,9 +1399,9 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
 # ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
 LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
 KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
-NUMBER = getattr(KEYS, "raw_repr", repr)  # PyTorch 2.4 has neither this nor the next function
-NEED_GRAD = getattr(torch._C, "_any_requires_grad", lambda *given: any(getattr(each, "requires_grad", False) for each in given))
-PLAIN = {NUMBER(KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)), NUMBER(KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA))}
+PLAIN = [KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA), KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)]  # of plain tensors
+ModelNew.namespace._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result does, for a second of imports
+kind = attrgetter("shape", "dtype", "device")  # what checks and sizes depend on: functions of kinds are cached
 
 
 @functools.lru_cache(maxsize=None)
@@ -1496,112 +1422,95 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
     devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
     machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
     everything = text, schema, flags, machine, [fingerprint(each) for each in (forward, original, *fused)]
-    namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
-    operators = getattr(torch.ops, namespace)
+    operators = getattr(torch.ops, f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}")
     with LOADING:
         if not getattr(operators, "registered", None):
-            kernels = load(namespace, text, flags, constants)
-            vars(kernels).update({each.__name__: each for each in (original, *fused)})
+            kernels = load(operators.name, text, flags)
+            vars(kernels).update(constants | {each.__name__: each for each in (original, *fused)})
             operators.registered = register(operators, schema, kernels, forward, original, *fused)
-    return namespace
+    return operators.name
 
 
-def load(name, text, flags, constants):
-    """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
+def load(name, text, flags):
+    """Return the library of a text. Its functions know the types of their arguments, and how many tensors come first."""
     from torch.utils import cpp_extension
 
-    options = {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
-    if is_cuda := "<<<" in text:
-        options = {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
-    if torch.__version__ >= "2.8":  # before, torch's headers come along
-        options["no_implicit_headers"] = True
-    if not shutil.which("ninja"):  # in a virtual environment that is not activated
+    is_cuda, flags = "<<<" in text, ["-O3", *flags]
+    options = {"cuda_sources": text, "extra_cuda_cflags": ["-lineinfo", *flags]} if is_cuda else {"extra_cflags": flags}
+    options |= {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
+    if not cpp_extension.is_ninja_available():  # in a virtual environment that is not activated
         os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
     cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
-    path = cpp_extension.load_inline(name, is_python_module=False, **options)  # None before PyTorch 2.5
+    path = cpp_extension.load_inline(name, "" if is_cuda else text, is_python_module=False, **options)  # None before 2.5
     kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
-    vars(kernels).update(constants)
     kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
     numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
     for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
         if function := getattr(kernels, symbol, None):  # the text may leave it out for these constants
-            types = [each.split()[0] for each in parameters.split(",") if each]
-            function.restype, function.argtypes = numbers[result], [numbers.get(each, ctypes.c_void_p) for each in types]
-            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in types
+            types = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
+            function.restype, function.argtypes, function.tensors = numbers[result], types, parameters.count("*")
     return kernels
 
 
 def register(operators, schema, kernels, forward, original, fuse=None, *fused):
     """Define the operator, for every device, so that forward checks the tensors. Without `fuse` its gradient is PyTorch's."""
-    name, tensors = f"{operators.name}::forward", schema.count("Tensor") - 1
+    tensors, notice = schema.count("Tensor") - 1, f"{operators.name[:-11]}: {original.__doc__}"
     library, forward = torch.library.Library(operators.name, "DEF"), functools.partial(forward, kernels)
 
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx, keys, *arguments):
-            warn(f"{operators.name[:-11]}: {original.__doc__}")
+            warn(notice)
             ctx.save_for_backward(*arguments[:tensors])
             ctx.others = arguments[tensors:]
-            return below_autograd(operators.forward, forward, keys, *arguments)
+            return autograd(keys, *arguments)  # where no gradient is recorded
 
         @staticmethod
         def backward(ctx, grad):
-            keeps_graph, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]
-            with torch.enable_grad():
-                # Views: the gradients are partial ones, also where an argument depends on another.
+            with torch.enable_grad():  # views: gradients are partial ones, also where an argument depends on another
                 given = [each if each is None else each.view_as(each) for each in ctx.saved_tensors[:tensors]]
-                wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
-                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=keeps_graph))
-            return None, *[next(found) if needed else None for needed in needs]
+                out = original(*given, *ctx.others)
+            wanted = [each for each in given if each is not None and each.requires_grad]
+            found = dict(zip(wanted, torch.autograd.grad(out, wanted, grad, create_graph=torch.is_grad_enabled()), strict=True))
+            return None, *map(found.get, given), *[None] * len(ctx.others)
 
     def autograd(keys, *arguments):
+        trains = torch.is_grad_enabled() and True in [each is not None and each.requires_grad for each in arguments[:tensors]]
         # Gradient refuses the tangents that arguments may have within forward_ad.dual_level(); below it they would be dropped.
-        if torch.autograd.forward_ad._current_level >= 0 or (torch.is_grad_enabled() and NEED_GRAD(*arguments)):
+        if trains or (torch.autograd.forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()):
             return Gradient.apply(keys, *arguments)
-        return below_autograd(operators.forward, forward, keys, *arguments)
+        if keys in PLAIN:  # the dispatcher would do no more
+            return forward(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operators.forward(*arguments)
 
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl("forward", forward, "CompositeExplicitAutograd")
     library.impl("forward", autograd, "Autograd", with_keyset=True)
-    torch.library.register_fake(name, original, lib=library)
+    torch.library.register_fake(f"{operators.name}::forward", original, lib=library)
     for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
-        torch.library.register_autocast(name, device, torch.float32, lib=library)
-    if fuse:
-        Gradient = fuse(library, schema, kernels, Gradient, *fused)
+        torch.library.register_autocast(f"{operators.name}::forward", device, torch.float32, lib=library)
+    Gradient = fuse(library, schema, kernels, Gradient, *fused) if fuse else Gradient
     return library
-
-
-def below_autograd(operator, function, keys, *arguments):
-    """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
-    if NUMBER(keys) in PLAIN:
-        return function(*arguments)
-    with torch._C._AutoDispatchBelowAutograd():
-        return operator.default.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
-
-
-def kind(tensor):
-    """Return what checks and sizes depend on. A function of kinds is cached: it would take as long as the rest of a call."""
-    return tensor.shape, tensor.dtype, tensor.device
 
 
 def check(kernels, name, tensor, place, shape):
     """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
-    found, dtype, device = tensor
-    if dtype is not torch.float32 or found != shape or device != place[2] or device.type != kernels.device:
+    if tensor != (shape, torch.float32, place[2]) or place[2].type != kernels.device:
         wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
-        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {dtype} of shape {list(found)} on {device}")
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {tensor[1]} of shape {list(tensor[0])} on {tensor[2]}")
 
 
 def launch(function, *arguments):
     """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
-    first, stream = arguments[0], 0
+    first, count, stream = arguments[0], function.tensors, 0
     if first.is_cuda:
         if (device := first.get_device()) != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 return launch(function, *arguments)
         stream = torch._C._cuda_getCurrentRawStream(device)
-    pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
-    if code := function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream):
+    pointers = [None if each is None else each.data_ptr() for each in arguments[:count]]
+    if code := function(*pointers, *arguments[count:], stream):  # a C function ignores an argument too many
         words = f"CUDA error: {torch.cuda.CudaError(code)}" if first.is_cuda else f"error {code}"
         raise RuntimeError(f"{function.__name__}: {words}")
 
@@ -1609,11 +1518,10 @@ def launch(function, *arguments):
 @functools.lru_cache(maxsize=None)
 def warn(text):
     """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
-    files = [each.filename for each in inspect.stack(0)]
-    level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
-    while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
-        level += 1
-    warnings.warn(text, stacklevel=level + 1)
+    files, torchs = [each.filename for each in inspect.stack(0)], os.path.dirname(torch.__file__)
+    last = max(i for i, file in enumerate(files) if file == files[0])  # the outermost of this file
+    callers = [i for i, file in enumerate(files) if i > last and not file.startswith(torchs)]
+    warnings.warn(text, stacklevel=min(callers, default=last) + 1)
 
 
 def main():
@@ -1626,11 +1534,10 @@ def main():
     torch.manual_seed(0)
     arguments, shape, small, limit = EXAMPLE
     model, x = ModelNew(*arguments).to(device).requires_grad_(False), torch.randn(small if emulated else shape, device=device)
-    found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
-    error = ((found - exact).abs().max() / exact.std()).item()
-    names = {"model": model.float(), "x": x, "original": original}
-    calls = () if emulated else ("model(x)", "original(*model.operands(x))")
-    times = [f"{1e3 * benchmark.Timer(call, globals=names).timeit(20).mean:.3f} ms" for call in calls]
+    exact = torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+    error = ((model.float()(x) - exact).abs().max() / exact.std()).item()
+    calls = () if emulated else (model, lambda x: original(*model.operands(x)))
+    times = [f"{1e3 * benchmark.Timer('f(x)', globals={'f': f, 'x': x}).timeit(20).mean:.3f} ms" for f in calls]
     how_fast = ", PyTorch ".join(times) or f"under the emulator, not timed, on an input of {tuple(x.shape)}"
     verdict = "right" if error <= limit else "wrong"
     print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")

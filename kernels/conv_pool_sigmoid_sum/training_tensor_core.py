@@ -32,10 +32,10 @@ import inspect
 import math
 import os
 import re
-import shutil
 import sys
 import threading
 import warnings
+from operator import attrgetter
 
 import torch
 import torch.nn as nn
@@ -50,6 +50,7 @@ CUDA = r"""
 #include <cuda_runtime.h>
 #include <cmath>
 #include <cstdint>
+#include <numeric>
 
 // What the kernels are made for, in images of any size.
 #define SERVED                                                           \
@@ -85,7 +86,7 @@ constexpr int WEIGHTS = OUT_CHANNELS * TERMS, PARAMETERS = WEIGHTS + OUT_CHANNEL
 struct Shape {
     int batch, height, width, rows, columns;  // of x (batch, IN_CHANNELS, height, width); rows, columns: of pooled positions
     int images, blocks, strips;  // strips: of 16 pooled columns
-    int warps;                   // of a block of conv_pool_sum
+    int warps, bands;            // of a block of conv_pool_sum; of a segment, so that all warps have a unit
     bool aligned;                // rows begin at multiples of 16 bytes
 };
 struct Tensors {
@@ -137,6 +138,7 @@ constexpr int LINES = STRIP * POOL_W / 32, TAIL = ceil_div(KERNEL_W - 1, 4), LIN
 constexpr int STAGE_BYTES = CHANNELS * (LINES * LINE + TAIL * 16), PIPELINE_BYTES = POOL_H * STAGE_BYTES;
 constexpr int SPAN = 2 * POOL_W + KERNEL_W - 1, VECTORS = ceil_div(SPAN, 4);  // what a lane reads of a row and channel
 
+constexpr float NOTHING = -0.0f;  // where sums begin: NOTHING + x is x, also of x = -0, so compilers leave out the addition
 constexpr float MINUS_LOG2_E = -1.4426950408889634f;
 constexpr float DELTA_SCALE = 131072;                         // 2^17: delta, at most 1/4, as fp16
 constexpr int WEIGHT_EXPONENT = 14, SUM_EXPONENT = 13;        // powers of two bring the largest below these
@@ -264,12 +266,7 @@ DEVICE Work work_at(const Shape& s, int64_t line) {
     const int64_t end = first_row(s, blockIdx.x + 1);
     if (line >= end) return {};
     const Segment segment = segment_at(s, line, end);
-    int a = s.strips, b = s.warps;  // as many bands as give all warps a unit, but none of a single row
-    while (a) {
-        const int rest = b % a;
-        b = a, a = rest;
-    }
-    const int bands = larger(1, smaller(s.warps / b, segment.count / 2));
+    const int bands = larger(1, smaller(s.bands, segment.count / 2));  // none of a single row
     return {segment, bands, ceil_div(s.strips * bands, s.warps), ceil_div(segment.count, bands)};
 }
 struct Unit {
@@ -375,16 +372,10 @@ DEVICE void sum_row(const Pieces& pieces, int stage, RowSums& sums) {
         UNROLL for (int member = 0; member < 2; ++member) {
             const float* const v = x + member * POOL_W;
             float(&to)[KERNEL_W] = sums[2 * upper + member];
-            to[MIDDLE_W] = v[MIDDLE_W];
-            UNROLL for (int i = 1; i < POOL_W; ++i) to[MIDDLE_W] += v[MIDDLE_W + i];
-            UNROLL for (int e = MIDDLE_W - 1; e >= 0; --e) {
-                const float change = v[e] - v[e + POOL_W];
-                to[e] = e == MIDDLE_W - 1 ? change : to[e + 1] + change;
-            }
-            UNROLL for (int e = MIDDLE_W + 1; e < KERNEL_W; ++e) {
-                const float change = v[e - 1 + POOL_W] - v[e - 1];
-                to[e] = e == MIDDLE_W + 1 ? change : to[e - 1] + change;
-            }
+            float middle = NOTHING, left = NOTHING, right = NOTHING;
+            UNROLL for (int i = 0; i < POOL_W; ++i) to[MIDDLE_W] = middle += v[MIDDLE_W + i];
+            UNROLL for (int e = MIDDLE_W - 1; e >= 0; --e) to[e] = left += v[e] - v[e + POOL_W];
+            UNROLL for (int e = MIDDLE_W + 1; e < KERNEL_W; ++e) to[e] = right += v[e - 1 + POOL_W] - v[e - 1];
         }
     }
 }
@@ -395,13 +386,10 @@ using SharedRows = RowSums[larger(OVERLAP, 1)];
 DEVICE void box_sums(Pipeline& pipeline, bool more, const Pieces& pieces, SharedRows& above, Sums& sums) {
     RowSums row;
     SharedRows below;
-    bool first = true;
+    UNROLL for (int i = 0; i < 4 * TAPS; ++i) sums[i / 4][i % 4] = NOTHING;
     const auto add_to_middle = [&](const RowSums& from) {
-        UNROLL for (int i = 0; i < 4 * KERNEL_W; ++i) {
-            float& sum = sums[MIDDLE_H * KERNEL_W + i % KERNEL_W][i / KERNEL_W];
-            sum = first ? from[i / KERNEL_W][i % KERNEL_W] : sum + from[i / KERNEL_W][i % KERNEL_W];
-        }
-        first = false;
+        UNROLL for (int i = 0; i < 4; ++i)
+            UNROLL for (int e = 0; e < KERNEL_W; ++e) sums[MIDDLE_H * KERNEL_W + e][i] += from[i][e];
     };
     UNROLL for (int r = MIDDLE_H; r < OVERLAP; ++r) add_to_middle(above[r]);
     pipeline.wait();
@@ -416,14 +404,10 @@ DEVICE void box_sums(Pipeline& pipeline, bool more, const Pieces& pieces, Shared
     pipeline.copy_rows<0, POOL_H>(more);
     UNROLL for (int i = 0; i < 4; ++i)
         UNROLL for (int e = 0; e < KERNEL_W; ++e) {
-            UNROLL for (int r = MIDDLE_H - 1; r >= 0; --r) {
-                const float change = above[r][i][e] - below[r][i][e];
-                sums[r * KERNEL_W + e][i] = r == MIDDLE_H - 1 ? change : sums[(r + 1) * KERNEL_W + e][i] + change;
-            }
-            UNROLL for (int r = MIDDLE_H; r < OVERLAP; ++r) {
-                const float change = below[r][i][e] - above[r][i][e];
-                sums[(r + 1) * KERNEL_W + e][i] = r == MIDDLE_H ? change : sums[r * KERNEL_W + e][i] + change;
-            }
+            float up = NOTHING, down = NOTHING;
+            UNROLL for (int r = MIDDLE_H - 1; r >= 0; --r) sums[r * KERNEL_W + e][i] = up += above[r][i][e] - below[r][i][e];
+            UNROLL for (int r = MIDDLE_H; r < OVERLAP; ++r)
+                sums[(r + 1) * KERNEL_W + e][i] = down += below[r][i][e] - above[r][i][e];
             UNROLL for (int r = 0; r < OVERLAP; ++r) above[r][i][e] = below[r][i][e];
         }
 }
@@ -786,22 +770,19 @@ __global__ void __launch_bounds__(gradient_streams(STRICT) * STREAM, 1)
             UNROLL for (int e = 0; e < KERNEL_W; ++e)
                 UNROLL for (int i = 0; i < 4; ++i) {
                     UNROLL for (int tap = e; tap < TAPS; tap += KERNEL_W) d[tap][i] *= scale;
-                    float above = d[e][i], later = 0;
+                    float above = NOTHING, later = NOTHING;
                     UNROLL for (int y = 0; y < KERNEL_H; ++y) {
-                        if (y > 0) above += d[y * KERNEL_W + e][i];
-                        rows[y][e][i] = y < OVERLAP ? above + carry[y][e][i] : above;
+                        above += d[y * KERNEL_W + e][i];
+                        rows[y][e][i] = above + (y < OVERLAP ? carry[y][e][i] : NOTHING);
                     }
-                    UNROLL for (int y = OVERLAP - 1; y >= 0; --y) {
-                        const float tap = d[(y + 1) * KERNEL_W + e][i];
-                        carry[y][e][i] = later = y == OVERLAP - 1 ? tap : later + tap;
-                    }
+                    UNROLL for (int y = OVERLAP - 1; y >= 0; --y) carry[y][e][i] = later += d[(y + 1) * KERNEL_W + e][i];
                 }
             // What the next position's columns get: [row][2 * member + channel][column].
             float edge[KERNEL_H][4][EDGES];
             UNROLL for (int y = 0; y < KERNEL_H; ++y)
                 UNROLL for (int i = 0; i < 4; ++i)
                     UNROLL for (int z = EDGE - 1; z >= 0; --z)
-                        edge[y][i][z] = z == EDGE - 1 ? rows[y][z + 1][i] : rows[y][z + 1][i] + edge[y][i][z + 1];
+                        edge[y][i][z] = rows[y][z + 1][i] + (z == EDGE - 1 ? NOTHING : edge[y][i][z + 1]);
             float* const mine = exchange[parity][stream][1 + own_strip][q];
             if (pair == 7)
                 UNROLL for (int i = 0; i < KERNEL_H * 2 * EDGE; ++i)
@@ -933,6 +914,7 @@ static cudaError_t launch(Shape s, const Tensors& tensors, int limit, cudaStream
     s.warps = K::MOST_WARPS;
     while (s.warps > (FEW ? GROUP : 2 * GROUP) && bytes(s.warps) > limit) s.warps -= GROUP;
     if (!FEW && bytes(s.warps) > limit) return launch<STRICT, TRAINING, true>(s, tensors, limit, stream);
+    s.bands = s.warps / std::gcd(s.strips, s.warps);
     const auto kernel = conv_pool_sum<STRICT, TRAINING, FEW>;
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes(s.warps));
     if (error != cudaSuccess) return error;
@@ -1083,7 +1065,6 @@ class ModelNew(nn.Module):
         self.conv = nn.Conv2d(in_channels, out_channels, kernel_size)
         self.avg_pool = nn.AvgPool2d(pool_kernel_size)
 
-    @torch.compiler.assume_constant_result
     def namespace(self):
         conv, pool = self._modules["conv"], self._modules["avg_pool"].kernel_size
         (kernel_h, kernel_w), (pool_h, pool_w) = conv.kernel_size, (pool, pool) if isinstance(pool, int) else pool
@@ -1115,14 +1096,13 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
         found = zip(arguments[:tensors], [1, *[2] * tensors], strict=False)
         return tuple(grad.new_empty(0 if each is None or not arguments[-1] & bit else each.shape) for each, bit in found)
 
-    def define(name, schema, function, fake):
-        library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+    returned = ", ".join(["Tensor"] * tensors)
+    more = [("save", f"({inputs}, int plan) -> (Tensor, Tensor, Tensor)", save, functools.partial(saved, kernels))]
+    more += [("gradient", f"(Tensor grad, {inputs}, Tensor kept, Tensor more, int plan) -> ({returned})", gradient, shapes)]
+    for name, types, function, fake in more:
+        library.define(f"{name}{types}", tags=(torch.Tag.pt2_compliant_tag,))
         library.impl(name, function, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{library.ns}::{name}", fake, lib=library)
-
-    define("save", f"({inputs}, int plan) -> (Tensor, Tensor, Tensor)", save, functools.partial(saved, kernels))
-    returned = ", ".join(["Tensor"] * tensors)
-    define("gradient", f"(Tensor grad, {inputs}, Tensor kept, Tensor more, int plan) -> ({returned})", gradient, shapes)
 
     def needs_of(ctx):
         _, first, *others = ctx.needs_input_grad
@@ -1138,7 +1118,7 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
                 ctx.plan = plan(kernels, *known, needs_of(ctx))
             if ctx.plan is None:
                 return Gradient.forward(ctx, keys, *arguments)
-            output, *kept = below_autograd(operators.save, save, keys, *arguments, ctx.plan)
+            output, *kept = (save if keys in PLAIN else operators.save)(*arguments, ctx.plan)
             ctx.save_for_backward(*arguments[:tensors], *kept)
             ctx.others = arguments[tensors:]
             return output
@@ -1158,9 +1138,9 @@ def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
 # ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
 LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
 KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
-NUMBER = getattr(KEYS, "raw_repr", repr)  # PyTorch 2.4 has neither this nor the next function
-NEED_GRAD = getattr(torch._C, "_any_requires_grad", lambda *given: any(getattr(each, "requires_grad", False) for each in given))
-PLAIN = {NUMBER(KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)), NUMBER(KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA))}
+PLAIN = [KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA), KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)]  # of plain tensors
+ModelNew.namespace._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result does, for a second of imports
+kind = attrgetter("shape", "dtype", "device")  # what checks and sizes depend on: functions of kinds are cached
 
 
 @functools.lru_cache(maxsize=None)
@@ -1181,112 +1161,95 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
     devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
     machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
     everything = text, schema, flags, machine, [fingerprint(each) for each in (forward, original, *fused)]
-    namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
-    operators = getattr(torch.ops, namespace)
+    operators = getattr(torch.ops, f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}")
     with LOADING:
         if not getattr(operators, "registered", None):
-            kernels = load(namespace, text, flags, constants)
-            vars(kernels).update({each.__name__: each for each in (original, *fused)})
+            kernels = load(operators.name, text, flags)
+            vars(kernels).update(constants | {each.__name__: each for each in (original, *fused)})
             operators.registered = register(operators, schema, kernels, forward, original, *fused)
-    return namespace
+    return operators.name
 
 
-def load(name, text, flags, constants):
-    """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
+def load(name, text, flags):
+    """Return the library of a text. Its functions know the types of their arguments, and how many tensors come first."""
     from torch.utils import cpp_extension
 
-    options = {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
-    if is_cuda := "<<<" in text:
-        options = {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
-    if torch.__version__ >= "2.8":  # before, torch's headers come along
-        options["no_implicit_headers"] = True
-    if not shutil.which("ninja"):  # in a virtual environment that is not activated
+    is_cuda, flags = "<<<" in text, ["-O3", *flags]
+    options = {"cuda_sources": text, "extra_cuda_cflags": ["-lineinfo", *flags]} if is_cuda else {"extra_cflags": flags}
+    options |= {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
+    if not cpp_extension.is_ninja_available():  # in a virtual environment that is not activated
         os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
     cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
-    path = cpp_extension.load_inline(name, is_python_module=False, **options)  # None before PyTorch 2.5
+    path = cpp_extension.load_inline(name, "" if is_cuda else text, is_python_module=False, **options)  # None before 2.5
     kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
-    vars(kernels).update(constants)
     kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
     numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
     for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
         if function := getattr(kernels, symbol, None):  # the text may leave it out for these constants
-            types = [each.split()[0] for each in parameters.split(",") if each]
-            function.restype, function.argtypes = numbers[result], [numbers.get(each, ctypes.c_void_p) for each in types]
-            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in types
+            types = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
+            function.restype, function.argtypes, function.tensors = numbers[result], types, parameters.count("*")
     return kernels
 
 
 def register(operators, schema, kernels, forward, original, fuse=None, *fused):
     """Define the operator, for every device, so that forward checks the tensors. Without `fuse` its gradient is PyTorch's."""
-    name, tensors = f"{operators.name}::forward", schema.count("Tensor") - 1
+    tensors, notice = schema.count("Tensor") - 1, f"{operators.name[:-11]}: {original.__doc__}"
     library, forward = torch.library.Library(operators.name, "DEF"), functools.partial(forward, kernels)
 
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx, keys, *arguments):
-            warn(f"{operators.name[:-11]}: {original.__doc__}")
+            warn(notice)
             ctx.save_for_backward(*arguments[:tensors])
             ctx.others = arguments[tensors:]
-            return below_autograd(operators.forward, forward, keys, *arguments)
+            return autograd(keys, *arguments)  # where no gradient is recorded
 
         @staticmethod
         def backward(ctx, grad):
-            keeps_graph, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]
-            with torch.enable_grad():
-                # Views: the gradients are partial ones, also where an argument depends on another.
+            with torch.enable_grad():  # views: gradients are partial ones, also where an argument depends on another
                 given = [each if each is None else each.view_as(each) for each in ctx.saved_tensors[:tensors]]
-                wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
-                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=keeps_graph))
-            return None, *[next(found) if needed else None for needed in needs]
+                out = original(*given, *ctx.others)
+            wanted = [each for each in given if each is not None and each.requires_grad]
+            found = dict(zip(wanted, torch.autograd.grad(out, wanted, grad, create_graph=torch.is_grad_enabled()), strict=True))
+            return None, *map(found.get, given), *[None] * len(ctx.others)
 
     def autograd(keys, *arguments):
+        trains = torch.is_grad_enabled() and True in [each is not None and each.requires_grad for each in arguments[:tensors]]
         # Gradient refuses the tangents that arguments may have within forward_ad.dual_level(); below it they would be dropped.
-        if torch.autograd.forward_ad._current_level >= 0 or (torch.is_grad_enabled() and NEED_GRAD(*arguments)):
+        if trains or (torch.autograd.forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()):
             return Gradient.apply(keys, *arguments)
-        return below_autograd(operators.forward, forward, keys, *arguments)
+        if keys in PLAIN:  # the dispatcher would do no more
+            return forward(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operators.forward(*arguments)
 
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl("forward", forward, "CompositeExplicitAutograd")
     library.impl("forward", autograd, "Autograd", with_keyset=True)
-    torch.library.register_fake(name, original, lib=library)
+    torch.library.register_fake(f"{operators.name}::forward", original, lib=library)
     for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
-        torch.library.register_autocast(name, device, torch.float32, lib=library)
-    if fuse:
-        Gradient = fuse(library, schema, kernels, Gradient, *fused)
+        torch.library.register_autocast(f"{operators.name}::forward", device, torch.float32, lib=library)
+    Gradient = fuse(library, schema, kernels, Gradient, *fused) if fuse else Gradient
     return library
-
-
-def below_autograd(operator, function, keys, *arguments):
-    """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
-    if NUMBER(keys) in PLAIN:
-        return function(*arguments)
-    with torch._C._AutoDispatchBelowAutograd():
-        return operator.default.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
-
-
-def kind(tensor):
-    """Return what checks and sizes depend on. A function of kinds is cached: it would take as long as the rest of a call."""
-    return tensor.shape, tensor.dtype, tensor.device
 
 
 def check(kernels, name, tensor, place, shape):
     """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
-    found, dtype, device = tensor
-    if dtype is not torch.float32 or found != shape or device != place[2] or device.type != kernels.device:
+    if tensor != (shape, torch.float32, place[2]) or place[2].type != kernels.device:
         wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
-        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {dtype} of shape {list(found)} on {device}")
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {tensor[1]} of shape {list(tensor[0])} on {tensor[2]}")
 
 
 def launch(function, *arguments):
     """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
-    first, stream = arguments[0], 0
+    first, count, stream = arguments[0], function.tensors, 0
     if first.is_cuda:
         if (device := first.get_device()) != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 return launch(function, *arguments)
         stream = torch._C._cuda_getCurrentRawStream(device)
-    pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
-    if code := function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream):
+    pointers = [None if each is None else each.data_ptr() for each in arguments[:count]]
+    if code := function(*pointers, *arguments[count:], stream):  # a C function ignores an argument too many
         words = f"CUDA error: {torch.cuda.CudaError(code)}" if first.is_cuda else f"error {code}"
         raise RuntimeError(f"{function.__name__}: {words}")
 
@@ -1294,11 +1257,10 @@ def launch(function, *arguments):
 @functools.lru_cache(maxsize=None)
 def warn(text):
     """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
-    files = [each.filename for each in inspect.stack(0)]
-    level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
-    while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
-        level += 1
-    warnings.warn(text, stacklevel=level + 1)
+    files, torchs = [each.filename for each in inspect.stack(0)], os.path.dirname(torch.__file__)
+    last = max(i for i, file in enumerate(files) if file == files[0])  # the outermost of this file
+    callers = [i for i, file in enumerate(files) if i > last and not file.startswith(torchs)]
+    warnings.warn(text, stacklevel=min(callers, default=last) + 1)
 
 
 def main():
@@ -1311,11 +1273,10 @@ def main():
     torch.manual_seed(0)
     arguments, shape, small, limit = EXAMPLE
     model, x = ModelNew(*arguments).to(device).requires_grad_(False), torch.randn(small if emulated else shape, device=device)
-    found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
-    error = ((found - exact).abs().max() / exact.std()).item()
-    names = {"model": model.float(), "x": x, "original": original}
-    calls = () if emulated else ("model(x)", "original(*model.operands(x))")
-    times = [f"{1e3 * benchmark.Timer(call, globals=names).timeit(20).mean:.3f} ms" for call in calls]
+    exact = torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+    error = ((model.float()(x) - exact).abs().max() / exact.std()).item()
+    calls = () if emulated else (model, lambda x: original(*model.operands(x)))
+    times = [f"{1e3 * benchmark.Timer('f(x)', globals={'f': f, 'x': x}).timeit(20).mean:.3f} ms" for f in calls]
     how_fast = ", PyTorch ".join(times) or f"under the emulator, not timed, on an input of {tuple(x.shape)}"
     verdict = "right" if error <= limit else "wrong"
     print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")

@@ -1,12 +1,10 @@
 """conv_pool_sigmoid_sum, v3: pooling moved in front of the weights, a sixteenth of the arithmetic.
 
-Like v2, but the product is taken with box sums: the input, pooled once for each element of the convolution's kernel.
-
 Why it is faster
-    v2 is compute bound: 16 convolution values for every pooled one, and then their average. Both are linear, so they commute: a
-    box sum of the input replaces 16 pixels, and 170 GFLOP become 10.6. A sum down a column serves all columns of the kernel.
-    Box sums pass through shared memory, between two barriers, and each tile reads its weights again. Predicted for an H200:
-    0.45 ms; measured: 0.65 (v2 6.3, eager 11.2).
+    v2 is compute bound: 16 convolution values for every pooled one, then their average. Both are linear, so they commute: the
+    product is taken with box sums, the input pooled once for each element of the convolution's kernel. A box sum replaces 16
+    pixels, so 170 GFLOP become 10.6. A sum down a column serves all columns of the kernel. Box sums pass through shared memory,
+    between two barriers; each tile reads its weights again. H200: predicted 0.45 ms, measured 0.65 (v2 6.3, eager 11.2).
 
 Mathematics
     pooled[b,o,i,j]  = bias[o] + sum over c,r,s of w[o,c,r,s]/p^2 * box[b,c,r,s,i,j];   out[b] = sum of sigmoid(pooled)
@@ -14,9 +12,7 @@ Mathematics
     Strict fp32. The sigmoid is 1 / (1 + 2^v) with the factor -log2(e) / p^2 in the weights: it errs by less than 2e-7.
 
 Launches
-    kernel        grid                                        block  shared  work of a thread
-    sum_sigmoids  (samples x tiles x groups of 64 channels)   128    29 KB   8 windows of a 32 x 4 tile, 8 channels
-    add_blocks    (samples,)                                  128    0       every 128th block's sum
+    sum_sigmoids: 128 threads and 29 KB a sample, tile of 32 x 4 windows and group of 64 channels. add_blocks: 128 a sample.
 
 Floor
     604 MB in, 0.14 ms on an H200; 10.6 GFLOP are 0.21 ms in plain fp32: compute bound.
@@ -31,10 +27,10 @@ import hashlib
 import inspect
 import os
 import re
-import shutil
 import sys
 import threading
 import warnings
+from operator import attrgetter
 
 import torch
 import torch.nn as nn
@@ -56,21 +52,14 @@ using Element = float;  // of x and the parameters
 constexpr int WARP = 32, THREADS = 128, WARPS = THREADS / WARP;
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
-__host__ __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
-__host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
-
-constexpr int largest_divisor(int n, int limit) {
-    int divisor = smaller(n, limit);
-    while (n % divisor) --divisor;
-    return divisor;
-}
+constexpr int smaller(int a, int b) { return a < b ? a : b; }
+constexpr int largest_divisor(int n, int limit) { return limit >= n ? n : n % limit ? largest_divisor(n, limit - 1) : limit; }
 
 // A window is a pooled position; a term is one c, r, s: input channel, row and column of the kernel. Box sums of a tile of
 // windows are a matrix with a row of TILE floats for each term; its product with the weights is computed with a thread for each
 // 8 windows x OUTS output channels.
-constexpr int TILE = 128, TILE_COLUMNS = 32, TILE_ROWS = TILE / TILE_COLUMNS;
+constexpr int TILE = THREADS, TILE_COLUMNS = 32, TILE_ROWS = TILE / TILE_COLUMNS;  // to fill a tile, a thread has a window
 constexpr int COLUMN_LANES = 8, WINDOW_LANES = THREADS / COLUMN_LANES, WINDOWS = TILE / WINDOW_LANES;
-static_assert(TILE == THREADS, "where tiles are filled, a thread has a window");
 
 // Output channels in groups of equal size, at most 64.
 constexpr int OUT_GROUPS = ceil_div(OUT_CHANNELS, 64), OUT_BLOCK = ceil_div(OUT_CHANNELS, OUT_GROUPS);
@@ -82,12 +71,8 @@ constexpr int OUTS = ceil_div(OUT_BLOCK, COLUMN_LANES);  // of a thread
 constexpr int MAX_TERMS = 27, COLUMN_SUM_FLOATS = 4096;
 constexpr int SLICE_S = largest_divisor(KERNEL_W, MAX_TERMS);
 constexpr int TILE_WIDTH = TILE_COLUMNS * POOL_W + SLICE_S - 1;
-constexpr int padded_run() {
-    int run = ceil_div(TILE_WIDTH, POOL_W);
-    while (POOL_W > 1 && POOL_W < WARP && run % WARP != ceil_div(WARP, POOL_W)) ++run;
-    return run;
-}
-constexpr int RUN = padded_run(), TILE_PITCH = POOL_W * RUN;
+constexpr int LEAST_RUN = ceil_div(TILE_WIDTH, POOL_W), PADDING = (ceil_div(WARP, POOL_W) - LEAST_RUN % WARP + WARP) % WARP;
+constexpr int RUN = LEAST_RUN + (POOL_W > 1 && POOL_W < WARP ? PADDING : 0), TILE_PITCH = POOL_W * RUN;
 constexpr bool STAGED = TILE_ROWS * TILE_PITCH <= COLUMN_SUM_FLOATS;  // not so for large windows: see box_sums
 constexpr int MAX_COLUMN_SUMS = STAGED ? COLUMN_SUM_FLOATS / (TILE_ROWS * TILE_PITCH) : MAX_TERMS;
 constexpr int SLICE_R = largest_divisor(KERNEL_H, smaller(MAX_TERMS / SLICE_S, MAX_COLUMN_SUMS));
@@ -107,7 +92,6 @@ DEVICE float ex2_approx(float v) {  // relative error 2^-22.5
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));
     return power;
 }
-
 DEVICE float rcp_approx(float v) {  // within 1 ulp
     float reciprocal;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(v));
@@ -116,7 +100,6 @@ DEVICE float rcp_approx(float v) {  // within 1 ulp
 
 // Weights and bias carry the factor -log2(e), so that the product's result v is an exponent: sigmoid = 1 / (1 + 2^v).
 constexpr float MINUS_LOG2_E = -1.44269504f, WINDOW_SCALE = 1.0f / (POOL_H * POOL_W);
-DEVICE float sigmoid_of_exponent(float v) { return rcp_approx(1.0f + ex2_approx(v)); }
 
 // The sum of `value` over the block, valid in thread 0. The order of additions is fixed, so the bits are too.
 __device__ float block_sum(float value) {
@@ -132,32 +115,25 @@ __device__ float block_sum(float value) {
 // x (batch, IN_CHANNELS, height, width), and the windows that fit into it.
 struct Image {
     const Element* x;
-    int height, width, rows, columns;
-    Image(const Element* x, int height, int width)
-        : x(x), height(height), width(width), rows((height - KERNEL_H + 1) / POOL_H),
-          columns((width - KERNEL_W + 1) / POOL_W) {}
+    int height, width, rows = (height - KERNEL_H + 1) / POOL_H, columns = (width - KERNEL_W + 1) / POOL_W;
     __host__ __device__ int tiles_across() const { return ceil_div(columns, TILE_COLUMNS); }
     __host__ __device__ int64_t tiles() const { return (int64_t)ceil_div(rows, TILE_ROWS) * tiles_across(); }
 };
 
 // A tile of a sample, and this thread's window of it where a thread has one.
 struct Tile {
-    int top, left, row, column;  // first window, and the thread's
-    bool exists;                 // false past the edge of the image
-    __device__ Tile(const Image& image, int64_t tile) {
-        top = tile / image.tiles_across() * TILE_ROWS, left = tile % image.tiles_across() * TILE_COLUMNS;
-        row = top + threadIdx.x / TILE_COLUMNS, column = left + threadIdx.x % TILE_COLUMNS;
-        exists = row < image.rows && column < image.columns;
-    }
+    const Image& image;
+    const int64_t index;
+    const int top = index / image.tiles_across() * TILE_ROWS, left = index % image.tiles_across() * TILE_COLUMNS;
+    const int row = top + threadIdx.x / TILE_COLUMNS, column = left + threadIdx.x % TILE_COLUMNS;
+    const bool exists = row < image.rows && column < image.columns;  // false past the edge of the image
 };
 
 // Where a slice of the terms begins.
 struct Slice {
-    int c, r, s;
-    __device__ explicit Slice(int slice) {
-        constexpr int ACROSS = KERNEL_W / SLICE_S, DOWN = KERNEL_H / SLICE_R;
-        s = slice % ACROSS * SLICE_S, r = slice / ACROSS % DOWN * SLICE_R, c = slice / (ACROSS * DOWN) * SLICE_C;
-    }
+    static constexpr int ACROSS = KERNEL_W / SLICE_S, DOWN = KERNEL_H / SLICE_R;
+    const int index;
+    const int s = index % ACROSS * SLICE_S, r = index / ACROSS % DOWN * SLICE_R, c = index / (ACROSS * DOWN) * SLICE_C;
     __device__ int64_t term(int k) const {  // the number of its k-th term among all terms
         return ((int64_t)(c + k / (SLICE_R * SLICE_S)) * KERNEL_H + r + k / SLICE_S % SLICE_R) * KERNEL_W + s + k % SLICE_S;
     }
@@ -218,24 +194,21 @@ DEVICE void box_sums(const Image& image, int sample, const Tile& tile, const Sli
 
 // The windows and columns of a thread lie in runs of 4 where that lets it read 16 bytes at a time.
 DEVICE int window_of_thread(int m) { return m / 4 * (TILE / 2) + threadIdx.x / COLUMN_LANES * 4 + m % 4; }
-template <int N>
 DEVICE int column_of_thread(int n) {
     const int lane = threadIdx.x % COLUMN_LANES;
-    return N % 4 == 0 ? n / 4 * 4 * COLUMN_LANES + lane * 4 + n % 4 : n * COLUMN_LANES + lane;
+    return OUTS % 4 == 0 ? n / 4 * 4 * COLUMN_LANES + lane * 4 + n % 4 : n * COLUMN_LANES + lane;
 }
-// The rows of a matrix with so many columns are 4 longer than a multiple of 8, which avoids bank conflicts.
-__host__ __device__ constexpr int padded_columns(int columns) { return round_up(columns, COLUMN_LANES) + 4; }
+constexpr int OUT_PITCH = OUTS * COLUMN_LANES + 4;  // 4 longer than a multiple of 8: no bank conflicts
 
 // sums[m][n] += sum over k of a[k][window m] * b[k][column n], for the windows and columns of this thread.
-template <int K, int PITCH, int N>
-DEVICE void multiply(const float (&a)[K][TILE], const float (&b)[K][PITCH], float (&sums)[WINDOWS][N]) {
+DEVICE void multiply(const float (&a)[TERMS][TILE], const float (&b)[TERMS][OUT_PITCH], float (&sums)[WINDOWS][OUTS]) {
 #pragma unroll 6
-    for (int k = 0; k < K; ++k) {
-        float left[WINDOWS], right[N];
+    for (int k = 0; k < TERMS; ++k) {
+        float left[WINDOWS], right[OUTS];
         UNROLL for (int m = 0; m < WINDOWS; ++m) left[m] = a[k][window_of_thread(m)];
-        UNROLL for (int n = 0; n < N; ++n) right[n] = b[k][column_of_thread<N>(n)];
+        UNROLL for (int n = 0; n < OUTS; ++n) right[n] = b[k][column_of_thread(n)];
         UNROLL for (int m = 0; m < WINDOWS; ++m)
-            UNROLL for (int n = 0; n < N; ++n) sums[m][n] += left[m] * right[n];
+            UNROLL for (int n = 0; n < OUTS; ++n) sums[m][n] += left[m] * right[n];
     }
 }
 
@@ -244,17 +217,17 @@ __global__ void __launch_bounds__(THREADS, 4)
     sum_sigmoids(Image image, const Element* __restrict__ weight, const Element* __restrict__ bias,
                  float* __restrict__ partial_sums) {
     __shared__ alignas(16) float boxes[TERMS][TILE];
-    __shared__ alignas(16) float weights[TERMS][padded_columns(OUT_BLOCK)];
+    __shared__ alignas(16) float weights[TERMS][OUT_PITCH];
     const int first_out = blockIdx.x % OUT_GROUPS * OUT_BLOCK, sample = blockIdx.x / OUT_GROUPS / image.tiles();
-    const Tile tile(image, blockIdx.x / OUT_GROUPS % image.tiles());
+    const Tile tile = {image, blockIdx.x / OUT_GROUPS % image.tiles()};
 
     float exponent[WINDOWS][OUTS];
     UNROLL for (int n = 0; n < OUTS; ++n) {
-        const int out = first_out + column_of_thread<OUTS>(n);
+        const int out = first_out + column_of_thread(n);
         UNROLL for (int m = 0; m < WINDOWS; ++m) exponent[m][n] = out < OUT_CHANNELS ? MINUS_LOG2_E * bias[out] : 0.0f;
     }
-    UNROLL_1 for (int slice_index = 0; slice_index < SLICES; ++slice_index) {
-        const Slice slice(slice_index);
+    UNROLL_1 for (int i = 0; i < SLICES; ++i) {
+        const Slice slice = {i};
         box_sums(image, sample, tile, slice, boxes);
         for (int k = threadIdx.x; k < TERMS * OUTS * COLUMN_LANES; k += THREADS) {
             const int term = k % TERMS, out = k / TERMS;
@@ -270,9 +243,9 @@ __global__ void __launch_bounds__(THREADS, 4)
     UNROLL for (int m = 0; m < WINDOWS; ++m) {
         const int row = tile.top + window_of_thread(m) / TILE_COLUMNS, column = tile.left + window_of_thread(m) % TILE_COLUMNS;
         UNROLL for (int n = 0; n < OUTS; ++n) {
-            const int in_block = column_of_thread<OUTS>(n), out = first_out + in_block;
+            const int in_block = column_of_thread(n), out = first_out + in_block;
             if (row >= image.rows || column >= image.columns || in_block >= OUT_BLOCK || out >= OUT_CHANNELS) continue;
-            sum += sigmoid_of_exponent(exponent[m][n]);
+            sum += rcp_approx(1.0f + ex2_approx(exponent[m][n]));
         }
     }
     sum = block_sum(sum);
@@ -289,15 +262,16 @@ __global__ void __launch_bounds__(THREADS) add_blocks(const float* __restrict__ 
 }
 
 extern "C" int64_t count_blocks(int64_t batch, int64_t height, int64_t width) {
-    return batch * Image(nullptr, height, width).tiles() * OUT_GROUPS;
+    return batch * Image{nullptr, static_cast<int>(height), static_cast<int>(width)}.tiles() * OUT_GROUPS;
 }
 
 // scratch: a float a block
 extern "C" int launch_sum_sigmoids(const Element* x, const Element* weight, const Element* bias, float* scratch, float* out,
                                    int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
-    const int64_t blocks = count_blocks(batch, height, width);
-    sum_sigmoids<<<blocks, THREADS, 0, stream>>>(Image(x, height, width), weight, bias, scratch);
-    add_blocks<<<batch, THREADS, 0, stream>>>(scratch, out, blocks / batch);
+    const Image image = {x, static_cast<int>(height), static_cast<int>(width)};
+    const int64_t blocks = image.tiles() * OUT_GROUPS;  // of a sample
+    sum_sigmoids<<<batch * blocks, THREADS, 0, stream>>>(image, weight, bias, scratch);
+    add_blocks<<<batch, THREADS, 0, stream>>>(scratch, out, blocks);
     return cudaGetLastError();
 }
 """
@@ -313,8 +287,7 @@ def sizes(kernels, x, weight, bias, *pool):
     batch, _, height, width = shape
     if pool != window or height < kernel[0] + pool[0] - 1 or width < kernel[1] + pool[1] - 1:
         raise RuntimeError(f"{NAME}: a window of {[*pool]} behind a kernel of {kernel} does not fit into {height} x {width}")
-    blocks = kernels.count_blocks(batch, height, width)
-    if blocks >= 2**31:
+    if (blocks := kernels.count_blocks(batch, height, width)) >= 2**31:
         raise RuntimeError(f"{NAME}: the batch needs {blocks} blocks, more than a grid has")
     return batch, height, width, blocks
 
@@ -341,13 +314,11 @@ class ModelNew(nn.Module):
         self.conv = nn.Conv2d(in_channels, out_channels, kernel_size)
         self.avg_pool = nn.AvgPool2d(pool_kernel_size)
 
-    @torch.compiler.assume_constant_result
     def namespace(self):
         conv, pool = self._modules["conv"], self._modules["avg_pool"].kernel_size
         (kernel_h, kernel_w), (pool_h, pool_w) = conv.kernel_size, (pool, pool) if isinstance(pool, int) else pool
-        channels = {"IN_CHANNELS": conv.in_channels, "OUT_CHANNELS": conv.out_channels}
         sizes = {"KERNEL_H": kernel_h, "KERNEL_W": kernel_w, "POOL_H": pool_h, "POOL_W": pool_w}
-        return build(*self.sources, **channels, **sizes)
+        return build(*self.sources, IN_CHANNELS=conv.in_channels, OUT_CHANNELS=conv.out_channels, **sizes)
 
     def operands(self, x):
         conv, pool = self._modules["conv"], self._modules["avg_pool"]  # self.conv takes nn.Module half a microsecond
@@ -360,9 +331,9 @@ class ModelNew(nn.Module):
 # ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
 LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
 KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
-NUMBER = getattr(KEYS, "raw_repr", repr)  # PyTorch 2.4 has neither this nor the next function
-NEED_GRAD = getattr(torch._C, "_any_requires_grad", lambda *given: any(getattr(each, "requires_grad", False) for each in given))
-PLAIN = {NUMBER(KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)), NUMBER(KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA))}
+PLAIN = [KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA), KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)]  # of plain tensors
+ModelNew.namespace._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result does, for a second of imports
+kind = attrgetter("shape", "dtype", "device")  # what checks and sizes depend on: functions of kinds are cached
 
 
 @functools.lru_cache(maxsize=None)
@@ -383,112 +354,95 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
     devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
     machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
     everything = text, schema, flags, machine, [fingerprint(each) for each in (forward, original, *fused)]
-    namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
-    operators = getattr(torch.ops, namespace)
+    operators = getattr(torch.ops, f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}")
     with LOADING:
         if not getattr(operators, "registered", None):
-            kernels = load(namespace, text, flags, constants)
-            vars(kernels).update({each.__name__: each for each in (original, *fused)})
+            kernels = load(operators.name, text, flags)
+            vars(kernels).update(constants | {each.__name__: each for each in (original, *fused)})
             operators.registered = register(operators, schema, kernels, forward, original, *fused)
-    return namespace
+    return operators.name
 
 
-def load(name, text, flags, constants):
-    """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
+def load(name, text, flags):
+    """Return the library of a text. Its functions know the types of their arguments, and how many tensors come first."""
     from torch.utils import cpp_extension
 
-    options = {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
-    if is_cuda := "<<<" in text:
-        options = {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
-    if torch.__version__ >= "2.8":  # before, torch's headers come along
-        options["no_implicit_headers"] = True
-    if not shutil.which("ninja"):  # in a virtual environment that is not activated
+    is_cuda, flags = "<<<" in text, ["-O3", *flags]
+    options = {"cuda_sources": text, "extra_cuda_cflags": ["-lineinfo", *flags]} if is_cuda else {"extra_cflags": flags}
+    options |= {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
+    if not cpp_extension.is_ninja_available():  # in a virtual environment that is not activated
         os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
     cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
-    path = cpp_extension.load_inline(name, is_python_module=False, **options)  # None before PyTorch 2.5
+    path = cpp_extension.load_inline(name, "" if is_cuda else text, is_python_module=False, **options)  # None before 2.5
     kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
-    vars(kernels).update(constants)
     kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
     numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
     for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
         if function := getattr(kernels, symbol, None):  # the text may leave it out for these constants
-            types = [each.split()[0] for each in parameters.split(",") if each]
-            function.restype, function.argtypes = numbers[result], [numbers.get(each, ctypes.c_void_p) for each in types]
-            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in types
+            types = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
+            function.restype, function.argtypes, function.tensors = numbers[result], types, parameters.count("*")
     return kernels
 
 
 def register(operators, schema, kernels, forward, original, fuse=None, *fused):
     """Define the operator, for every device, so that forward checks the tensors. Without `fuse` its gradient is PyTorch's."""
-    name, tensors = f"{operators.name}::forward", schema.count("Tensor") - 1
+    tensors, notice = schema.count("Tensor") - 1, f"{operators.name[:-11]}: {original.__doc__}"
     library, forward = torch.library.Library(operators.name, "DEF"), functools.partial(forward, kernels)
 
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx, keys, *arguments):
-            warn(f"{operators.name[:-11]}: {original.__doc__}")
+            warn(notice)
             ctx.save_for_backward(*arguments[:tensors])
             ctx.others = arguments[tensors:]
-            return below_autograd(operators.forward, forward, keys, *arguments)
+            return autograd(keys, *arguments)  # where no gradient is recorded
 
         @staticmethod
         def backward(ctx, grad):
-            keeps_graph, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]
-            with torch.enable_grad():
-                # Views: the gradients are partial ones, also where an argument depends on another.
+            with torch.enable_grad():  # views: gradients are partial ones, also where an argument depends on another
                 given = [each if each is None else each.view_as(each) for each in ctx.saved_tensors[:tensors]]
-                wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
-                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=keeps_graph))
-            return None, *[next(found) if needed else None for needed in needs]
+                out = original(*given, *ctx.others)
+            wanted = [each for each in given if each is not None and each.requires_grad]
+            found = dict(zip(wanted, torch.autograd.grad(out, wanted, grad, create_graph=torch.is_grad_enabled()), strict=True))
+            return None, *map(found.get, given), *[None] * len(ctx.others)
 
     def autograd(keys, *arguments):
+        trains = torch.is_grad_enabled() and True in [each is not None and each.requires_grad for each in arguments[:tensors]]
         # Gradient refuses the tangents that arguments may have within forward_ad.dual_level(); below it they would be dropped.
-        if torch.autograd.forward_ad._current_level >= 0 or (torch.is_grad_enabled() and NEED_GRAD(*arguments)):
+        if trains or (torch.autograd.forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()):
             return Gradient.apply(keys, *arguments)
-        return below_autograd(operators.forward, forward, keys, *arguments)
+        if keys in PLAIN:  # the dispatcher would do no more
+            return forward(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operators.forward(*arguments)
 
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl("forward", forward, "CompositeExplicitAutograd")
     library.impl("forward", autograd, "Autograd", with_keyset=True)
-    torch.library.register_fake(name, original, lib=library)
+    torch.library.register_fake(f"{operators.name}::forward", original, lib=library)
     for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
-        torch.library.register_autocast(name, device, torch.float32, lib=library)
-    if fuse:
-        Gradient = fuse(library, schema, kernels, Gradient, *fused)
+        torch.library.register_autocast(f"{operators.name}::forward", device, torch.float32, lib=library)
+    Gradient = fuse(library, schema, kernels, Gradient, *fused) if fuse else Gradient
     return library
-
-
-def below_autograd(operator, function, keys, *arguments):
-    """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
-    if NUMBER(keys) in PLAIN:
-        return function(*arguments)
-    with torch._C._AutoDispatchBelowAutograd():
-        return operator.default.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
-
-
-def kind(tensor):
-    """Return what checks and sizes depend on. A function of kinds is cached: it would take as long as the rest of a call."""
-    return tensor.shape, tensor.dtype, tensor.device
 
 
 def check(kernels, name, tensor, place, shape):
     """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
-    found, dtype, device = tensor
-    if dtype is not torch.float32 or found != shape or device != place[2] or device.type != kernels.device:
+    if tensor != (shape, torch.float32, place[2]) or place[2].type != kernels.device:
         wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
-        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {dtype} of shape {list(found)} on {device}")
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {tensor[1]} of shape {list(tensor[0])} on {tensor[2]}")
 
 
 def launch(function, *arguments):
     """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
-    first, stream = arguments[0], 0
+    first, count, stream = arguments[0], function.tensors, 0
     if first.is_cuda:
         if (device := first.get_device()) != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 return launch(function, *arguments)
         stream = torch._C._cuda_getCurrentRawStream(device)
-    pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
-    if code := function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream):
+    pointers = [None if each is None else each.data_ptr() for each in arguments[:count]]
+    if code := function(*pointers, *arguments[count:], stream):  # a C function ignores an argument too many
         words = f"CUDA error: {torch.cuda.CudaError(code)}" if first.is_cuda else f"error {code}"
         raise RuntimeError(f"{function.__name__}: {words}")
 
@@ -496,11 +450,10 @@ def launch(function, *arguments):
 @functools.lru_cache(maxsize=None)
 def warn(text):
     """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
-    files = [each.filename for each in inspect.stack(0)]
-    level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
-    while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
-        level += 1
-    warnings.warn(text, stacklevel=level + 1)
+    files, torchs = [each.filename for each in inspect.stack(0)], os.path.dirname(torch.__file__)
+    last = max(i for i, file in enumerate(files) if file == files[0])  # the outermost of this file
+    callers = [i for i, file in enumerate(files) if i > last and not file.startswith(torchs)]
+    warnings.warn(text, stacklevel=min(callers, default=last) + 1)
 
 
 def main():
@@ -513,11 +466,10 @@ def main():
     torch.manual_seed(0)
     arguments, shape, small, limit = EXAMPLE
     model, x = ModelNew(*arguments).to(device).requires_grad_(False), torch.randn(small if emulated else shape, device=device)
-    found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
-    error = ((found - exact).abs().max() / exact.std()).item()
-    names = {"model": model.float(), "x": x, "original": original}
-    calls = () if emulated else ("model(x)", "original(*model.operands(x))")
-    times = [f"{1e3 * benchmark.Timer(call, globals=names).timeit(20).mean:.3f} ms" for call in calls]
+    exact = torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+    error = ((model.float()(x) - exact).abs().max() / exact.std()).item()
+    calls = () if emulated else (model, lambda x: original(*model.operands(x)))
+    times = [f"{1e3 * benchmark.Timer('f(x)', globals={'f': f, 'x': x}).timeit(20).mean:.3f} ms" for f in calls]
     how_fast = ", PyTorch ".join(times) or f"under the emulator, not timed, on an input of {tuple(x.shape)}"
     verdict = "right" if error <= limit else "wrong"
     print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")

@@ -1,11 +1,10 @@
 """conv_pool_sigmoid_sum, v4: the product of weights and box sums on the tensor cores, in one pass over the input.
 
-Like v3, but box sums are made in registers and multiplied by mma.sync.
-
 Why it is faster
     v3 spends its time on fp32 multiply-adds, and on carrying box sums through shared memory between two barriers of its block.
-    Here every warp streams a strip of 16 pooled columns through a multistage pipeline of its own (cp.async) and sums it in
-    registers. Sums pass through shared memory once, as fp16, which has TF32's precision but not its range. Memory bound.
+    Here every warp streams a strip of 16 pooled columns through a multistage pipeline of its own (cp.async), and sums it in
+    registers. Sums pass through shared memory once, to be multiplied by mma.sync: as fp16, which has TF32's precision but not
+    its range. Memory bound.
 
 Mathematics
     v3's. The kernel's columns other than the middle one, m, and its rows are taken as differences, in which the mean cancels:
@@ -28,20 +27,19 @@ import ctypes
 import functools
 import hashlib
 import inspect
-import math
 import os
 import re
-import shutil
 import sys
 import threading
 import warnings
+from operator import attrgetter
 
 import torch
 import torch.nn as nn
 
 NAME = "conv_pool_sigmoid_sum_v4_tensor_core"
 SHARED_LIMIT_KB = 0  # builds as for a device with that much shared memory a block; 0: what the device has
-EXAMPLE = (8, 64, 3, 4), (128, 8, 384, 384), (3, 8, 45, 64), 2e-2  # of ModelNew, x, x under the emulator, limit: TF32's
+EXAMPLE = (8, 64, 3, 4), (128, 8, 384, 384), (3, 8, 45, 64), 2e-2  # ModelNew's, shape of x, under the emulator, limit: TF32's
 
 CUDA = r"""
 // Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_H, KERNEL_W, POOL_H, POOL_W and SHARED_LIMIT_KB.
@@ -49,6 +47,7 @@ CUDA = r"""
 #include <cuda_runtime.h>
 #include <cmath>
 #include <cstdint>
+#include <numeric>
 
 // What the kernels are made for, in images of any size.
 #define SERVED                                                           \
@@ -85,6 +84,7 @@ __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; 
 struct Shape {
     int batch, height, width, rows, columns;  // of x (batch, IN_CHANNELS, height, width); rows, columns: of pooled positions
     int blocks, strips, warps;                // strips of an image, warps of a block
+    int bands;                                // of a segment, so that all warps have a unit
     bool aligned;                             // rows begin at multiples of 16 bytes
 };
 struct Tensors {
@@ -125,6 +125,7 @@ constexpr int LINES = STRIP * POOL_W / 32, TAIL = ceil_div(KERNEL_W - 1, 4), LIN
 constexpr int STAGE_BYTES = CHANNELS * (LINES * LINE + TAIL * 16), PIPELINE_BYTES = POOL_H * STAGE_BYTES;
 constexpr int SPAN = 2 * POOL_W + KERNEL_W - 1, VECTORS = ceil_div(SPAN, 4);  // what a lane reads of a row and channel
 
+constexpr float NOTHING = -0.0f;  // where sums begin: NOTHING + x is x, also of x = -0, so compilers leave out the addition
 constexpr float MINUS_LOG2_E = -1.4426950408889634f;
 constexpr int WEIGHT_EXPONENT = 14, SUM_EXPONENT = 13;        // powers of two bring the largest below these
 constexpr int MOST_WEIGHT_EXPONENT = 120, MOST_EXPONENT = 96;  // of the powers
@@ -180,13 +181,10 @@ DEVICE float rcp_approx(float v) {  // within 1 ulp
 
 // ---- numbers
 // Two floats as fp16, the first one in the lower bits, and their residuals.
-DEVICE uint32_t fp16_pair(float a, float b) {
+DEVICE uint32_t fp16_pair(float a, float b, float2& low) {
     const __half2 pair = __floats2half2_rn(a, b);
+    low = make_float2(a - __low2float(pair), b - __high2float(pair));
     return *reinterpret_cast<const uint32_t*>(&pair);
-}
-DEVICE float2 residual_of_pair(float a, float b, uint32_t pair) {
-    const float2 rounded = __half22float2(*reinterpret_cast<const __half2*>(&pair));
-    return make_float2(a - rounded.x, b - rounded.y);
 }
 DEVICE float warp_sum(float v) {
     UNROLL for (int offset = 16; offset; offset /= 2) v += __shfl_xor_sync(~0u, v, offset);
@@ -214,17 +212,10 @@ DEVICE Work work_at(const Shape& s, int64_t line) {
     const int sample = static_cast<int>(line / s.rows), start = static_cast<int>(line % s.rows);
     const int count = static_cast<int>(line_end - line < s.rows - start ? line_end - line : s.rows - start);
     const int slot = sample + (s.batch % s.blocks ? static_cast<int>(blockIdx.x) : 0);
-    int a = s.strips, b = s.warps;  // as many bands as give all warps a unit, but none of a single row
-    while (a) {
-        const int rest = b % a;
-        b = a, a = rest;
-    }
-    const int bands = larger(1, smaller(s.warps / b, count / 2));
+    const int bands = larger(1, smaller(s.bands, count / 2));  // none of a single row
     return {sample, start, count, slot, bands, ceil_div(s.strips * bands, s.warps), ceil_div(count, bands)};
 }
-struct Unit {
-    int strip, first, rows;
-};
+struct Unit { int strip, first, rows; };
 DEVICE Unit unit_of(const Shape& s, const Work& work, int index) {
     const int64_t band = index / s.strips, count = work.count;
     const int begin = static_cast<int>(band * count / work.bands), end = static_cast<int>((band + 1) * count / work.bands);
@@ -236,11 +227,9 @@ DEVICE Unit unit_of(const Shape& s, const Work& work, int index) {
 // the warp has summed them, it asks for the rows of the next step, which come while it multiplies.
 struct Pipeline {
     const Shape& s;
-    const uint32_t data;          // shared address
+    const uint32_t data;            // shared address
     const Element* from = nullptr;  // what this lane copies next: eight lanes have a channel
-    int valid = 0;                // columns of the image from the lane's first on
-
-    DEVICE Pipeline(const Shape& s, uint32_t data) : s(s), data(data) {}
+    int valid = 0;                  // columns of the image from the lane's first on
 
     // The warp has read all rows of the unit before.
     DEVICE void begin(const Element* x, int sample, const Unit& unit) {
@@ -278,11 +267,8 @@ struct Pipeline {
         const auto copy_4 = [](uint32_t to, const Element* source, int columns) {
             UNROLL_1 for (int i = 0; i < 4; ++i) cp_async_ca_4(to + 4 * i, source + i, i < columns ? 4 : 0);
         };
-        if (s.aligned) {
-            UNROLL for (int row = 0; row < COUNT; ++row) copy_row(row, copy_16);
-        } else {
-            UNROLL_1 for (int row = 0; row < COUNT; ++row) copy_row(row, copy_4);
-        }
+        if (s.aligned) UNROLL for (int row = 0; row < COUNT; ++row) copy_row(row, copy_16);
+        else UNROLL_1 for (int row = 0; row < COUNT; ++row) copy_row(row, copy_4);
     }
 
     // Waits until all lanes' copies are there.
@@ -325,16 +311,10 @@ DEVICE void sum_row(const Pieces& pieces, int stage, RowSums& sums) {
         UNROLL for (int member = 0; member < 2; ++member) {
             const float* const v = x + member * POOL_W;
             float(&to)[KERNEL_W] = sums[2 * upper + member];
-            to[MIDDLE_W] = v[MIDDLE_W];
-            UNROLL for (int i = 1; i < POOL_W; ++i) to[MIDDLE_W] += v[MIDDLE_W + i];
-            UNROLL for (int e = MIDDLE_W - 1; e >= 0; --e) {
-                const float change = v[e] - v[e + POOL_W];
-                to[e] = e == MIDDLE_W - 1 ? change : to[e + 1] + change;
-            }
-            UNROLL for (int e = MIDDLE_W + 1; e < KERNEL_W; ++e) {
-                const float change = v[e - 1 + POOL_W] - v[e - 1];
-                to[e] = e == MIDDLE_W + 1 ? change : to[e - 1] + change;
-            }
+            float middle = NOTHING, left = NOTHING, right = NOTHING;
+            UNROLL for (int i = 0; i < POOL_W; ++i) to[MIDDLE_W] = middle += v[MIDDLE_W + i];
+            UNROLL for (int e = MIDDLE_W - 1; e >= 0; --e) to[e] = left += v[e] - v[e + POOL_W];
+            UNROLL for (int e = MIDDLE_W + 1; e < KERNEL_W; ++e) to[e] = right += v[e - 1 + POOL_W] - v[e - 1];
         }
     }
 }
@@ -345,13 +325,10 @@ using SharedRows = RowSums[larger(OVERLAP, 1)];
 DEVICE void box_sums(Pipeline& pipeline, bool more, const Pieces& pieces, SharedRows& above, Sums& sums) {
     RowSums row;
     SharedRows below;
-    bool first = true;
+    UNROLL for (int i = 0; i < 4 * TAPS; ++i) sums[i / 4][i % 4] = NOTHING;
     const auto add_to_middle = [&](const RowSums& from) {
-        UNROLL for (int i = 0; i < 4 * KERNEL_W; ++i) {
-            float& sum = sums[MIDDLE_H * KERNEL_W + i % KERNEL_W][i / KERNEL_W];
-            sum = first ? from[i / KERNEL_W][i % KERNEL_W] : sum + from[i / KERNEL_W][i % KERNEL_W];
-        }
-        first = false;
+        UNROLL for (int i = 0; i < 4; ++i)
+            UNROLL for (int e = 0; e < KERNEL_W; ++e) sums[MIDDLE_H * KERNEL_W + e][i] += from[i][e];
     };
     UNROLL for (int r = MIDDLE_H; r < OVERLAP; ++r) add_to_middle(above[r]);
     pipeline.wait();
@@ -366,14 +343,10 @@ DEVICE void box_sums(Pipeline& pipeline, bool more, const Pieces& pieces, Shared
     pipeline.copy_rows<0, POOL_H>(more);
     UNROLL for (int i = 0; i < 4; ++i)
         UNROLL for (int e = 0; e < KERNEL_W; ++e) {
-            UNROLL for (int r = MIDDLE_H - 1; r >= 0; --r) {
-                const float change = above[r][i][e] - below[r][i][e];
-                sums[r * KERNEL_W + e][i] = r == MIDDLE_H - 1 ? change : sums[(r + 1) * KERNEL_W + e][i] + change;
-            }
-            UNROLL for (int r = MIDDLE_H; r < OVERLAP; ++r) {
-                const float change = below[r][i][e] - above[r][i][e];
-                sums[(r + 1) * KERNEL_W + e][i] = r == MIDDLE_H ? change : sums[r * KERNEL_W + e][i] + change;
-            }
+            float up = NOTHING, down = NOTHING;
+            UNROLL for (int r = MIDDLE_H - 1; r >= 0; --r) sums[r * KERNEL_W + e][i] = up += above[r][i][e] - below[r][i][e];
+            UNROLL for (int r = MIDDLE_H; r < OVERLAP; ++r)
+                sums[(r + 1) * KERNEL_W + e][i] = down += below[r][i][e] - above[r][i][e];
             UNROLL for (int r = 0; r < OVERLAP; ++r) above[r][i][e] = below[r][i][e];
         }
 }
@@ -387,11 +360,10 @@ DEVICE void store_sums(const Sums& sums, float scale, uint32_t to) {
             const int pair = (k + MIDDLE / 2) % PAIRS, tap = 2 * pair;  // the middle tap comes first: its rest is a column, too
             const float a = tap < TAPS ? sums[smaller(tap, TAPS - 1)][i] * scale : rest;
             const float b = tap + 1 < TAPS ? sums[smaller(tap + 1, TAPS - 1)][i] * scale : tap + 1 == TAPS ? rest : 0;
-            const uint32_t high = fp16_pair(a, b);
-            const float2 low = residual_of_pair(a, b, high);
+            float2 low, none;
+            st_shared_u32(to + pair * SLAB, fp16_pair(a, b, low));
             if (k == 0) rest = MIDDLE % 2 ? low.y : low.x;
-            st_shared_u32(to + pair * SLAB, high);
-            const uint32_t rests = fp16_pair(tap == MIDDLE ? 0 : low.x, tap + 1 == MIDDLE ? 0 : low.y);
+            const uint32_t rests = fp16_pair(tap == MIDDLE ? 0 : low.x, tap + 1 == MIDDLE ? 0 : low.y, none);
             if (STRICT) st_shared_u32(to + (SLABS + pair) * SLAB, rests);
         }
     }
@@ -471,7 +443,7 @@ __global__ void __launch_bounds__(Kernel<STRICT, FEW>::MOST_WARPS * 32, 1)
         biases[o] = o < OUT_CHANNELS ? MINUS_LOG2_E * t.bias[o] : INFINITY;
     if (threadIdx.x == 0) weight_unit = inverse(weight_scale);
 
-    Pipeline pipeline(s, shared_address(memory) + K::pipelines(s.warps) + warp * PIPELINE_BYTES);
+    Pipeline pipeline{s, shared_address(memory) + K::pipelines(s.warps) + warp * PIPELINE_BYTES};
     const Pieces pieces(pipeline.data, q, pair_of(n));
     if (threadIdx.x == 0) work = work_at(s, first_row(s, blockIdx.x));
     __syncthreads();  // the work is known; kept weights have been read, and what lay there may be overwritten
@@ -573,12 +545,10 @@ __global__ void __launch_bounds__(Kernel<STRICT, FEW>::MOST_WARPS * 32, 1)
 }
 
 // out[sample] = the sum of its segments' sums, a warp each.
-DEVICE int block_of(const Shape& s, int64_t row) {  // which has a row of the line
-    return static_cast<int>(((row + 1) * s.blocks - 1) / (static_cast<int64_t>(s.batch) * s.rows));
-}
 __global__ void __launch_bounds__(32) add_segments(const float* __restrict__ sums, float* __restrict__ out, const Shape s) {
-    const int64_t sample = blockIdx.x, row = sample * s.rows;
-    const int64_t first = sample + block_of(s, row), last = sample + block_of(s, row + s.rows - 1);
+    const int64_t sample = blockIdx.x, rows = static_cast<int64_t>(s.batch) * s.rows;
+    const auto slot_of = [&](int64_t row) { return sample + static_cast<int>(((row + 1) * s.blocks - 1) / rows); };
+    const int64_t first = slot_of(sample * s.rows), last = slot_of((sample + 1) * s.rows - 1);
     double sum = 0;
     for (int64_t i = first + threadIdx.x; i <= last; i += 32) sum += sums[i];
     for (int offset = 16; offset; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
@@ -594,6 +564,7 @@ static cudaError_t launch(Shape s, const Tensors& tensors, int limit, cudaStream
     s.warps = K::MOST_WARPS;
     while (s.warps > (FEW ? GROUP : 2 * GROUP) && bytes(s.warps) > limit) s.warps -= GROUP;
     if (!FEW && bytes(s.warps) > limit) return launch<STRICT, true>(s, tensors, limit, stream);
+    s.bands = s.warps / std::gcd(s.strips, s.warps);
     const auto kernel = conv_pool_sum<STRICT, FEW>;
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes(s.warps));
     if (error != cudaSuccess) return error;
@@ -601,7 +572,7 @@ static cudaError_t launch(Shape s, const Tensors& tensors, int limit, cudaStream
     return cudaGetLastError();
 }
 
-// scratch: a float for each sample and SM, where blocks share samples.
+// scratch: as many floats as there are samples and SMs together; not used where no blocks share a sample.
 extern "C" int launch_conv_pool_sum(const Element* x, const Element* weight, const Element* bias, float* scratch, float* out,
                                     int64_t batch, int64_t height, int64_t width, int64_t strict, cudaStream_t stream) {
     int device = 0, sm_count = 0, limit = 0;
@@ -613,9 +584,8 @@ extern "C" int launch_conv_pool_sum(const Element* x, const Element* weight, con
     s.rows = (s.height - KERNEL_H + 1) / POOL_H, s.columns = (s.width - KERNEL_W + 1) / POOL_W;
     s.strips = ceil_div(s.columns, STRIP), s.aligned = s.width % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
     // As many blocks as SMs, or as samples where that keeps 95% of the SMs busy: whole samples need no add_segments.
-    const int waves = ceil_div(s.batch, sm_count), whole = ceil_div(s.batch, waves);
-    const int64_t rows = batch * s.rows;
-    s.blocks = static_cast<int>(rows < sm_count ? rows : sm_count);
+    const int whole = ceil_div(s.batch, ceil_div(s.batch, sm_count));
+    s.blocks = static_cast<int>(batch * s.rows < sm_count ? batch * s.rows : sm_count);
     if (s.batch % whole == 0 && whole * 20 >= 19 * sm_count) s.blocks = whole;
     const bool split = s.batch % s.blocks;
     const Tensors tensors = {x, weight, bias, split ? scratch : out};
@@ -645,8 +615,8 @@ def sizes(kernels, x, weight, bias, *pool):
     batch, _, height, width = shape
     if pool != window or height < kernel[0] + pool[0] - 1 or width < kernel[1] + pool[1] - 1:
         raise RuntimeError(f"{NAME}: a window of {[*pool]} behind a kernel of {kernel} does not fit into {height} x {width}")
-    if batch * height >= 2**31 or math.prod(shape) >= 2**39:
-        raise RuntimeError(f"{NAME}: a tensor of shape {list(shape)} needs more blocks than a grid has")
+    if batch * height >= 2**31 or shape.numel() >= 2**39:
+        raise RuntimeError(f"{NAME}: expected batch * height < 2**31 and fewer than 2**39 elements; got shape {list(shape)}")
     if x[2].type == "cuda" and torch.cuda.get_device_capability(x[2]) < (8, 0):
         raise RuntimeError(f"{NAME}: expected a GPU of compute capability 8.0 or later; v3_box_sums runs on others")
     if not kernels.is_served():
@@ -657,8 +627,7 @@ def sizes(kernels, x, weight, bias, *pool):
 
 
 def conv_pool_sum(kernels, x, weight, bias, pool, sizes=sizes):
-    found = sizes(kernels, kind(x), kind(weight), kind(bias), *pool)
-    if found is None:
+    if not (found := sizes(kernels, kind(x), kind(weight), kind(bias), *pool)):
         return kernels.original(x, weight, bias, pool)
     x, weight, bias, (batch, height, width, floats) = x.contiguous(), weight.contiguous(), bias.contiguous(), found
     out = x.new_empty(batch)
@@ -673,7 +642,7 @@ def original(x, weight, bias, pool):
 
 
 class ModelNew(nn.Module):
-    # Bound here, as `sizes` is above, so that another variant in the same notebook cannot replace them.
+    # Looked up here and now, as `sizes` is above: another variant in the same notebook may define the same names.
     shared_limit_kb = SHARED_LIMIT_KB
     sources = NAME, CUDA, "forward(Tensor x, Tensor weight, Tensor bias, int[2] pool) -> Tensor", conv_pool_sum, original
 
@@ -682,7 +651,6 @@ class ModelNew(nn.Module):
         self.conv = nn.Conv2d(in_channels, out_channels, kernel_size)
         self.avg_pool = nn.AvgPool2d(pool_kernel_size)
 
-    @torch.compiler.assume_constant_result
     def namespace(self):
         conv, pool = self._modules["conv"], self._modules["avg_pool"].kernel_size
         (kernel_h, kernel_w), (pool_h, pool_w) = conv.kernel_size, (pool, pool) if isinstance(pool, int) else pool
@@ -701,9 +669,9 @@ class ModelNew(nn.Module):
 # ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
 LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
 KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
-NUMBER = getattr(KEYS, "raw_repr", repr)  # PyTorch 2.4 has neither this nor the next function
-NEED_GRAD = getattr(torch._C, "_any_requires_grad", lambda *given: any(getattr(each, "requires_grad", False) for each in given))
-PLAIN = {NUMBER(KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)), NUMBER(KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA))}
+PLAIN = [KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA), KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)]  # of plain tensors
+ModelNew.namespace._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result does, for a second of imports
+kind = attrgetter("shape", "dtype", "device")  # what checks and sizes depend on: functions of kinds are cached
 
 
 @functools.lru_cache(maxsize=None)
@@ -724,112 +692,95 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
     devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
     machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
     everything = text, schema, flags, machine, [fingerprint(each) for each in (forward, original, *fused)]
-    namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
-    operators = getattr(torch.ops, namespace)
+    operators = getattr(torch.ops, f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}")
     with LOADING:
         if not getattr(operators, "registered", None):
-            kernels = load(namespace, text, flags, constants)
-            vars(kernels).update({each.__name__: each for each in (original, *fused)})
+            kernels = load(operators.name, text, flags)
+            vars(kernels).update(constants | {each.__name__: each for each in (original, *fused)})
             operators.registered = register(operators, schema, kernels, forward, original, *fused)
-    return namespace
+    return operators.name
 
 
-def load(name, text, flags, constants):
-    """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
+def load(name, text, flags):
+    """Return the library of a text. Its functions know the types of their arguments, and how many tensors come first."""
     from torch.utils import cpp_extension
 
-    options = {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
-    if is_cuda := "<<<" in text:
-        options = {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
-    if torch.__version__ >= "2.8":  # before, torch's headers come along
-        options["no_implicit_headers"] = True
-    if not shutil.which("ninja"):  # in a virtual environment that is not activated
+    is_cuda, flags = "<<<" in text, ["-O3", *flags]
+    options = {"cuda_sources": text, "extra_cuda_cflags": ["-lineinfo", *flags]} if is_cuda else {"extra_cflags": flags}
+    options |= {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
+    if not cpp_extension.is_ninja_available():  # in a virtual environment that is not activated
         os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
     cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
-    path = cpp_extension.load_inline(name, is_python_module=False, **options)  # None before PyTorch 2.5
+    path = cpp_extension.load_inline(name, "" if is_cuda else text, is_python_module=False, **options)  # None before 2.5
     kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
-    vars(kernels).update(constants)
     kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
     numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
     for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
         if function := getattr(kernels, symbol, None):  # the text may leave it out for these constants
-            types = [each.split()[0] for each in parameters.split(",") if each]
-            function.restype, function.argtypes = numbers[result], [numbers.get(each, ctypes.c_void_p) for each in types]
-            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in types
+            types = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
+            function.restype, function.argtypes, function.tensors = numbers[result], types, parameters.count("*")
     return kernels
 
 
 def register(operators, schema, kernels, forward, original, fuse=None, *fused):
     """Define the operator, for every device, so that forward checks the tensors. Without `fuse` its gradient is PyTorch's."""
-    name, tensors = f"{operators.name}::forward", schema.count("Tensor") - 1
+    tensors, notice = schema.count("Tensor") - 1, f"{operators.name[:-11]}: {original.__doc__}"
     library, forward = torch.library.Library(operators.name, "DEF"), functools.partial(forward, kernels)
 
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx, keys, *arguments):
-            warn(f"{operators.name[:-11]}: {original.__doc__}")
+            warn(notice)
             ctx.save_for_backward(*arguments[:tensors])
             ctx.others = arguments[tensors:]
-            return below_autograd(operators.forward, forward, keys, *arguments)
+            return autograd(keys, *arguments)  # where no gradient is recorded
 
         @staticmethod
         def backward(ctx, grad):
-            keeps_graph, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]
-            with torch.enable_grad():
-                # Views: the gradients are partial ones, also where an argument depends on another.
+            with torch.enable_grad():  # views: gradients are partial ones, also where an argument depends on another
                 given = [each if each is None else each.view_as(each) for each in ctx.saved_tensors[:tensors]]
-                wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
-                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=keeps_graph))
-            return None, *[next(found) if needed else None for needed in needs]
+                out = original(*given, *ctx.others)
+            wanted = [each for each in given if each is not None and each.requires_grad]
+            found = dict(zip(wanted, torch.autograd.grad(out, wanted, grad, create_graph=torch.is_grad_enabled()), strict=True))
+            return None, *map(found.get, given), *[None] * len(ctx.others)
 
     def autograd(keys, *arguments):
+        trains = torch.is_grad_enabled() and True in [each is not None and each.requires_grad for each in arguments[:tensors]]
         # Gradient refuses the tangents that arguments may have within forward_ad.dual_level(); below it they would be dropped.
-        if torch.autograd.forward_ad._current_level >= 0 or (torch.is_grad_enabled() and NEED_GRAD(*arguments)):
+        if trains or (torch.autograd.forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()):
             return Gradient.apply(keys, *arguments)
-        return below_autograd(operators.forward, forward, keys, *arguments)
+        if keys in PLAIN:  # the dispatcher would do no more
+            return forward(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operators.forward(*arguments)
 
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl("forward", forward, "CompositeExplicitAutograd")
     library.impl("forward", autograd, "Autograd", with_keyset=True)
-    torch.library.register_fake(name, original, lib=library)
+    torch.library.register_fake(f"{operators.name}::forward", original, lib=library)
     for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
-        torch.library.register_autocast(name, device, torch.float32, lib=library)
-    if fuse:
-        Gradient = fuse(library, schema, kernels, Gradient, *fused)
+        torch.library.register_autocast(f"{operators.name}::forward", device, torch.float32, lib=library)
+    Gradient = fuse(library, schema, kernels, Gradient, *fused) if fuse else Gradient
     return library
-
-
-def below_autograd(operator, function, keys, *arguments):
-    """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
-    if NUMBER(keys) in PLAIN:
-        return function(*arguments)
-    with torch._C._AutoDispatchBelowAutograd():
-        return operator.default.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
-
-
-def kind(tensor):
-    """Return what checks and sizes depend on. A function of kinds is cached: it would take as long as the rest of a call."""
-    return tensor.shape, tensor.dtype, tensor.device
 
 
 def check(kernels, name, tensor, place, shape):
     """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
-    found, dtype, device = tensor
-    if dtype is not torch.float32 or found != shape or device != place[2] or device.type != kernels.device:
+    if tensor != (shape, torch.float32, place[2]) or place[2].type != kernels.device:
         wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
-        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {dtype} of shape {list(found)} on {device}")
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {tensor[1]} of shape {list(tensor[0])} on {tensor[2]}")
 
 
 def launch(function, *arguments):
     """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
-    first, stream = arguments[0], 0
+    first, count, stream = arguments[0], function.tensors, 0
     if first.is_cuda:
         if (device := first.get_device()) != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 return launch(function, *arguments)
         stream = torch._C._cuda_getCurrentRawStream(device)
-    pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
-    if code := function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream):
+    pointers = [None if each is None else each.data_ptr() for each in arguments[:count]]
+    if code := function(*pointers, *arguments[count:], stream):  # a C function ignores an argument too many
         words = f"CUDA error: {torch.cuda.CudaError(code)}" if first.is_cuda else f"error {code}"
         raise RuntimeError(f"{function.__name__}: {words}")
 
@@ -837,11 +788,10 @@ def launch(function, *arguments):
 @functools.lru_cache(maxsize=None)
 def warn(text):
     """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
-    files = [each.filename for each in inspect.stack(0)]
-    level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
-    while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
-        level += 1
-    warnings.warn(text, stacklevel=level + 1)
+    files, torchs = [each.filename for each in inspect.stack(0)], os.path.dirname(torch.__file__)
+    last = max(i for i, file in enumerate(files) if file == files[0])  # the outermost of this file
+    callers = [i for i, file in enumerate(files) if i > last and not file.startswith(torchs)]
+    warnings.warn(text, stacklevel=min(callers, default=last) + 1)
 
 
 def main():
@@ -854,11 +804,10 @@ def main():
     torch.manual_seed(0)
     arguments, shape, small, limit = EXAMPLE
     model, x = ModelNew(*arguments).to(device).requires_grad_(False), torch.randn(small if emulated else shape, device=device)
-    found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
-    error = ((found - exact).abs().max() / exact.std()).item()
-    names = {"model": model.float(), "x": x, "original": original}
-    calls = () if emulated else ("model(x)", "original(*model.operands(x))")
-    times = [f"{1e3 * benchmark.Timer(call, globals=names).timeit(20).mean:.3f} ms" for call in calls]
+    exact = torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+    error = ((model.float()(x) - exact).abs().max() / exact.std()).item()
+    calls = () if emulated else (model, lambda x: original(*model.operands(x)))
+    times = [f"{1e3 * benchmark.Timer('f(x)', globals={'f': f, 'x': x}).timeit(20).mean:.3f} ms" for f in calls]
     how_fast = ", PyTorch ".join(times) or f"under the emulator, not timed, on an input of {tuple(x.shape)}"
     verdict = "right" if error <= limit else "wrong"
     print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")

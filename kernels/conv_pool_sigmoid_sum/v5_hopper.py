@@ -1,46 +1,44 @@
 """conv_pool_sigmoid_sum, v5: a persistent, warp-specialized kernel; single pass, TMA-fed wgmma.
 
-out[sample] sums sigmoid(z) over outputs and positions; z is the average-pooled convolution. Box sums in registers, as in v4.
-
 Why it is faster
-    v4's warps copy, sum and multiply in turn; in half of the cycles none of them is ready. Here one thread of a producer
-    warpgroup keeps a multistage pipeline full: a TMA instruction copies 26 KiB, up to 6 stages (156 KiB) are in flight. Three
-    consumer warpgroups make box sums in registers, operand a of wgmma, whose four warps share each read of the weights.
+    v4's warps copy, sum and multiply in turn; in half of the cycles no warp is ready. Here one thread of a producer warpgroup
+    keeps a multistage pipeline full: a TMA instruction fills a stage of 26 KiB, and up to 6 are in flight. Three consumer
+    warpgroups make box sums in registers, operand a of wgmma. Each one's four warps share each read of the weights, operand b.
     Memory bound at batch 128: 0.146 ms on an H200, 94% of the floor's speed; latency bound at 1 to 32.
 
 Mathematics
-    box[t] sums a window of p pixels, shifted by tap t of the kernel; m is the middle tap. The others enter as differences:
+    out[sample] is the sum of sigmoid(z[o]) over outputs o and positions. box[t] is the sum of a window's p pixels, shifted by
+    tap t of the kernel. m is the middle tap; the others' boxes are taken as differences from its box:
     z[o] = bias[o] + 1/p * sum over channels of [sum over t != m of w[t] * (box[t] - box[m]) + (sum over t of w[t]) * box[m]]
-    Products are TF32 (11 bits); weights and box[m] are split, high + low. Strict (PyTorch forbids TF32): all are (3xTF32).
+    Products are TF32 (11 bits). Weights and box[m] are split, high + low; in strict mode (PyTorch forbids TF32) all box sums.
 
 Launches
     conv_pool_sum: at most a block an SM, 512 threads, 193 KiB; writes out or, where samples have parts, sums for add_segments.
 
 Floor
-    604 MB in, 0.138 ms at an H200's measured 4.39 TB/s (data sheet: 4.8). 22.5 GFLOP are 0.06 ms at 355 TFLOP/s of TF32.
+    604 MB in are 0.138 ms, 22.5 GFLOP (19 products for 9 taps) 0.06: by an H200's measured 4.39 TB/s and 355 TFLOP/s of TF32.
 
 Takes
-    float32 CUDA tensors (batch, in_channels, height, width) on compute capability 9.x. What is_served refuses, PyTorch
-    computes, with a warning; all else raises RuntimeError. The gradient is PyTorch's. Deterministic for a number of SMs.
+    float32 CUDA tensors (batch, in_channels, height, width), any strides, on compute capability 9.x; others raise RuntimeError.
+    PyTorch computes what is_served refuses, with a warning, and the gradient. Deterministic for a number of SMs.
 """
 
 import ctypes
 import functools
 import hashlib
 import inspect
-import math
 import os
 import re
-import shutil
 import sys
 import threading
 import warnings
+from operator import attrgetter
 
 import torch
 import torch.nn as nn
 
 NAME = "conv_pool_sigmoid_sum_v5_hopper"
-EXAMPLE = (8, 64, 3, 4), (128, 8, 384, 384), (3, 8, 45, 64), 2e-2  # of ModelNew, x, x under the emulator, limit: TF32's
+EXAMPLE = (8, 64, 3, 4), (128, 8, 384, 384), (3, 8, 45, 64), 2e-2  # ModelNew's, shape of x, under the emulator, limit: TF32's
 
 CUDA = r"""
 // Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_H, KERNEL_W, POOL_H and POOL_W.
@@ -67,7 +65,7 @@ using Element = float;  // of x and the parameters
 // Words used below:
 //   tap       an element of the convolution's kernel
 //   position  a pooled column of a pooled row: a window of pixels, which has a box sum for each tap and channel
-//   tile      96 pooled columns; a sample tile are those of one sample, with all pooled rows. A step takes two of these.
+//   tile      96 pooled columns; a sample tile: those of one sample, all pooled rows. A step takes two of its rows, one a half
 //   work row  a pooled row in the line of all sample tiles' rows, of which each block takes an equal part
 //   segment   the part of one sample tile in one block; `slot` is where its sum goes in device memory
 //   half      0 or 1, row_half: the upper or the lower half of a segment's rows, and the six consumer warps that go down it
@@ -89,19 +87,18 @@ struct Shape {
 };
 
 // ---- constants and layout
-// A box has p = POOL_H * POOL_W times its pixels' mean, but only sqrt(p) times their spread (of independent pixels). Rounded to
-// TF32 it would lose sqrt(p) times as much of the signal as a rounded pixel does. So the other taps' box sums are taken as
-// differences from the middle one's, in fp32, in which the mean cancels. Its box overlaps the others' most, so differences are
-// small. Its own sum keeps the mean, and is therefore split, high + low. So are the weights: a rounded weight errs alike at all
-// positions, which the sum over positions does not average out.
+// p = POOL_H * POOL_W independent pixels add up to p times their mean, but to sqrt(p) times their spread: rounded to TF32, a
+// box sum loses sqrt(p) times as much of the signal as a pixel does. Differences from the middle tap's box, in fp32, are free
+// of the mean, and small: that box overlaps the others most. Its own sum keeps the mean, and is split, high + low. So are the
+// weights: a rounded weight errs alike at all positions, which the sum over positions does not average out.
 constexpr int TAPS = KERNEL_H * KERNEL_W, MIDDLE = TAPS / 2;
 constexpr int OVERLAP = KERNEL_H - 1, FRESH = POOL_H - OVERLAP;  // rows that a pooled row shares with the next, and its own
 // Channels of a tile: k of a TF32 wgmma, two of a lane. Missing channels and outputs are zeros.
 // 16 channels would take two k steps a tap and twice the floats of a lane (see CONSUMER_REGISTERS), more than it has registers.
 constexpr int CHANNELS = 8, OUTPUTS = 64, TILE_POSITIONS = 96;
 constexpr int WARP_POSITIONS = 16, TILE_WARPS = TILE_POSITIONS / WARP_POSITIONS;
-// A pooled row is six warps of 16 positions; two rows at a time make three warpgroups, of which number 1 has warps of both.
-// Each half of the warps takes consecutive rows: so a lane carries in registers what a pooled row shares with the next one.
+// A pooled row is six warps of 16 positions; two rows, one of each half, make three warpgroups. Number 1 has warps of both, so
+// halves take equally many steps. A half's rows are consecutive: a lane carries in registers what one shares with the next.
 constexpr int ROW_HALVES = 2, CONSUMER_WARPS = ROW_HALVES * TILE_WARPS, CONSUMERS = 32 * CONSUMER_WARPS;
 constexpr int THREADS = CONSUMERS + 128;  // three consumer warpgroups, one producer warpgroup
 // Of a thread, by setmaxnreg: 384 x 160 + 128 x 24 = 64,512 of the SM's 65,536; all are launched with 128. While a lane
@@ -115,7 +112,7 @@ static_assert(CONSUMERS * CONSUMER_REGISTERS + 128 * PRODUCER_REGISTERS <= 65536
 //   |   a stage: STAGE_ROWS rows x CHANNELS x       |               half empty it (empty mbarrier)
 //   |   LINES lines of 32 columns, 128-byte swizzle |
 //   +-----------------------------------------------+ WEIGHTS_AT
-//   | weights: high parts, then low parts, TF32     | 36,864        written once by all consumers, read by wgmma
+//   | weights: high parts, then low parts, TF32     | 36,864        written once, ALL_CONSUMERS (named barrier), read by wgmma
 //   +-----------------------------------------------+ REST_AT
 //   | biases; a float a warp; full, empty mbarriers | 256 + 64 + 256
 //   +-----------------------------------------------+ SHARED_BYTES
@@ -124,18 +121,20 @@ constexpr int CHUNK_BYTES = 16;                    // what the swizzle moves: ch
 // Lines of a row and channel; an odd number, so that the swizzle differs from channel to channel.
 constexpr int LINES = ceil_div(TILE_POSITIONS * POOL_W + KERNEL_W - 1, LINE_FLOATS) | 1, ROW_BYTES = CHANNELS * LINES * LINE;
 static_assert(WARP_POSITIONS * POOL_W % LINE_FLOATS == 0, "tiles, and warps' parts of them, begin where a line does");
+// Two rows a stage where none then mixes fresh and shared rows, and where four such stages take at most 128 KiB.
 constexpr int STAGE_ROWS = OVERLAP % 2 == 0 && FRESH % 2 == 0 && 8 * ROW_BYTES <= 128 * 1024 ? 2 : 1,
               STAGE_BYTES = STAGE_ROWS * ROW_BYTES;
 constexpr int CORE = 128;                                                           // a core matrix: 8 rows x 16 bytes
 constexpr int TAP_BYTES = CHANNELS * OUTPUTS * 4, WEIGHT_BYTES = TAPS * TAP_BYTES;  // of the weights' high, or low, parts
 constexpr int MAX_STAGES = 16, WARP_SUMS = 16, REST = (OUTPUTS + WARP_SUMS) * 4 + 2 * MAX_STAGES * 8;
-// As many stages as fit into the 227 KiB that a block may have: bytes in flight hide the memory's latency.
+// As many stages as fit into the 227 KiB of a block, equally many a half: bytes in flight hide the memory's latency.
 constexpr int FITTING = (227 * 1024 - 2 * WEIGHT_BYTES - REST) / STAGE_BYTES / ROW_HALVES * ROW_HALVES;
 constexpr int STAGES = FITTING < MAX_STAGES ? FITTING : MAX_STAGES;
 constexpr int WEIGHTS_AT = STAGES * STAGE_BYTES, REST_AT = WEIGHTS_AT + 2 * WEIGHT_BYTES, SHARED_BYTES = REST_AT + REST;
 static_assert(STAGES >= 2 * ROW_HALVES, "each half's pipeline is double-buffered at least");
 constexpr int ALL_CONSUMERS = 1;  // a named barrier
 
+constexpr float NOTHING = -0.0f;  // where sums begin: NOTHING + x is x, also of x = -0, so compilers leave out the addition
 constexpr float MINUS_LOG2_E = -1.4426950408889634f;  // in weights and biases: sigmoid = 1 / (1 + 2^exponent)
 
 // ---- PTX
@@ -226,10 +225,10 @@ DEVICE void wgmma_m64n64k8_tf32(float (&d)[32], const float (&a)[4], uint64_t b,
 // between those adjacent in the rows. Addresses have 18 bits, so an offset never carries beyond its field.
 template <int ADJACENT_K, int ADJACENT_ROWS>
 struct Operand {
-    uint32_t first;
+    uint32_t word;  // the lower one
 
-    DEVICE explicit Operand(uint32_t address) : first(address >> 4 | ADJACENT_K >> 4 << 16) {}
-    DEVICE uint64_t at(int offset) const { return static_cast<uint64_t>(ADJACENT_ROWS >> 4) << 32 | (first + (offset >> 4)); }
+    DEVICE explicit Operand(uint32_t address) : word(address >> 4 | ADJACENT_K >> 4 << 16) {}
+    DEVICE uint64_t at(int offset) const { return static_cast<uint64_t>(ADJACENT_ROWS >> 4) << 32 | (word + (offset >> 4)); }
 };
 
 DEVICE float warp_sum(float v) {
@@ -238,36 +237,35 @@ DEVICE float warp_sum(float v) {
 }
 
 // ---- the static tile scheduler
-DEVICE int64_t sample_tiles(const Shape& s) { return static_cast<int64_t>(s.batch) * s.tiles; }
+__host__ DEVICE int64_t sample_tiles(const Shape& s) { return static_cast<int64_t>(s.batch) * s.tiles; }
+__host__ DEVICE bool blocks_share_tiles(const Shape& s) { return sample_tiles(s) % s.blocks; }
 
 struct Segment {
     int sample, tile, slot;
     int start, count;  // pooled rows
 
     DEVICE int steps() const { return (count + 1) / 2; }
-    DEVICE int first(int row_half) const { return start + row_half * steps(); }
+    DEVICE int first_row(int row_half) const { return start + row_half * steps(); }
     DEVICE int rows(int row_half) const { return row_half ? count / 2 : steps(); }
 };
 
 // The block's segments, one after another: `work_row` is where the next one begins.
 struct Scheduler {
     const Shape& s;
-    int64_t end, work_row;
+    const int64_t end = first_work_row(blockIdx.x + 1);
+    int64_t work_row = first_work_row(blockIdx.x);
 
-    DEVICE explicit Scheduler(const Shape& s)
-        : s(s), end(first_work_row(blockIdx.x + 1)), work_row(first_work_row(blockIdx.x)) {}
     DEVICE int64_t first_work_row(int block) const { return sample_tiles(s) * s.rows * block / s.blocks; }
     DEVICE bool has_next() const { return work_row < end; }
     DEVICE Segment next() {
         const int64_t sample_tile = work_row / s.rows;
-        Segment segment;
-        segment.sample = static_cast<int>(sample_tile / s.tiles);
-        segment.tile = static_cast<int>(sample_tile % s.tiles);
-        segment.slot = static_cast<int>(sample_tile) + (sample_tiles(s) % s.blocks ? blockIdx.x : 0);
-        segment.start = static_cast<int>(work_row - sample_tile * s.rows);
-        segment.count = end - work_row < s.rows - segment.start ? static_cast<int>(end - work_row) : s.rows - segment.start;
-        work_row += segment.count;
-        return segment;
+        const int sample = static_cast<int>(sample_tile / s.tiles), tile = static_cast<int>(sample_tile % s.tiles);
+        // Where blocks share sample tiles, tile or block grows from segment to segment, so no two have the same slot.
+        const int slot = static_cast<int>(sample_tile) + (blocks_share_tiles(s) ? blockIdx.x : 0);
+        const int start = static_cast<int>(work_row - sample_tile * s.rows);
+        const int count = end - work_row < s.rows - start ? static_cast<int>(end - work_row) : s.rows - start;
+        work_row += count;
+        return {sample, tile, slot, start, count};
     }
 };
 
@@ -275,19 +273,17 @@ struct Scheduler {
 // Even stages are half 0's, odd ones half 1's. A stage's full mbarrier completes when TMA has written its bytes, its empty
 // mbarrier when all six warps of its half have read them. A half's state is its stage and the parity of that stage's phase.
 struct Pipeline {
-    uint32_t data, full, empty;  // shared addresses
+    const uint32_t data, barriers;  // shared addresses: of the stages; of their full, then of their empty mbarriers
     int stage;
     uint32_t parity = 0;
 
-    DEVICE Pipeline(uint32_t data, uint32_t barriers, int row_half)
-        : data(data), full(barriers), empty(barriers + 8 * STAGES), stage(row_half) {}
     DEVICE static void init(uint32_t barriers) {
         for (int i = 0; i < STAGES; ++i)
             mbarrier_init(barriers + 8 * i, 1), mbarrier_init(barriers + 8 * (STAGES + i), TILE_WARPS);
     }
     DEVICE uint32_t address() const { return data + stage * STAGE_BYTES; }
-    DEVICE uint32_t full_barrier() const { return full + 8 * stage; }
-    DEVICE uint32_t empty_barrier() const { return empty + 8 * stage; }
+    DEVICE uint32_t full_barrier() const { return barriers + 8 * stage; }
+    DEVICE uint32_t empty_barrier() const { return barriers + 8 * (STAGES + stage); }
     DEVICE void advance() {
         stage += ROW_HALVES;
         if (stage >= STAGES) stage -= STAGES, parity ^= 1;
@@ -299,7 +295,7 @@ struct Pipeline {
 // previous phase, of parity 1, as complete, so the first pass over the stages does not wait.
 __device__ void produce(const CUtensorMap& x, const Shape& shape, uint32_t data, uint32_t barriers) {
     Pipeline pipelines[ROW_HALVES] = {{data, barriers, 0}, {data, barriers, 1}};
-    for (Scheduler scheduler(shape); scheduler.has_next();) {
+    for (Scheduler scheduler{shape}; scheduler.has_next();) {
         const Segment segment = scheduler.next();
         const int rows = segment.steps() * POOL_H + OVERLAP;
         for (int row = 0; row < rows; row += STAGE_ROWS)
@@ -308,8 +304,8 @@ __device__ void produce(const CUtensorMap& x, const Shape& shape, uint32_t data,
                 mbarrier_try_wait(pipeline.empty_barrier(), pipeline.parity ^ 1);
                 mbarrier_arrive_expect_tx(pipeline.full_barrier(), STAGE_BYTES);
                 const bool needed = segment.rows(row_half) && row < segment.rows(row_half) * POOL_H + OVERLAP;
-                // Below the image TMA writes zeros and reads nothing.
-                const int y = needed ? segment.first(row_half) * POOL_H + row : shape.height;
+                // A half without this row gets zeros (TMA reads nothing below the image): warpgroup 1 has warps of both halves.
+                const int y = needed ? segment.first_row(row_half) * POOL_H + row : shape.height;
                 const int line = segment.tile * TILE_POSITIONS * POOL_W / LINE_FLOATS;
                 tma_load_5d(pipeline.address(), x, 0, line, 0, y, segment.sample, pipeline.full_barrier());
                 pipeline.advance();
@@ -329,7 +325,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     float* const warp_sums = biases + OUTPUTS;
     const uint32_t data = shared_address(memory), barriers = shared_address(warp_sums + WARP_SUMS);
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-    griddepcontrol_launch_dependents();  // add_segments may start: it waits for the end of this kernel
+    griddepcontrol_launch_dependents();  // add_segments may start
     if (threadIdx.x == 0) Pipeline::init(barriers), fence_mbarrier_init();
     __syncthreads();
     if (warp >= CONSUMER_WARPS) {
@@ -345,10 +341,10 @@ __global__ void __launch_bounds__(THREADS, 1)
     bar_sync(ALL_CONSUMERS, CONSUMERS);
 
     Consumer<STRICT> consumer(data, barriers, warp);
-    for (Scheduler scheduler(shape); scheduler.has_next();) {
+    for (Scheduler scheduler{shape}; scheduler.has_next();) {
         const Segment segment = scheduler.next();
-        const int count = segment.rows(consumer.row_half), columns = shape.columns - segment.tile * TILE_POSITIONS;
-        const bool whole = (consumer.warp + 1) * WARP_POSITIONS <= columns;  // the warp has no position beyond the image
+        const int rows = segment.rows(consumer.row_half), columns = shape.columns - segment.tile * TILE_POSITIONS;
+        const bool whole = (consumer.warp + 1) * WARP_POSITIONS <= columns;  // no position of the warp is beyond the image
         const bool inside[2] = {consumer.position(0) < columns, consumer.position(1) < columns};
         float total = 0;
         consumer.overlap_rows();  // those above the first fresh ones
@@ -358,9 +354,8 @@ __global__ void __launch_bounds__(THREADS, 1)
             float d[32];
             consumer.multiply(d, data + WEIGHTS_AT, whole, inside);
             consumer.sigmoids(d, shared_address(biases));
-            if (!whole || step >= count) {  // half 1 may have a row less than half 0
-                UNROLL for (int i = 0; i < 32; ++i) d[i] = step < count && inside[i / 2 % 2] ? d[i] : 0;
-            }
+            if (!whole || step >= rows)  // half 1 may have a row less than half 0: its last sums are then of zeros
+                UNROLL for (int i = 0; i < 32; ++i) d[i] = step < rows && inside[i / 2 % 2] ? d[i] : 0;
             UNROLL for (int i = 0; i < 32; ++i) total += d[i];
         }
         bar_sync(ALL_CONSUMERS, CONSUMERS);  // the last segment's sums have been read
@@ -378,30 +373,26 @@ __global__ void __launch_bounds__(THREADS, 1)
 // ---- its parts: a consumer thread
 // Its registers have the box sums of 2 positions x 2 channels x all taps (36), what the next pooled row has so far (24), and
 // 16 x 2 exponents: its part of the product that four warps (a warpgroup) share.
-using RowSums = float[2][KERNEL_W];  // [element][column of the kernel]: sums of POOL_W values of a row
 using Sums = float[TAPS][4];         // [tap][2 * channel + element]: fragments of wgmma's operand a
+using RowSums = float[KERNEL_W][4];  // [column of the kernel], likewise: sums of POOL_W values of a row
 constexpr int SPAN = 2 * POOL_W + KERNEL_W - 1, CHUNKS = ceil_div(SPAN, 4);  // floats that a lane reads of a row, in 16 bytes
 
 template <bool STRICT>
 struct Consumer {
-    const int lane, q, warp, row_half;  // warp: in the tile
-    int pair;
+    const int lane = threadIdx.x % 32, q = lane % 4, n = lane / 4;
+    const int warp, row_half;  // warp: in the tile
+    const int pair = (n & 4) | (n & 1) << 1 | (n >> 1 & 1);
     uint32_t chunk[CHUNKS];  // offsets in a row, for channel q
     Pipeline pipeline;
-    Sums sums;                     // of the pooled row at hand
-    RowSums pending[KERNEL_H][2];  // of the next one: [row of the kernel][channel], from its first rows; [OVERLAP] is unused
-    // NaN or infinity among what was read for the pooled row at hand, and for the next one.
-    bool not_finite, next_not_finite = false;
+    Sums sums, pending;  // of the pooled row at hand; of the next one, from its first rows (of the last kernel row: unused)
+    bool not_finite = false, next_not_finite = false;  // NaN or infinity was read for the pooled row at hand; for the next one
 
-    // Lane 4 * n + q has channels q and q + 4 of a pair. Conflict-free: a quarter-warp of a 16-byte load has all q and two n.
-    // LINES is odd, so the lines of the q differ modulo 4, and so do their swizzles. The two lower bits of n are swapped, so
-    // that the two pairs are 2 apart: with windows of 4 columns that is 4 chunks. Together they read all eight chunks of a
-    // line, which are all banks.
+    // Lane 4 * n + q has channels q and q + 4 of a pair, whose elements are rows n and n + 8 of wgmma's operand a, and of d.
+    // 16-byte loads are conflict-free where POOL_W is 4 and KERNEL_W up to 3 (else 2-way): a quarter-warp has all q and two n.
+    // LINES is odd, so the swizzles of the q differ modulo 4. The two lower bits of n are swapped, so both pairs are 2 apart,
+    // which is 4 chunks. Eight lanes so read all eight chunks of a line, which are all banks.
     DEVICE Consumer(uint32_t data, uint32_t barriers, int consumer_warp)
-        : lane(threadIdx.x % 32), q(lane % 4), warp(consumer_warp % TILE_WARPS), row_half(consumer_warp / TILE_WARPS),
-          pipeline(data, barriers, row_half) {
-        const int n = lane / 4;
-        pair = (n & 4) | (n & 1) << 1 | (n >> 1 & 1);
+        : warp(consumer_warp % TILE_WARPS), row_half(consumer_warp / TILE_WARPS), pipeline{data, barriers, row_half} {
         UNROLL for (int i = 0; i < CHUNKS; ++i) {
             const int column = position(0) * POOL_W + 4 * i, line = q * LINES + column / LINE_FLOATS;
             chunk[i] = line * LINE + ((column / 4 % 8 ^ line % 8) << 4);
@@ -409,60 +400,51 @@ struct Consumer {
     }
     DEVICE int position(int element) const { return warp * WARP_POSITIONS + 2 * pair + element; }
 
-    // Values between the first and the last column's windows are common to all; a window adds some on the left and the right.
+    // `common` is in the windows of all columns of the kernel; the window of one adds left[column] and right[column].
     // Channel q + 4 is 4 * LINES lines further, 4 modulo 8: the swizzle moves its chunks by a further 4.
     DEVICE void sum_row(uint32_t row, int channel, RowSums& sums) const {
         static_assert(LINES % 2 == 1 && ROW_BYTES % 1024 == 0, "4 * LINES is 4 modulo 8; rows begin where the swizzle does");
-        float x[4 * CHUNKS];
+        alignas(16) float x[4 * CHUNKS];
         UNROLL for (int i = 0; i < CHUNKS; ++i) {
             const uint32_t at = channel ? ((row + chunk[i]) ^ 4 * CHUNK_BYTES) + 4 * LINES * LINE : row + chunk[i];
-            if (SPAN - 4 * i > 2) {
-                const float4 v = ld_shared_v4_f32(at);
-                x[4 * i] = v.x, x[4 * i + 1] = v.y, x[4 * i + 2] = v.z, x[4 * i + 3] = v.w;
-            } else {
-                const float2 v = ld_shared_v2_f32(at);
-                x[4 * i] = v.x, x[4 * i + 1] = v.y;
-            }
+            if (SPAN - 4 * i > 2) reinterpret_cast<float4&>(x[4 * i]) = ld_shared_v4_f32(at);
+            else reinterpret_cast<float2&>(x[4 * i]) = ld_shared_v2_f32(at);
         }
         UNROLL for (int element = 0; element < 2; ++element) {
             const float* v = x + element * POOL_W;
-            float left[KERNEL_W], right[KERNEL_W], common = POOL_W >= KERNEL_W ? v[KERNEL_W - 1] : 0;
-            UNROLL for (int i = KERNEL_W; i < POOL_W; ++i) common += v[i];
-            UNROLL for (int e = KERNEL_W - 2; e >= 0; --e) left[e] = e == KERNEL_W - 2 ? v[e] : v[e] + left[e + 1];
-            UNROLL for (int e = 1; e < KERNEL_W; ++e) right[e] = e == 1 ? v[POOL_W] : right[e - 1] + v[POOL_W + e - 1];
-            UNROLL for (int e = 0; e < KERNEL_W; ++e) {
-                float sum = common;
-                if (e < KERNEL_W - 1) sum = POOL_W >= KERNEL_W ? left[e] + sum : left[e];
-                if (e > 0) sum = POOL_W >= KERNEL_W || e < KERNEL_W - 1 ? sum + right[e] : right[e];
-                sums[element][e] = sum;
-            }
+            float common = NOTHING, left[KERNEL_W], right[KERNEL_W];
+            left[KERNEL_W - 1] = right[0] = NOTHING;
+            UNROLL for (int i = KERNEL_W - 1; i < POOL_W; ++i) common += v[i];
+            UNROLL for (int column = KERNEL_W - 2; column >= 0; --column) left[column] = v[column] + left[column + 1];
+            UNROLL for (int column = 1; column < KERNEL_W; ++column) right[column] = right[column - 1] + v[POOL_W + column - 1];
+            UNROLL for (int column = 0; column < KERNEL_W; ++column)
+                sums[column][2 * channel + element] = left[column] + common + right[column];
         }
     }
 
-    // Sums the next ROWS rows; use(row, channel, sums) takes them. Waits until TMA has filled a stage, and gives it back once
-    // its rows have been read. TMA may then overwrite it: a write of the async proxy after reads of the generic one. PTX orders
-    // these by a proxy fence; mbarrier.arrive, a release, is none. Instead, the values themselves choose the lane that arrives:
-    // it cannot be known before all loads have returned. That is caution: no failure without it is recorded. A ballot orders
-    // no memory; __syncwarp puts the other lanes' loads before the arrive.
+    // Sums the next ROWS rows; use(row, channel, sums) takes a channel's. Waits until TMA has filled a stage, and gives it back
+    // once its rows have been read. TMA overwrites it through the async proxy, against which mbarrier.arrive orders no reads.
+    // As a caution (no failure is known) the values choose the lane that arrives, which is not known before all loads have
+    // returned. __syncwarp, unlike a ballot, puts the other lanes' loads before the arrive.
     template <int ROWS, typename Use>
     DEVICE void for_rows(Use use) {
-        float touched;  // a sum that needs all that was read of the stage
+        float stage_sum;  // has as terms all values that were read of the stage
         UNROLL for (int row = 0; row < ROWS; ++row) {
             if (row % STAGE_ROWS == 0) mbarrier_try_wait(pipeline.full_barrier(), pipeline.parity);
             const uint32_t address = pipeline.address() + row % STAGE_ROWS * ROW_BYTES;
             UNROLL for (int channel = 0; channel < 2; ++channel) {
                 RowSums sum;
                 sum_row(address, channel, sum);
-                const float all = sum[0][0] + sum[1][0] + sum[1][KERNEL_W - 1];
-                touched = row % STAGE_ROWS == 0 && channel == 0 ? all : touched + all;
+                const float row_sum = sum[0][2 * channel] + sum[0][2 * channel + 1] + sum[KERNEL_W - 1][2 * channel + 1];
+                stage_sum = row % STAGE_ROWS == 0 && channel == 0 ? row_sum : stage_sum + row_sum;
                 use(row, channel, sum);
             }
             if (row % STAGE_ROWS != STAGE_ROWS - 1) continue;
-            const bool found = !(fabsf(touched) < INFINITY);
-            not_finite |= found, next_not_finite |= found;
-            const uint32_t odd = __ballot_sync(~0u, __float_as_uint(touched) & 1);
+            const bool stage_not_finite = !(fabsf(stage_sum) < INFINITY);
+            not_finite |= stage_not_finite, next_not_finite |= stage_not_finite;
+            const uint32_t odd_lanes = __ballot_sync(~0u, __float_as_uint(stage_sum) & 1);
             __syncwarp();
-            if (lane == (odd ? __ffs(odd) - 1 : 0)) mbarrier_arrive(pipeline.empty_barrier());
+            if (lane == (odd_lanes ? __ffs(odd_lanes) - 1 : 0)) mbarrier_arrive(pipeline.empty_barrier());
             pipeline.advance();
         }
     }
@@ -470,31 +452,27 @@ struct Consumer {
     // The rows that belong to this pooled row alone complete what is pending.
     DEVICE void fresh_rows() {
         not_finite = next_not_finite;
-        RowSums total[2] = {};
+        RowSums total = {};
         for_rows<FRESH>([&](int row, int channel, const RowSums& sum) {
-            UNROLL for (int i = 0; i < 2 * KERNEL_W; ++i) {
-                float& to = total[channel][i % 2][i / 2];
-                to = row ? to + sum[i % 2][i / 2] : sum[i % 2][i / 2];
-            }
+            UNROLL for (int column = 0; column < KERNEL_W; ++column)
+                UNROLL for (int i = 2 * channel; i < 2 * channel + 2; ++i)
+                    total[column][i] = row ? total[column][i] + sum[column][i] : sum[column][i];
         });
-        UNROLL for (int i = 0; i < 4 * TAPS; ++i) {
-            const int r = i / (4 * KERNEL_W), channel = i / (2 * KERNEL_W) % 2, e = i / 2 % KERNEL_W, element = i % 2;
-            const float all = total[channel][element][e];
-            sums[r * KERNEL_W + e][2 * channel + element] = r < OVERLAP ? pending[r][channel][element][e] + all : all;
-        }
+        UNROLL for (int tap = 0; tap < TAPS; ++tap)
+            UNROLL for (int i = 0; i < 4; ++i)
+                sums[tap][i] = (tap < OVERLAP * KERNEL_W ? pending[tap][i] : NOTHING) + total[tap % KERNEL_W][i];
     }
 
-    // The rows that this pooled row shares with the next one. Of the first call, for the rows above a half's first fresh ones,
-    // only what it leaves in `pending` counts.
+    // The rows shared with the next pooled row. Of the first call, above a half's first fresh rows, only `pending` counts.
     DEVICE void overlap_rows() {
         next_not_finite = false;
         for_rows<OVERLAP>([&](int row, int channel, const RowSums& sum) {
-            UNROLL for (int i = 0; i < 2 * TAPS; ++i) {
-                const int tap = i / 2, r = tap / KERNEL_W, e = tap % KERNEL_W, element = i % 2;
-                float& next = pending[r][channel][element][e];
-                if (r > row) sums[tap][2 * channel + element] += sum[element][e];
-                else next = r == row ? sum[element][e] : next + sum[element][e];
-            }
+            UNROLL for (int tap = 0; tap < TAPS; ++tap)
+                UNROLL for (int i = 2 * channel; i < 2 * channel + 2; ++i) {
+                    const float value = sum[tap % KERNEL_W][i];
+                    if (tap / KERNEL_W > row) sums[tap][i] += value;
+                    else pending[tap][i] = tap / KERNEL_W == row ? value : pending[tap][i] + value;
+                }
         });
     }
 
@@ -526,11 +504,10 @@ struct Consumer {
         }
     }
 
-    // Rounds to TF32, all but NaN, in one instruction instead of three: the tensor core ignores the lower 13 bits. The NaN that
-    // arithmetic makes (0x7fffffff) overflows to a zero.
+    // Adds half of TF32's last bit: the tensor core ignores the lower 13 bits, so it reads a rounded number. That is one
+    // instruction, cvt.rna.tf32 is three. The NaN that arithmetic makes, 0x7fffffff, would become -0.
     DEVICE static float to_tf32_if_number(float x) { return __uint_as_float(__float_as_uint(x) + 0x1000u); }
-    // What the tensor core reads of it.
-    DEVICE static float tf32_bits(float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
+    DEVICE static float tf32_bits(float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); }  // that it reads
 
     // d (64 positions x 64 outputs, exponents) = differences of sums * weights. Two products, or three where the sums have a
     // low part: the middle tap's always, all in strict mode (3xTF32). Small terms come first. Beyond the image's last window
@@ -544,9 +521,8 @@ struct Consumer {
                 if (tap != MIDDLE) sums[tap][i] -= sums[MIDDLE][i];
                 high[tap][i] = to_tf32_if_number(sums[tap][i]);
             }
-        if (!whole || __any_sync(~0u, not_finite)) {
+        if (!whole || __any_sync(~0u, not_finite))  // at the image's edge either way of rounding would do
             UNROLL for (int i = 0; i < 4 * TAPS; ++i) high[i / 4][i % 4] = cvt_rna_tf32(sums[i / 4][i % 4]);
-        }
         UNROLL for (int tap = 0; tap < TAPS; ++tap)
             UNROLL for (int i = 0; i < 4; ++i)
                 if (STRICT || tap == MIDDLE) low[tap][i] = to_tf32_if_number(sums[tap][i] - tf32_bits(high[tap][i]));
@@ -574,20 +550,19 @@ struct Consumer {
 };
 
 // ---- sums over segments
-DEVICE int block_of(const Shape& s, int64_t work_row) {  // which block has a work row
-    return static_cast<int>(((work_row + 1) * s.blocks - 1) / (sample_tiles(s) * s.rows));
-}
-
 // out[sample] = the sum of its segments' sums, by a warp. Launched early, it divides integers while the partial sums are being
 // written, then waits for them. They are not __restrict__: the compiler might take them for constants and load them before.
 __global__ void add_segments(const float* partial_sums, float* out, const Shape s) {
     const int64_t sample = (blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x) / 32;
     if (sample >= s.batch) return;
-    const bool cut = sample_tiles(s) % s.blocks;  // blocks share sample tiles
+    const bool cut = blocks_share_tiles(s);
+    const auto block_of = [&](int64_t work_row) {  // the last one whose first_work_row is <= work_row
+        return static_cast<int>(((work_row + 1) * s.blocks - 1) / (sample_tiles(s) * s.rows));
+    };
     float sum = 0;
     for (int64_t tile = sample * s.tiles; tile < (sample + 1) * s.tiles; ++tile) {
-        const int64_t first = tile + (cut ? block_of(s, tile * s.rows) : 0);
-        const int64_t last = tile + (cut ? block_of(s, (tile + 1) * s.rows - 1) : 0);
+        const int64_t first = tile + (cut ? block_of(tile * s.rows) : 0);
+        const int64_t last = tile + (cut ? block_of((tile + 1) * s.rows - 1) : 0);
         griddepcontrol_wait();
         for (int64_t slot = first + threadIdx.x % 32; slot <= last; slot += 32) sum += partial_sums[slot];
     }
@@ -596,31 +571,17 @@ __global__ void add_segments(const float* partial_sums, float* out, const Shape 
 }
 
 // ---- launches
-// One block per SM; or fewer, on at least 19 of 20 SMs, if a sample tile then has equally many blocks, or a block equally many
-// sample tiles. The latter need no add_segments.
-static int count_blocks(int64_t sample_tiles, int rows, int64_t sm_count) {
-    const int64_t blocks_a_tile = sm_count / sample_tiles, tiles_a_block = (sample_tiles + sm_count - 1) / sm_count;
-    const int64_t most = sample_tiles * rows < sm_count ? sample_tiles * rows : sm_count;
-    const int64_t whole_tiles = sample_tiles % tiles_a_block ? 0 : sample_tiles / tiles_a_block;
-    const int64_t even = blocks_a_tile ? sample_tiles * blocks_a_tile : whole_tiles;
-    return static_cast<int>(even <= most && even * 20 >= 19 * sm_count ? even : most);
-}
-
-using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
-                            const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
-                            CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
 // The driver's cuTensorMapEncodeTiled, without linking the driver; null if it has none.
+using Encode = decltype(&cuTensorMapEncodeTiled);
 static Encode find_encode() {
     void* encode = nullptr;
-    cudaDriverEntryPointQueryResult found;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
 #if CUDART_VERSION >= 12050
-    const cudaError_t error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found);
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found);
 #else
-    const cudaError_t error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &encode, cudaEnableDefault, &found);
+    cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &encode, cudaEnableDefault, &found);
 #endif
-    return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(encode) : nullptr;
+    return found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(encode) : nullptr;
 }
 
 // A tensor map of x as lines of 32 columns; those of a row and channel are neighbours in shared memory. The driver needs a
@@ -632,13 +593,12 @@ static cudaError_t make_tensor_map(const Element* x, const Shape& s, CUtensorMap
     const cuuint64_t sizes[5] = {LINE_FLOATS, width / LINE_FLOATS, IN_CHANNELS, height, static_cast<cuuint64_t>(s.batch)};
     const cuuint64_t strides[4] = {LINE, plane, width * 4, plane * IN_CHANNELS};
     const cuuint32_t box[5] = {LINE_FLOATS, LINES, CHANNELS, STAGE_ROWS, 1}, steps[5] = {1, 1, 1, 1, 1};
-    const CUresult result = encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 5, const_cast<Element*>(x), sizes, strides, box, steps,
-                                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+    return encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 5, const_cast<Element*>(x), sizes, strides, box, steps,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// scratch: a float for each sample tile and SM, where a sample has several segments.
+// scratch: as many floats as there are sample tiles and SMs together; not used where each sample is one segment.
 extern "C" int launch_conv_pool_sum(const Element* x, const Element* weight, const Element* bias, float* scratch, float* out,
                                     int64_t batch, int64_t height, int64_t width, int64_t strict, cudaStream_t stream) {
     int device = 0, sm_count = 0;
@@ -646,21 +606,24 @@ extern "C" int launch_conv_pool_sum(const Element* x, const Element* weight, con
     cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
     Shape s = {static_cast<int>(batch), static_cast<int>(height), static_cast<int>(width)};
     s.rows = (s.height - KERNEL_H + 1) / POOL_H, s.columns = (s.width - KERNEL_W + 1) / POOL_W;
-    s.tiles = ceil_div(s.columns, TILE_POSITIONS), s.blocks = count_blocks(batch * s.tiles, s.rows, sm_count);
-    const bool split = s.tiles > 1 || s.batch % s.blocks;
+    s.tiles = ceil_div(s.columns, TILE_POSITIONS);
+    // One block per SM; or fewer, on at least 19 of 20 SMs, if a sample tile then has equally many blocks, or a block equally
+    // many sample tiles. The latter need no add_segments where a sample has one tile.
+    const int64_t tiles = sample_tiles(s), most = tiles * s.rows < sm_count ? tiles * s.rows : sm_count;
+    const int64_t tiles_a_block = (tiles + sm_count - 1) / sm_count, whole = tiles % tiles_a_block ? 0 : tiles / tiles_a_block;
+    const int64_t even = tiles <= sm_count ? sm_count / tiles * tiles : whole;
+    s.blocks = static_cast<int>(even <= most && even * 20 >= 19 * sm_count ? even : most);
+    const bool split = s.tiles > 1 || blocks_share_tiles(s);  // a sample has several segments
     const auto kernel = strict ? conv_pool_sum<true> : conv_pool_sum<false>;
     CUtensorMap map;
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
     if (error == cudaSuccess) error = make_tensor_map(x, s, &map);
     if (error != cudaSuccess) return error;
     kernel<<<s.blocks, THREADS, SHARED_BYTES, stream>>>(map, s, weight, bias, split ? scratch : out);
-    if (split) {  // by programmatic dependent launch, so its start overlaps the kernel before it
-        cudaLaunchAttribute early;
-        early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    if (split) {
+        cudaLaunchAttribute early = {cudaLaunchAttributeProgrammaticStreamSerialization};
         early.val.programmaticStreamSerializationAllowed = 1;
-        cudaLaunchConfig_t config = {};
-        config.gridDim = dim3(ceil_div(s.batch, 4)), config.blockDim = dim3(128);
-        config.stream = stream, config.attrs = &early, config.numAttrs = 1;
+        const cudaLaunchConfig_t config = {dim3(ceil_div(s.batch, 4)), dim3(128), 0, stream, &early, 1};
         error = cudaLaunchKernelEx(&config, add_segments, static_cast<const float*>(scratch), out, s);
     }
     return error == cudaSuccess ? cudaGetLastError() : error;
@@ -685,8 +648,8 @@ def sizes(kernels, x, weight, bias, *pool):
     batch, _, height, width = shape
     if pool != window or height < kernel[0] + pool[0] - 1 or width < kernel[1] + pool[1] - 1:
         raise RuntimeError(f"{NAME}: a window of {[*pool]} behind a kernel of {kernel} does not fit into {height} x {width}")
-    if batch * height >= 2**31 or math.prod(shape) >= 2**39:
-        raise RuntimeError(f"{NAME}: a tensor of shape {list(shape)} needs more blocks than a grid has")
+    if batch * height >= 2**31 or shape.numel() >= 2**39:
+        raise RuntimeError(f"{NAME}: expected batch * height < 2**31 and fewer than 2**39 elements; got shape {list(shape)}")
     if x[2].type == "cuda" and torch.cuda.get_device_capability(x[2])[0] != 9:
         raise RuntimeError(f"{NAME}: expected a GPU of compute capability 9 (Hopper); v4_tensor_core runs on 8.0 and later")
     if not kernels.is_served(width):
@@ -697,8 +660,7 @@ def sizes(kernels, x, weight, bias, *pool):
 
 
 def conv_pool_sum(kernels, x, weight, bias, pool, sizes=sizes):
-    found = sizes(kernels, kind(x), kind(weight), kind(bias), *pool)
-    if found is None:
+    if not (found := sizes(kernels, kind(x), kind(weight), kind(bias), *pool)):
         return kernels.original(x, weight, bias, pool)
     x, weight, bias, (batch, height, width, floats) = x.contiguous(), weight.contiguous(), bias.contiguous(), found
     out = x.new_empty(batch)
@@ -714,7 +676,7 @@ def original(x, weight, bias, pool):
 
 
 class ModelNew(nn.Module):
-    # Bound here, as `sizes` is above, so that another variant in the same notebook cannot replace them.
+    # Looked up here and now, as `sizes` is above: another variant in the same notebook may define the same names.
     sources = NAME, CUDA, "forward(Tensor x, Tensor weight, Tensor bias, int[2] pool) -> Tensor", conv_pool_sum, original
 
     def __init__(self, in_channels, out_channels, kernel_size, pool_kernel_size):
@@ -722,14 +684,12 @@ class ModelNew(nn.Module):
         self.conv = nn.Conv2d(in_channels, out_channels, kernel_size)
         self.avg_pool = nn.AvgPool2d(pool_kernel_size)
 
-    @torch.compiler.assume_constant_result
     def namespace(self):
         conv, pool = self._modules["conv"], self._modules["avg_pool"].kernel_size
         (kernel_h, kernel_w), (pool_h, pool_w) = conv.kernel_size, (pool, pool) if isinstance(pool, int) else pool
-        channels = {"IN_CHANNELS": conv.in_channels, "OUT_CHANNELS": conv.out_channels}
         sizes = {"KERNEL_H": kernel_h, "KERNEL_W": kernel_w, "POOL_H": pool_h, "POOL_W": pool_w}
         hopper = ("-gencode=arch=compute_90a,code=sm_90a",)  # load_inline would build for 9.0, which lacks wgmma
-        return build(*self.sources, flags=hopper, **channels, **sizes)
+        return build(*self.sources, (), hopper, IN_CHANNELS=conv.in_channels, OUT_CHANNELS=conv.out_channels, **sizes)
 
     def operands(self, x):
         conv, pool = self._modules["conv"], self._modules["avg_pool"]  # self.conv takes nn.Module half a microsecond
@@ -742,9 +702,9 @@ class ModelNew(nn.Module):
 # ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
 LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
 KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
-NUMBER = getattr(KEYS, "raw_repr", repr)  # PyTorch 2.4 has neither this nor the next function
-NEED_GRAD = getattr(torch._C, "_any_requires_grad", lambda *given: any(getattr(each, "requires_grad", False) for each in given))
-PLAIN = {NUMBER(KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)), NUMBER(KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA))}
+PLAIN = [KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA), KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)]  # of plain tensors
+ModelNew.namespace._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result does, for a second of imports
+kind = attrgetter("shape", "dtype", "device")  # what checks and sizes depend on: functions of kinds are cached
 
 
 @functools.lru_cache(maxsize=None)
@@ -765,112 +725,95 @@ def build(name, text, schema, forward, original, fused=(), flags=(), **constants
     devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
     machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
     everything = text, schema, flags, machine, [fingerprint(each) for each in (forward, original, *fused)]
-    namespace = f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}"
-    operators = getattr(torch.ops, namespace)
+    operators = getattr(torch.ops, f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}")
     with LOADING:
         if not getattr(operators, "registered", None):
-            kernels = load(namespace, text, flags, constants)
-            vars(kernels).update({each.__name__: each for each in (original, *fused)})
+            kernels = load(operators.name, text, flags)
+            vars(kernels).update(constants | {each.__name__: each for each in (original, *fused)})
             operators.registered = register(operators, schema, kernels, forward, original, *fused)
-    return namespace
+    return operators.name
 
 
-def load(name, text, flags, constants):
-    """Return the library of a text. Its functions know how many tensors they take, first, and whether a stream, last."""
+def load(name, text, flags):
+    """Return the library of a text. Its functions know the types of their arguments, and how many tensors come first."""
     from torch.utils import cpp_extension
 
-    options = {"cpp_sources": text, "extra_cflags": ["-O3", *flags]}
-    if is_cuda := "<<<" in text:
-        options = {"cpp_sources": "", "cuda_sources": text, "extra_cuda_cflags": ["-O3", "-lineinfo", *flags]}
-    if torch.__version__ >= "2.8":  # before, torch's headers come along
-        options["no_implicit_headers"] = True
-    if not shutil.which("ninja"):  # in a virtual environment that is not activated
+    is_cuda, flags = "<<<" in text, ["-O3", *flags]
+    options = {"cuda_sources": text, "extra_cuda_cflags": ["-lineinfo", *flags]} if is_cuda else {"extra_cflags": flags}
+    options |= {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
+    if not cpp_extension.is_ninja_available():  # in a virtual environment that is not activated
         os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
     cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
-    path = cpp_extension.load_inline(name, is_python_module=False, **options)  # None before PyTorch 2.5
+    path = cpp_extension.load_inline(name, "" if is_cuda else text, is_python_module=False, **options)  # None before 2.5
     kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
-    vars(kernels).update(constants)
     kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
     numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
     for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
         if function := getattr(kernels, symbol, None):  # the text may leave it out for these constants
-            types = [each.split()[0] for each in parameters.split(",") if each]
-            function.restype, function.argtypes = numbers[result], [numbers.get(each, ctypes.c_void_p) for each in types]
-            function.tensors, function.has_stream = parameters.count("*"), "cudaStream_t" in types
+            types = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
+            function.restype, function.argtypes, function.tensors = numbers[result], types, parameters.count("*")
     return kernels
 
 
 def register(operators, schema, kernels, forward, original, fuse=None, *fused):
     """Define the operator, for every device, so that forward checks the tensors. Without `fuse` its gradient is PyTorch's."""
-    name, tensors = f"{operators.name}::forward", schema.count("Tensor") - 1
+    tensors, notice = schema.count("Tensor") - 1, f"{operators.name[:-11]}: {original.__doc__}"
     library, forward = torch.library.Library(operators.name, "DEF"), functools.partial(forward, kernels)
 
     class Gradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx, keys, *arguments):
-            warn(f"{operators.name[:-11]}: {original.__doc__}")
+            warn(notice)
             ctx.save_for_backward(*arguments[:tensors])
             ctx.others = arguments[tensors:]
-            return below_autograd(operators.forward, forward, keys, *arguments)
+            return autograd(keys, *arguments)  # where no gradient is recorded
 
         @staticmethod
         def backward(ctx, grad):
-            keeps_graph, needs = torch.is_grad_enabled(), ctx.needs_input_grad[1:]
-            with torch.enable_grad():
-                # Views: the gradients are partial ones, also where an argument depends on another.
+            with torch.enable_grad():  # views: gradients are partial ones, also where an argument depends on another
                 given = [each if each is None else each.view_as(each) for each in ctx.saved_tensors[:tensors]]
-                wanted = [each for each, needed in zip(given, needs, strict=False) if needed]
-                found = iter(torch.autograd.grad(original(*given, *ctx.others), wanted, grad, create_graph=keeps_graph))
-            return None, *[next(found) if needed else None for needed in needs]
+                out = original(*given, *ctx.others)
+            wanted = [each for each in given if each is not None and each.requires_grad]
+            found = dict(zip(wanted, torch.autograd.grad(out, wanted, grad, create_graph=torch.is_grad_enabled()), strict=True))
+            return None, *map(found.get, given), *[None] * len(ctx.others)
 
     def autograd(keys, *arguments):
+        trains = torch.is_grad_enabled() and True in [each is not None and each.requires_grad for each in arguments[:tensors]]
         # Gradient refuses the tangents that arguments may have within forward_ad.dual_level(); below it they would be dropped.
-        if torch.autograd.forward_ad._current_level >= 0 or (torch.is_grad_enabled() and NEED_GRAD(*arguments)):
+        if trains or (torch.autograd.forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()):
             return Gradient.apply(keys, *arguments)
-        return below_autograd(operators.forward, forward, keys, *arguments)
+        if keys in PLAIN:  # the dispatcher would do no more
+            return forward(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operators.forward(*arguments)
 
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl("forward", forward, "CompositeExplicitAutograd")
     library.impl("forward", autograd, "Autograd", with_keyset=True)
-    torch.library.register_fake(name, original, lib=library)
+    torch.library.register_fake(f"{operators.name}::forward", original, lib=library)
     for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
-        torch.library.register_autocast(name, device, torch.float32, lib=library)
-    if fuse:
-        Gradient = fuse(library, schema, kernels, Gradient, *fused)
+        torch.library.register_autocast(f"{operators.name}::forward", device, torch.float32, lib=library)
+    Gradient = fuse(library, schema, kernels, Gradient, *fused) if fuse else Gradient
     return library
-
-
-def below_autograd(operator, function, keys, *arguments):
-    """Call an operator from its autograd kernel, or its function at once where the dispatcher would do no more."""
-    if NUMBER(keys) in PLAIN:
-        return function(*arguments)
-    with torch._C._AutoDispatchBelowAutograd():
-        return operator.default.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
-
-
-def kind(tensor):
-    """Return what checks and sizes depend on. A function of kinds is cached: it would take as long as the rest of a call."""
-    return tensor.shape, tensor.dtype, tensor.device
 
 
 def check(kernels, name, tensor, place, shape):
     """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
-    found, dtype, device = tensor
-    if dtype is not torch.float32 or found != shape or device != place[2] or device.type != kernels.device:
+    if tensor != (shape, torch.float32, place[2]) or place[2].type != kernels.device:
         wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
-        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {dtype} of shape {list(found)} on {device}")
+        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {tensor[1]} of shape {list(tensor[0])} on {tensor[2]}")
 
 
 def launch(function, *arguments):
     """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
-    first, stream = arguments[0], 0
+    first, count, stream = arguments[0], function.tensors, 0
     if first.is_cuda:
         if (device := first.get_device()) != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 return launch(function, *arguments)
         stream = torch._C._cuda_getCurrentRawStream(device)
-    pointers = [None if each is None else each.data_ptr() for each in arguments[: function.tensors]]
-    if code := function(*pointers, *arguments[function.tensors :], *(stream,) * function.has_stream):
+    pointers = [None if each is None else each.data_ptr() for each in arguments[:count]]
+    if code := function(*pointers, *arguments[count:], stream):  # a C function ignores an argument too many
         words = f"CUDA error: {torch.cuda.CudaError(code)}" if first.is_cuda else f"error {code}"
         raise RuntimeError(f"{function.__name__}: {words}")
 
@@ -878,11 +821,10 @@ def launch(function, *arguments):
 @functools.lru_cache(maxsize=None)
 def warn(text):
     """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
-    files = [each.filename for each in inspect.stack(0)]
-    level = len(files) - files[::-1].index(files[0])  # behind the outermost of this file
-    while level < len(files) - 1 and files[level].startswith(os.path.dirname(torch.__file__)):
-        level += 1
-    warnings.warn(text, stacklevel=level + 1)
+    files, torchs = [each.filename for each in inspect.stack(0)], os.path.dirname(torch.__file__)
+    last = max(i for i, file in enumerate(files) if file == files[0])  # the outermost of this file
+    callers = [i for i, file in enumerate(files) if i > last and not file.startswith(torchs)]
+    warnings.warn(text, stacklevel=min(callers, default=last) + 1)
 
 
 def main():
@@ -895,11 +837,10 @@ def main():
     torch.manual_seed(0)
     arguments, shape, small, limit = EXAMPLE
     model, x = ModelNew(*arguments).to(device).requires_grad_(False), torch.randn(small if emulated else shape, device=device)
-    found, exact = model(x), torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
-    error = ((found - exact).abs().max() / exact.std()).item()
-    names = {"model": model.float(), "x": x, "original": original}
-    calls = () if emulated else ("model(x)", "original(*model.operands(x))")
-    times = [f"{1e3 * benchmark.Timer(call, globals=names).timeit(20).mean:.3f} ms" for call in calls]
+    exact = torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
+    error = ((model.float()(x) - exact).abs().max() / exact.std()).item()
+    calls = () if emulated else (model, lambda x: original(*model.operands(x)))
+    times = [f"{1e3 * benchmark.Timer('f(x)', globals={'f': f, 'x': x}).timeit(20).mean:.3f} ms" for f in calls]
     how_fast = ", PyTorch ".join(times) or f"under the emulator, not timed, on an input of {tuple(x.shape)}"
     verdict = "right" if error <= limit else "wrong"
     print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")

@@ -75,8 +75,8 @@ class RefereeClient:
         self.domain, self.checks_itself = description["domain"], description["checks_itself"]
         self.has_layouts, self.uses_tf32 = description["has_layouts"], description["precision"] == "tf32"
         self.side_effects = self.ask("side_effects")["side_effects"]
-        for probe, (_, size) in PROBES.items():
-            if size == "own" and probe != OF_SEEDS:
+        for probe in PROBES:
+            if size_of(probe) == "own" and probe != OF_SEEDS:
                 self.prepared(probe)
         self.tells_nothing = self.ask("tells_nothing")["why"]
         return description

@@ -33,7 +33,7 @@ IN_LATER_ROUNDS = {
             "pipeline.consumer_release(first_band + segment.rows), pipeline.consumer_release(first_band + segment.rows);",
         ),
     },
-    ("alexnet_conv1", "v5_hopper"): {"release": ("if (at.begins_stage()) pipeline.producer_acquire();", ";")},
+    ("alexnet_conv1", "v5_hopper"): {"release": ("mbarrier_try_wait(pipeline.empty(), pipeline.parity ^ 1);", ";")},
 }
 MOST = 2  # barriers and waits of a variant: each copy has to be compiled
 KINDS = {

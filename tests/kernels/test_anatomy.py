@@ -43,7 +43,7 @@ def test_what_all_files_write_alike_is_the_same_text():
 @pytest.mark.parametrize(
     "edit",
     [
-        ("stacklevel=level + 1", "stacklevel=2"),
+        ("default=last) + 1", "default=last) + 2"),
         ("within 1 ulp", "within 2 ulp"),
         ('"=f"(power)', '"+f"(power)'),
         ("setmaxnreg.inc", "setmaxnreg.dec"),

@@ -113,8 +113,8 @@ def test_every_process_finds_the_builds_of_the_others(monkeypatch, capsys):
 def test_an_older_pytorch_gets_what_it_knows(monkeypatch, version, narrow):
     given = {}
 
-    def record(name, **options):
-        given.update(options, name=name)
+    def record(name, cpp_sources, **options):
+        given.update(options, cpp_sources=cpp_sources)
         raise RuntimeError("not built")
 
     monkeypatch.setattr(cpp_extension, "load_inline", record)
@@ -150,7 +150,7 @@ def test_threads_build_once(monkeypatch):
     both_ask = threading.Barrier(2)
     module = catalog.load_variant(VARIANT.path)
 
-    def pretend(name, text, flags, constants):
+    def pretend(name, text, flags):
         asked.append(name)
         time.sleep(0.2)  # the other thread comes to the same place
         return types.SimpleNamespace()

@@ -24,8 +24,6 @@ FUSED = [param for param in PARAMS if shared_text.FUSED in project_variants.text
 # alexnet_conv1's training_tensor_core keeps nothing for its gradient, which is of the backward pass's precision, as PyTorch's.
 KEEP_NOTHING = {"alexnet_conv1/training_tensor_core"}
 STRICT = [p for p in PARAMS if "STRICT" in project_variants.text_of(p.values[1]) and p.id not in KEEP_NOTHING]
-# Raises IndexError for a window of fewer than two numbers, where the others say what they expected.
-WINDOW_UNCHECKED = "conv_pool_sigmoid_sum/v1_fused_tail"
 
 
 def every(params, model=None, backend=None):
@@ -92,9 +90,7 @@ def wrong_arguments(model, variant):
 
 
 @every(PARAMS)
-def test_wrong_arguments_of_an_operator(request, model, variant):
-    if f"{model.name}/{variant.name}" == WINDOW_UNCHECKED:
-        request.applymarker(pytest.mark.xfail(reason="IndexError, where the others say what they expected", strict=True))
+def test_wrong_arguments_of_an_operator(model, variant):
     apart.run(wrong_arguments, model, variant)
 
 
