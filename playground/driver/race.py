@@ -20,7 +20,7 @@ MIN_ROUNDS, MAX_ROUNDS = 9, 200
 FIRST_LOOK = statistics.ROUNDS_FOR_AN_INTERVAL  # rounds after which those that are far from the fastest are timed enough
 FAR = 1.1  # times as slow as the slowest baseline whose ratio matters
 ROUNDS_BETWEEN_LOOKS = 3
-BATCH_MS = 60  # about what one side is asked to do at a time, all around the calls included
+BATCH_MS = {"cpu": 60, "cuda": 30}  # about what one side is asked to do at a time, all around the calls included
 MAX_CALLS = 10  # of a batch, on average 1.5 times as many
 SETTLING_CALLS = {place: clock.settling_calls for place, clock in (("cpu", CpuClock), ("cuda", CudaClock))}
 
@@ -63,7 +63,7 @@ class Side:
         self.late = []  # for each call, whether the device was busy on other streams after the current one
         self.flushes = []  # milliseconds, of the last round
         self.launches = []  # milliseconds that the host took to launch each call
-        self._settling_calls = SETTLING_CALLS[place]
+        self._settling_calls, self._batch_ms = SETTLING_CALLS[place], BATCH_MS[place]
         self._ask = ask
 
     def start(self):
@@ -73,8 +73,8 @@ class Side:
         return started
 
     def resume(self, started):
-        per_call = max(started["milliseconds"], 1e-3) if math.isfinite(started["milliseconds"]) else BATCH_MS
-        self._calls = max(1, min(MAX_CALLS, round(BATCH_MS / per_call)))
+        per_call = max(started["milliseconds"], 1e-3) if math.isfinite(started["milliseconds"]) else self._batch_ms
+        self._calls = max(1, min(MAX_CALLS, round(self._batch_ms / per_call)))
         self.peak_mib = started["peak_mib"]
 
     def play(self, last_seed):

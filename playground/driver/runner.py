@@ -27,6 +27,7 @@ from playground.driver.verdict import DROP_IN, blank_standards, give, give_failu
 from playground.judge.sample import IN_A_RUN
 from playground.machine import build_locks, ptxas
 from playground.machine.memory import MEMORY, MOST_JUDGED_AT_ONCE, builds_at_once, judged_at_once
+from playground.report import contract
 from playground.tensors import NoRoom, is_full, no_room_in
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, kill_all, owner, sandbox, submit
 from playground.worker.failures import internal_error
@@ -35,6 +36,7 @@ from playground.worker.referee_client import GIVEN, sized_up
 LOOK_AGAIN = 0.5  # seconds
 PATIENCE_FOR_A_PAIR = 3.0  # seconds, of a whole run, which would have used up a short run's at its beginning
 SHARED_MEMORY = "/dev/shm"
+NICE, LATER, NICEST = 10, 3, 19  # of builds: what judges the first ones comes before, and their model before the next
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ class Runner:
         self.in_turn = threading.Lock()  # is held by a session that waits for memory: who comes first has it first
         self._are_beside = False  # whether several models are judged at once
         self.is_over = False  # nobody needs to wait for anything any more
-        self._niceness = 0  # of builds
+        self._niceness = {}  # of builds, by the path of their model
 
     def run(self, tasks, keep=lambda results: None):
         """Return one result a task, in their order. Failures of a variant are its verdict; nothing of it is raised.
@@ -222,7 +224,8 @@ class Runner:
         has_points = len({task.group for task, _ in pairs}) > len({(task.model.path, task.place) for task, _ in pairs})
         # The processes of compute-sanitizer do not stand still for a timing.
         at_once = judged_at_once() if on_gpu and not self._options.sanitize and not has_points else 1
-        self._niceness = 10 if on_gpu else 0  # what judges the first ones comes before
+        models = dict.fromkeys(task.model.path for task, _ in pairs)
+        self._niceness = {path: min(NICEST, NICE + LATER * turn) if on_gpu else 0 for turn, path in enumerate(models)}
         self._are_beside = at_once > 1
         if self._are_beside and self._is_alone:
             self.judge_slot = threading.BoundedSemaphore(at_once)
@@ -352,7 +355,7 @@ class Runner:
         with self.answering_for(result):
             try:
                 with WorkerProcess("candidate", self._options.time_limit, UNTIMED, room=self.room(task)) as worker:
-                    worker.make_nice(self._niceness)
+                    worker.make_nice(self._niceness[task.model.path])
                     with contextlib.suppress(WorkerFailure):  # which is said of the original when its reference is computed
                         self.footprint(task, lambda: sized_up(worker, self.original(task)))
                     load_candidate(worker, self.original(task), task, self._options, None)
@@ -472,17 +475,10 @@ class _Pool(ThreadPoolExecutor):
         self.shutdown(cancel_futures=True)
 
 
-UNKNOWN = """
-    verdict reason accuracy weights weights_differ precision variant_precision check build_seconds ptxas time_ms peak_mib
-    floor_ms floor_bound work ceilings speedup speedup_proof outer outcome control rounds calls rechecked back_to_back_ms clocks
-    graphed training sanitizer
-"""
-
-
 def blank_result(task):
     """Return what is known of a task before anything ran; "verdict" is None."""
     return {
-        **dict.fromkeys(UNKNOWN.split()),
+        **dict.fromkeys(contract.KEYS),
         **{"model": task.model.name, "variant": task.variant.name, "backend": task.variant.backend, "ran_on": task.place},
         **{"details": "", "printed": "", "built": False, "pair": task.pair, **task.hashes},
         **{"standard": task.standard, "standards": blank_standards(), "caveats": [], "notes": [], "findings": []},

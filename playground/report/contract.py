@@ -28,6 +28,7 @@ OBJECTS = _read()
 SCHEMA = 1
 VERDICTS = tuple(OBJECTS["result"]["verdict"].split(" | "))
 STANDARDS = {"forward": "forward", "drop-in": "drop_in"}  # as --standard names them -> their keys in a result
+KEYS = tuple(key.rstrip("?") for key in OBJECTS["result"])  # of a result
 ENVIRONMENT_KEYS = tuple(key.rstrip("?") for key in OBJECTS["environment"])
 RATIO_KEYS = tuple(OBJECTS["ratio"])
 LEAVES = {  # form -> what is expected, in words, and whether a value is that

@@ -305,7 +305,7 @@ def played(name, ms, settling=0, **more):
 def test_calls_of_a_round_cannot_be_foreseen_and_settling_is_not_counted():
     device = Device({"eager": [7.0, 1.0, 1.0, 1.0, 1.0, 1.0]})
     side = device.side("eager", settling=1)
-    side.resume({"milliseconds": 30.0, "peak_mib": None})
+    side.resume({"milliseconds": 15.0, "peak_mib": None})
     for seed in range(9):
         side.play(seed)
     assert {len(samples) for samples in side.rounds} <= {2, 3, 4}

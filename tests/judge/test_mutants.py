@@ -296,8 +296,8 @@ def referee(request, tmp_path_factory):
     tmp_path = tmp_path_factory.mktemp("referee")
     made, model = Referee(), catalog.find_model(request.param)
     made.load(str(model.path), catalog.SETTINGS["emulator"][model.name], "cpu", tmp_path / "weights", 1)
-    for i, (probe, (_, size)) in enumerate(PROBES.items()):
-        made.prepare(probe, size, 10 + i, tmp_path / "inputs")
+    for i, (probe, check) in enumerate(PROBES.items()):
+        made.prepare(probe, check.size, 10 + i, tmp_path / "inputs")
     made.wanted = WANTED[request.param]
     return made
 
