@@ -24,7 +24,7 @@ END = "Ctrl-C ends"  # the last line of each screen
 @pytest.fixture
 def watch():
     """watch(*options, terminal=False) -> a command under way, as pexpect has it; outputs come together."""
-    with contextlib.ExitStack() as stack:
+    with contextlib.suppress(ProcessLookupError), contextlib.ExitStack() as stack:
 
         def start(*options, terminal=False):
             command = [sys.executable, "compare.py", "--watch", "--check-only", *map(str, options)]

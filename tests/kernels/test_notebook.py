@@ -40,9 +40,9 @@ def counted(name, *arguments, **options):
 
 cpp_extension.load_inline = counted
 
-def make(ModelNew, init_inputs, device):
+def make(ModelNew, init_inputs):
     torch.manual_seed(0)
-    model = ModelNew(*init_inputs).to(device).requires_grad_(False)
+    model = ModelNew(*init_inputs).requires_grad_(False)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             parameter.zero_()
@@ -159,7 +159,7 @@ EDITED_LINE = "out[index] = bias ? sum + bias[o] : sum;"
 
 def run_cell(model, name="output"):
     init_inputs, shape = problem_of(model)
-    return f"torch.manual_seed(1); {name} = make(ModelNew, {init_inputs!r}, 'cpu')(torch.randn({shape!r}))"
+    return f"torch.manual_seed(1); {name} = make(ModelNew, {init_inputs!r})(torch.randn({shape!r}))"
 
 
 def pasted_twice(model, variant):
@@ -181,7 +181,7 @@ def edited_and_interrupted(model, variant):
     # A text that no cache has, so that there is something to interrupt.
     fresh = doubled.replace("2 * (bias", f"0 * {time.time_ns()}u + 2 * (bias")
     interrupted = f"{INTERRUPT_THE_COMPILER}\n{fresh}"  # whose main builds it
-    old = f"old = make(ModelNew, {init_inputs!r}, 'cpu'); x = torch.randn({shape!r}); unedited = old(x)"
+    old = f"old = make(ModelNew, {init_inputs!r}); x = torch.randn({shape!r}); unedited = old(x)"
     unchanged = "assert torch.equal(old(x), unedited), 'an instance made before the edit has changed'"
     twice = "assert torch.equal(output, 2 * expected)"
     in_peace = "interrupter.join(); del output"
@@ -204,7 +204,7 @@ def test_every_variant(run_notebook, monkeypatch):
         place_of[param.id] = len(cells)
         cells += pasted_twice(*param.values)
         if param is native[0]:
-            made = f"make(ModelNew, {init_inputs!r}, 'cpu')"
+            made = f"make(ModelNew, {init_inputs!r})"
             cells.append(f"x = torch.randn({shape!r}); held, expected_of_held = {made}, {made}(x)")
     assert emulated[-1].id == EDITED
     cells += edited_and_interrupted(*emulated[-1].values)

@@ -8,29 +8,16 @@ import torch
 
 from playground import catalog, tensors
 
-pytestmark = pytest.mark.parametrize("model, variant", project_variants.variants())
 
-
-@pytest.fixture
-def pair(model, variant):
-    """(original, variant), both built after the same seed."""
+@pytest.mark.parametrize("model, variant", project_variants.variants())
+def test_parameters_and_signatures(model, variant):
     problem = catalog.load_problem(model.path)
-    new = catalog.load_variant(variant.path).ModelNew
-    return tensors.make_model(problem, problem.Model, seed=3), tensors.make_model(problem, new, seed=3)
-
-
-def test_same_seed_same_weights(pair):
-    original, new = (model.state_dict() for model in pair)
-    assert list(new) == list(original)
-    assert all(torch.equal(new[name], original[name]) for name in original)
-
-
-def test_parameters_ask_for_gradients(pair):
-    original, new = ({name: p.requires_grad for name, p in model.named_parameters()} for model in pair)
-    assert new == original
-
-
-def test_signatures(pair):
+    kinds = problem.Model, catalog.load_variant(variant.path).ModelNew
+    original, new = (tensors.make_model(problem, kind, seed=3) for kind in kinds)
+    theirs, ours = original.state_dict(), new.state_dict()
+    assert list(ours) == list(theirs) and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    trained = [{name: value.requires_grad for name, value in made.named_parameters()} for made in (original, new)]
+    assert trained[0] == trained[1]
     for method in ("__init__", "forward"):
-        original, new = (inspect.signature(getattr(type(model), method)) for model in pair)
-        assert str(new) == str(original), method
+        theirs, ours = (str(inspect.signature(getattr(kind, method))) for kind in kinds)
+        assert ours == theirs, method
