@@ -322,6 +322,14 @@ def test_decisions_that_are_as_near_as_rounding_are_found():
     torch.testing.assert_close(moved, torch.tensor([[0.0, 0, 15, 15]], dtype=torch.float64), atol=1e-8, rtol=1e-4)
 
 
+def test_what_is_moved_little_may_go_as_far_as_the_rest_in_the_mean():
+    """Where two decisions cancel in an element that both move, a variant may change one of them."""
+    windows = 5.0, 5 * NEAR, 5.0, 5 * NEAR, 2.0, 3.0
+    _, moved = decided(lambda x: nn.functional.max_pool1d(x, 2) * torch.tensor([1.0, 0.01, 1.0]), *windows)
+    mean = ((2 * 5.0**2 + 2 * 0.05**2) / 4) ** 0.5
+    torch.testing.assert_close(moved, torch.tensor([[5.0, 5, mean, mean, 0, 0]], dtype=torch.float64), atol=1e-8, rtol=1e-4)
+
+
 def test_a_step_at_zero_is_a_decision():
     truth, moved = decided(lambda x: torch.relu(x[:, ::2] - x[:, 1::2]), 1.0, NEAR, 1.0, CLEAR, CLEAR, 1.0)
     assert truth.tolist() == [[0, 0, 0, 0, 5, -5]]
