@@ -1,11 +1,10 @@
 """alexnet_conv1, v3: implicit GEMM, the same product without the matrix, in register tiles; plain fp32 as fast as it goes.
 
 Why it is faster
-    v2 moves 2.25 GB for the matrix beside 0.45 that are needed. Here a block keeps the image's rows in shared memory, and a
-    thread has 7 neighbouring positions in 12 channels. A row of the kernel touches 35 neighbouring pixels for all 7 windows:
-    loaded into registers once, they serve 11 taps, so 42 loads of 16 bytes feed 924 multiply-adds. While a slice of the taps,
-    four rows of the kernel, is multiplied, cp.async fetches the next (double buffering). The cost: a packed copy of the
-    weights. Predicted 1.25 ms on an H200, measured 1.57.
+    v2 moves 2.25 GB for the matrix beside 0.45 that are needed. Here a block keeps the image's rows in shared memory; a thread
+    has 7 neighbouring positions in 12 channels. A row of the kernel touches 35 pixels for all 7 windows: loaded into registers
+    once, they serve 11 taps: 42 loads of 16 bytes feed 924 multiply-adds. Meanwhile cp.async fetches the next four rows of the
+    kernel (double buffering). The cost: a packed copy of the weights. Predicted 1.25 ms on an H200, measured 1.57.
 
 Mathematics
     That of v1, in strict fp32: one chain of fused multiply-adds for each output, over c, u and v; the bias last.
