@@ -129,12 +129,14 @@ def load_results(path, most, device="cpu"):
     """Return the Results in a file that a variant's process wrote, of up to `most` bytes; tensors are dense and on the device.
 
     Its bytes are copied and never executed: no pickle is read. Raises NotTensors where it is a link, no regular file, too long,
-    or holds something else.
+    or holds something else, and torch.OutOfMemoryError where the device has no room.
     """
     try:
         # Neither through a link, nor waiting for the other end of a pipe.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             return _read_results(file, most, device)
+    except torch.OutOfMemoryError:
+        raise
     except OSError as error:
         raise NotTensors(f"the file of results cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, KeyError, RecursionError, RuntimeError, struct.error) as error:

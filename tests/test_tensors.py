@@ -191,6 +191,16 @@ def test_results_come_back_as_they_were(tmp_path):
     assert found.detached
 
 
+def test_a_device_without_room_is_no_fault_of_the_file(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    tensors.save_results(tensors.Results([torch.ones(3)]), tmp_path / "results")
+    monkeypatch.setattr(torch, "empty", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        tensors.load_results(tmp_path / "results", 4096, "cuda")
+
+
 def test_a_sparse_result_is_refused(tmp_path):
     with pytest.raises(TypeError, match=r"output 0 is torch\.sparse_coo, expected a dense tensor"):
         tensors.save_results(tensors.Results([torch.eye(2).to_sparse()]), tmp_path / "results")

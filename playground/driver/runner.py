@@ -36,7 +36,7 @@ from playground.worker.referee_client import GIVEN, sized_up
 LOOK_AGAIN = 0.5  # seconds
 PATIENCE_FOR_A_PAIR = 3.0  # seconds, of a whole run, which would have used up a short run's at its beginning
 SHARED_MEMORY = "/dev/shm"
-NICE, LATER, NICEST = 10, 3, 19  # of builds: what judges the first ones comes before, and their model before the next
+NICE, LATER, NICEST = 10, 3, 13  # of builds: what judges the first ones comes before, and their model before the next
 
 
 @dataclass(frozen=True)
@@ -178,6 +178,7 @@ class Runner:
         self._are_beside = False  # whether several models are judged at once
         self.is_over = False  # nobody needs to wait for anything any more
         self._niceness = {}  # of builds, by the path of their model
+        self._begun, self._judged, self._most_ahead = threading.Condition(), 0, 0  # how many builds are judged; may run ahead
 
     def run(self, tasks, keep=lambda results: None):
         """Return one result a task, in their order. Failures of a variant are its verdict; nothing of it is raised.
@@ -204,8 +205,13 @@ class Runner:
         for task in tasks:
             if task.group not in self._shared:
                 self._shared[task.group] = SharedSession(functools.partial(self.session_for, task), uses[task.group])
-        models = {path: turn for turn, path in enumerate(dict.fromkeys(task.model.path for task in tasks))}
-        pairs = sorted(zip(tasks, results, strict=True), key=lambda pair: (models[pair[0].model.path], pair[0].place == "cpu"))
+        # Who shares an original comes one after the other: one waits for memory while it has what others are to give back.
+        models, groups = (list(dict.fromkeys(each)) for each in ([task.model.path for task in tasks], self._shared))
+
+        def turn(pair):
+            return models.index(pair[0].model.path), pair[0].place == "cpu", groups.index(pair[0].group)
+
+        pairs = sorted(zip(tasks, results, strict=True), key=turn)
         ours = owner.set(self)
         try:
             self._run(pairs, finish)
@@ -232,7 +238,8 @@ class Runner:
         in_turn = [pair for pair in pairs if pair[0].place != "emulator"]
         self._coming = [task for task, _ in in_turn]
         # Builds do not run ahead by more variants than there are processors: who judges needs those, too.
-        self._ahead = threading.Semaphore(builds_at_once() + MOST_JUDGED_AT_ONCE)
+        self._judged, self._most_ahead = 0, builds_at_once() + MOST_JUDGED_AT_ONCE
+        places = {id(result): place for place, (_, result) in enumerate(in_turn)}
         judging = _Pool(2 * at_once if self._are_beside else 1, self)  # as many more may wait to be timed
         # Who waits for another pool's calls is left after it: what these have not begun is cancelled then.
         with judging, _Pool(builds_at_once(), self) as building:
@@ -240,8 +247,8 @@ class Runner:
                 built = {}
                 for task, result in pairs:
                     emulated = functools.partial(self._check_and_time, finish=finish, build=True)
-                    build = emulated if task.place == "emulator" else self._build_in_turn
-                    built[id(result)] = submit(building, build, task, result)
+                    in_order = functools.partial(self._build_in_turn, place=places.get(id(result)))
+                    built[id(result)] = submit(building, emulated if task.place == "emulator" else in_order, task, result)
                 self._judge_all(built, judging, in_turn, finish)
             except BaseException:
                 self._progress.hush()
@@ -249,9 +256,11 @@ class Runner:
             finally:
                 self.is_over = True
 
-    def _build_in_turn(self, task, result):
-        while not (self._ahead.acquire(timeout=LOOK_AGAIN) or self.is_over):
-            pass
+    def _build_in_turn(self, task, result, place):
+        """Build the variant at a place of the order: those before it are never kept waiting for it."""
+        with self._begun:
+            while not (place < self._judged + self._most_ahead or self.is_over):
+                self._begun.wait(LOOK_AGAIN)
         self.build(task, result)
 
     def _judge_all(self, built, judging, in_turn, finish):
@@ -279,11 +288,14 @@ class Runner:
 
         On the CPU they take longest, for torch.compile.
         """
-        if self._are_beside and not self.is_over:
+        is_needed = self._are_beside and not (self.is_over or (build.done() and result["verdict"]))
+        if is_needed:
             with contextlib.suppress(Exception):  # it is raised again where the session is used
                 self._shared[task.group].session()
         build.result()
-        self._ahead.release()
+        with self._begun:
+            self._judged += 1
+            self._begun.notify_all()
         if not self.is_over:
             self._check_and_time(task, result, finish)
 
@@ -355,7 +367,7 @@ class Runner:
         with self.answering_for(result):
             try:
                 with WorkerProcess("candidate", self._options.time_limit, UNTIMED, room=self.room(task)) as worker:
-                    worker.make_nice(self._niceness[task.model.path])
+                    worker.make_nice(self._niceness.get(task.model.path, 0))
                     with contextlib.suppress(WorkerFailure):  # which is said of the original when its reference is computed
                         self.footprint(task, lambda: sized_up(worker, self.original(task)))
                     load_candidate(worker, self.original(task), task, self._options, None)

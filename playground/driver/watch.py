@@ -75,6 +75,7 @@ class Watch:
                 pass
         except BaseException:
             over.set()
+            self._runner.is_over = True  # or it would wait for memory for ever
             self._stop(judging, over, self._runner)
             raise
         if not judging.done():

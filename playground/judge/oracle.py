@@ -36,7 +36,6 @@ LEAST_ROUNDINGS, SECONDS = 6, 20.0  # so many where all take longer: a recurrent
 RESULTS = (None, 1, 2)  # seeds of the roundings of every result: the mean of a row is near a number of fp16 by chance
 SHUFFLES = 8
 DECISIONS = 4  # pairs of runs: a decision that none of them shows is less near than most kernels' rounding
-SMOOTHLY = 1e-4  # of the furthest: what does not follow quite smoothly goes so far without any decision
 NEARNESS = 24  # units in the last place of float32 by which values are nudged to find decisions
 # Other ways to compute the reference than in float64, on the device, at once.
 PROMOTED = "what the original makes for itself in float32 or less was made in float64"
@@ -139,9 +138,7 @@ class Oracle:
         Which element of a window is the largest, or on which side of zero a value is, decides where a gradient goes. In
         float64, everything is off by up to NEARNESS units in float32's last place in one run, and by the opposite in a second.
         What follows smoothly is then opposite, too, and cancels in their sum; a decision near enough to change does so in one
-        of the two, and what it moves remains. Two that are always both changed may cancel in an element, where a variant
-        changes one: each element that is moved at all may go as far as those of its gradient do in the root mean square.
-        `reference` is the probe's Results. No gradient that is not finite goes anywhere.
+        of the two, and what it moves remains. `reference` is the probe's Results. No gradient that is not finite goes anywhere.
         """
         moved = {name: torch.zeros_like(gradient) for name, gradient in reference.gradients.items() if gradient is not None}
         for seed in range(DECISIONS):
@@ -149,9 +146,6 @@ class Oracle:
             for name, largest in moved.items():
                 jump = (runs[0][name] + runs[1][name] - 2 * reference.gradients[name]).abs()
                 torch.maximum(largest, torch.nan_to_num(jump, nan=0.0, posinf=0.0), out=largest)
-        for largest in moved.values():
-            is_moved = largest > SMOOTHLY * largest.max() if largest.numel() else largest > 0
-            largest[is_moved] = largest[is_moved].clamp(min=largest[is_moved].square().mean().sqrt().item())
         return moved
 
     def rounded_at_each_step(self, probe, count, dtype):

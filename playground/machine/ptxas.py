@@ -75,6 +75,8 @@ def describe(codes, capability=None):
         lines = [line.strip() for line in str(complaint).strip().splitlines()] or [""]
         error = next((line for line in lines if re.search(r"\b(error|fatal)\b", line)), lines[-1])[:300]
         return {"unknown": f"nvcc does not compile the text by itself: {error}"}
+    except (KeyError, TypeError):  # a version that says it in another way
+        return {"unknown": "what ptxas says of it is not understood"}
     return found
 
 

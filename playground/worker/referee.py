@@ -430,7 +430,7 @@ class Referee:
         most = BYTES_OF_ELEMENT * elements + SLACK
         try:
             given = tensors.load_results(file, most, self.device if elements > SMALL else "cpu")
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, tensors.NotTensors):  # the latter, too, where there is no room: of pinned memory
             given = tensors.load_results(file, most)
         if not self.sample.is_part:
             return given

@@ -20,7 +20,7 @@ return torch.tanh(self.linear(x))
 )
 @pytest.mark.parametrize("command, model", [("run_all", "--models"), ("compare", "--model")])
 def test_both_commands_take_it(command, model, arguments, strict, monkeypatch):
-    monkeypatch.setattr(main, "_run", lambda given, tasks, options, show: options)
+    monkeypatch.setattr(main, "_run", lambda given, tasks, show: main._options(given))
     assert getattr(main, command)([model, "alexnet_conv1", *arguments]).strict is strict
 
 

@@ -156,11 +156,12 @@ def test_what_a_timing_compares_with_is_ready_when_its_check_ends(tiny_problem, 
 def on_gpu(tmp_path, monkeypatch):
     """on_gpu(judge, count): results of so many models on a GPU, two at a time, judged by `judge(task, result)`."""
 
-    def run(judge, count, build=lambda *_: None, made=lambda: None):
+    def run(judge, count, build=lambda *_: None, made=lambda: None, settings=({},)):
         files = [tmp_path / f"model_{number}.py" for number in range(count)]
         for file in files:
             file.write_text("class ModelNew: ...")
-        tasks = [Task(catalog.Model(file.stem, file), catalog.Variant(file.stem, file, "cuda"), "cuda") for file in files]
+        named = [(catalog.Model(file.stem, file), catalog.Variant(file.stem, file, "cuda")) for file in files]
+        tasks = [Task(*pair, "cuda", each) for pair in named * (2 if len(settings) > 1 else 1) for each in settings]
         session = SimpleNamespace(
             group=None, check_and_time=lambda task, result, build: judge(task, result), close=lambda: None
         )
@@ -170,7 +171,7 @@ def on_gpu(tmp_path, monkeypatch):
         kept = []
         with Progress() as progress:
             results = Runner(Options(), progress).run(tasks, lambda results: kept.append(len(results)))
-        assert kept == list(range(1, count + 1))
+        assert kept == list(range(1, len(tasks) + 1))
         return results
 
     return run
@@ -208,6 +209,46 @@ def test_builds_run_ahead_of_the_judge_but_not_far(on_gpu):
 
     on_gpu(judge, 100, lambda self, task, result: built.append(task))
     assert 1 < max(ahead) <= builds_at_once() + MOST_JUDGED_AT_ONCE + 2
+
+
+def test_a_build_is_never_overtaken_by_more_than_may_run_ahead(on_gpu):
+    """Who judges waits for it, and may hold the memory that those behind it wait for."""
+    built, judged, late = [], [], []
+
+    def build(self, task, result):
+        place = int(task.model.name.removeprefix("model_"))
+        late.append(place - len(judged))
+        built.append(place)
+
+    def judge(task, result):
+        judged.append(task)
+        give(result, "pass", None)
+
+    on_gpu(judge, 100, build)
+    assert sorted(built) == list(range(100)) and max(late) <= builds_at_once() + MOST_JUDGED_AT_ONCE
+
+
+def test_who_shares_an_original_comes_one_after_the_other(on_gpu):
+    """Two submissions in three cases: one that waits for a case's memory must not have another case's."""
+    sizes = []
+
+    def judge(task, result):
+        sizes.append(task.settings["n"])
+        give(result, "pass", None)
+
+    on_gpu(judge, 1, settings=[{"n": n} for n in (1, 2, 3)])
+    assert sizes == [1, 1, 2, 2, 3, 3]
+
+
+def test_a_variant_is_built_outside_of_a_run(tiny_problem, write_forward):
+    """As --watch has it."""
+    task = Task(catalog.find_model(tiny_problem), write_forward("right", "return torch.tanh(self.linear(x))"), "cpu")
+    result = runner.blank_result(task)
+    with Progress() as progress:
+        one = Runner(Options(), progress)
+        one.build(task, result)
+        one.close()
+    assert (result["verdict"], result["reason"]) == (None, None)
 
 
 def test_references_are_made_while_variants_are_built(on_gpu):

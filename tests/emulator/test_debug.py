@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -37,6 +38,15 @@ def test_first_kernel():
             "k", text.count("\n", 0, text.index(" k" if " k" in text else "\nk") + 1) + 1
         )
     assert debugging.first_kernel("no kernel, only the word __global__") is None
+
+
+@pytest.mark.full
+def test_the_command_prints_the_recipe():
+    options = [f"--set={name}={value}" for name, value in SETTINGS.items()]
+    command = ["compare.py", "--model", MODEL.name, "--variant", VARIANT.name, "--debug", "--time-limit", "0.001", *options]
+    done = subprocess.run([sys.executable, *command, "--device", "emulator"], cwd=catalog.ROOT, capture_output=True, text=True)
+    assert done.returncode == 1  # what follows is not the matter here
+    assert step.recipe(MODEL, VARIANT, SETTINGS) in done.stderr
 
 
 def test_the_emulator_is_told():

@@ -1,7 +1,4 @@
-"""Of two values of a window that are as near as rounding the gradient may go to either, and the result says so.
-
-Of others it may not: test_oracle.py says which decisions are near, test_tolerance.py what they excuse.
-"""
+"""Of two values of a window that are as near as rounding the gradient may go to either; of others only to the larger."""
 
 from types import SimpleNamespace
 
@@ -12,6 +9,7 @@ import torch.nn as nn
 from playground import tensors
 from playground.driver.verdict import _Case, blank_check
 from playground.judge.oracle import Oracle
+from playground.judge.precision import LOWER
 from playground.judge.probes import Probe, with_upstream
 from playground.worker.referee import _references
 
@@ -57,11 +55,15 @@ def complaints(judged, decide):
     return tuple([r.compare(name, found[name]).complaint for name, r in references.items()] for references in both)
 
 
-def the_other(values):
-    """Compares rightly but for the pair that is nearly equal, which it takes the wrong way round."""
-    values = values.clone()
-    values[0, 1] = -values[0, 1]
-    return values
+def the_other_of(row, pair):
+    """Compares rightly but for one pair, which it takes the wrong way round."""
+
+    def decide(values):
+        values = values.clone()
+        values[row, pair] = -values[row, pair]
+        return values
+
+    return decide
 
 
 def test_the_original_is_right(judged):
@@ -69,9 +71,21 @@ def test_the_original_is_right(judged):
 
 
 def test_either_of_two_near_values_is_right(judged):
-    with_decisions, without = complaints(judged, the_other)
+    with_decisions, without = complaints(judged, the_other_of(0, 1))
     assert with_decisions == [None, None]
     assert all("off by" in complaint for complaint in without)
+
+
+@pytest.mark.parametrize("row, pair", [(0, 0), (1, 1), (2, PAIRS - 1)])
+def test_the_smaller_of_two_clear_values_is_wrong(judged, row, pair):
+    with_decisions, _ = complaints(judged, the_other_of(row, pair))
+    assert any("off by" in complaint for complaint in with_decisions if complaint)
+
+
+@pytest.mark.parametrize("precision", LOWER)
+def test_a_maximum_over_values_of_a_lower_precision_is_wrong(judged, precision):
+    with_decisions, _ = complaints(judged, LOWER[precision])
+    assert all("off by" in complaint for complaint in with_decisions)
 
 
 def test_the_result_says_that_near_decisions_were_looked_for(tmp_path):

@@ -291,6 +291,28 @@ def test_a_near_decision_excuses_nothing_else(deciding, element, step):
     assert compared.complaint and not compared.decided
 
 
+def test_an_error_everywhere_is_not_excused_by_decisions(deciding):
+    truth, expected = deciding
+    assert expected.compare("y", 1.001 * truth.float()).complaint.startswith("y is off by")
+
+
+def test_where_two_decisions_cancel_one_of_them_may_change():
+    """Only in a few elements, and no further than decisions move the others."""
+    truth = noise(1, 1000).double()
+    moved = torch.full_like(truth, 0.5)
+    moved[7:9] = 1e-3
+    expected = Reference(truth, truth.float(), decisions=lambda: moved)
+
+    def off(*steps):
+        sent = truth.float()
+        for element, step in steps:
+            sent[element] += step
+        return expected.compare("y", sent)
+
+    assert off((7, 0.9)).decided and not off((7, 0.9)).complaint
+    assert off((7, 1.1)).complaint and off((7, 0.9), (8, 0.9)).complaint
+
+
 def test_decisions_are_looked_for_only_where_they_are_needed():
     truth = noise(1, 1000).double()
     asked = []

@@ -316,3 +316,36 @@ def test_a_value_far_larger_than_all_others(model, variant, width, column, value
     x[1, 2, 3, 8, column] = value
     expected, actual = gradients(original, x)[0], gradients(new, x)[0]
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
+
+
+@ALL
+def test_training_gives_the_bits_of_inference(model, variant):
+    _, new, x = make(model, variant)
+    with torch.no_grad():
+        expected = new(x)
+        assert not new(x.requires_grad_()).requires_grad
+    assert torch.equal(new(x).detach(), expected)
+    new.requires_grad_(False)
+    assert not new(x.detach()).requires_grad
+
+
+@ALL
+def test_only_gradients_that_are_asked_for_and_they_accumulate(model, variant):
+    for settings in FORMS.get(model.name, [{}]):
+        _, new, x = make(model, variant, **settings)
+        leaves = [x.requires_grad_(), *new.parameters()]
+        whole = torch.autograd.grad(new(x).sum(), leaves)
+        for wanted in ({0}, {1}, {2}, {3}, {0, 2}, {1, 3}, {0, 1, 2, 3}):
+            wanted &= set(range(len(leaves)))
+            for i, leaf in enumerate(leaves):
+                leaf.requires_grad_(i in wanted)
+                leaf.grad = None
+            out = new(x).sum()
+            if not wanted:
+                continue
+            out.backward(retain_graph=True)
+            for i, leaf in enumerate(leaves):
+                assert torch.equal(leaf.grad, whole[i]) if i in wanted else leaf.grad is None
+        out.backward()
+        for i in wanted:
+            assert torch.equal(leaves[i].grad, 2 * whole[i])

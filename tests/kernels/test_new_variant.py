@@ -65,6 +65,21 @@ def test_its_helpers_are_those_of_all_variants(folder, model, name):
     assert model == STRANGER or f'NAME = "{model}_{name}"' in text
 
 
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", KINDS)
+def test_it_is_well_formed(folder, model, name):
+    ruff = shutil.which("ruff", path=f"{sys.prefix}/bin") or shutil.which("ruff")
+    if ruff is None:
+        pytest.skip("ruff is not installed")
+    _, path = path_of(folder, model, name)
+    config = ["--config", str(catalog.ROOT / "pyproject.toml"), "--no-cache"]
+    # What the build function may do, and a file elsewhere may not. The original's imports stand beside the variant's own.
+    allowed = ["--ignore", "UP033,PTH" + (",I001,F811" if name == "cpu_start" else "")]
+    for command in (["check", *allowed], ["format", "--check"]):
+        done = subprocess.run([ruff, *command, *config, str(path)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+
+
 @OF_ALL
 def test_a_kernel_passes_the_judge_at_once(folder, model):
     """In check mode, through the command line."""
