@@ -13,7 +13,8 @@ Allowed is, for each, twice the largest of
 A gradient may also go where a decision that is as near as rounding sends it. Two values of a window that are nearly equal are
 right either way round, and the results that are permitted show a few of such decisions only, by chance: where a gradient is
 off by more than is allowed, the decisions are looked for (Oracle.decisions), and twice what they move is taken from the error
-of each element before it is compared with what is allowed. Elements that no decision moves stay with what is allowed.
+of each element before it is compared with what is allowed. Elements that no decision moves stay with what is allowed; in a few
+two decisions may cancel, of which a right result has one.
 
 A value that is zero in mathematics, such as the gradient of a bias in front of a batch norm, has no spread: what float64 leaves
 of it is rounding. Its scale is the size of the terms that cancel in it, which follows from what the perturbations do to it.
