@@ -21,7 +21,7 @@ Floor
     451 MB, 0.106 ms on an H200. 66 GFLOP, padded: 0.107 at the 622 TFLOP/s that mma.sync reaches.
 
 Takes
-    What v1 takes, on compute capability 8.0 or later; PyTorch computes what make_plan does not take. The gradient is PyTorch's.
+    What v1 takes, on compute capability 8.0 or later; PyTorch computes what Choice does not take. The gradient is PyTorch's.
 """
 
 import ctypes

@@ -21,7 +21,7 @@ Floor
 
 Takes
     Compute capability 9.0. PyTorch computes, with a warning, the backward pass, and what make_plan refuses: strides not 4
-    across and even down, too many weights, strict also images over 286 columns wide.
+    across and even down, too many weights, strict also images 247 to 250 or over 286 columns wide.
 """
 
 import ctypes
