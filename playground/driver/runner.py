@@ -206,10 +206,13 @@ class Runner:
             if task.group not in self._shared:
                 self._shared[task.group] = SharedSession(functools.partial(self.session_for, task), uses[task.group])
         # Who shares an original comes one after the other: one waits for memory while it has what others are to give back.
-        models, groups = (list(dict.fromkeys(each)) for each in ([task.model.path for task in tasks], self._shared))
+        models, groups = {}, {group: turn for turn, group in enumerate(self._shared)}
+        for task in tasks:
+            models.setdefault(task.model.path, len(models))
 
         def turn(pair):
-            return models.index(pair[0].model.path), pair[0].place == "cpu", groups.index(pair[0].group)
+            task, _ = pair
+            return models[task.model.path], task.place == "cpu", groups[task.group]
 
         pairs = sorted(zip(tasks, results, strict=True), key=turn)
         ours = owner.set(self)
