@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -95,9 +96,8 @@ def compare(listed, cluster_at, file):
 
 @contextlib.contextmanager
 def started(*command):
-    with subprocess.Popen(
-        [sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, *command], cwd=ROOT, start_new_session=True, **pipes) as process:
         try:
             yield process
         finally:
@@ -138,7 +138,7 @@ def test_an_interrupt_keeps_what_is_finished(pairs, tmp_path):
     listed, file = pairs(right=RIGHT, hangs=HANGS), tmp_path / "out.json"
     with started(*compare(listed, "local", file)) as process:
         wait_for(file.exists)
-        process.send_signal(signal.SIGINT)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         out, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT, err
     assert f"interrupted; --resume {file} goes on" in err and "Traceback" not in err
