@@ -86,7 +86,7 @@ def _local_workers(side_by_side, without_gpu):
 
 
 class _Worker(distributed.Worker):
-    """Keeps to its processors, as all does that it starts. Ctrl-C, which a terminal sends here, too, is compare.py's to hear."""
+    """Keeps to its processors, as all does that it starts. Ctrl-C, which a terminal sends here too, is compare.py's to hear."""
 
     def __init__(self, *arguments, processors=None, **more):
         if processors:
