@@ -113,23 +113,15 @@ class Referee:
             with torch.no_grad():
                 return tensors.flatten(model(*(behaviour.copies(content) if inputs is None else inputs)))
 
-        def inferred():
-            with torch.inference_mode():
-                called(tensors.copy_model(self.model))
-
-        def doubled():
-            wide = [value.double() if tensors.differentiable(value) else value for value in behaviour.copies(content)]
-            called(tensors.copy_model(self.model).double(), wide)
-
         tensors.seed_draws()
         effects = behaviour.SideEffects(model, inputs)
         outputs = called(model, inputs)
         side_effects = list(effects.complaints(outputs))
         if not behaviour.same(outputs, called(tensors.copy_model(self.model).eval())):
             side_effects.append(probes.EVAL)
-        for name, call in (("inference_mode", inferred), ("double()", doubled)):
+        for name in ("inference_mode", "double()"):
             try:
-                call()
+                behaviour.StressTests(tensors.copy_model(self.model), behaviour.copies(content), [], self.device).run(name)
             except Exception:
                 side_effects.append(name)
         if not behaviour.same(outputs, called(model)):
