@@ -8,11 +8,10 @@ from judged import judged, one_worker
 from problems import pairs
 
 from playground import tensors
-from playground.judge import accuracy
+from playground.judge import accuracy, reordered
 from playground.judge.oracle import Oracle
 from playground.judge.precision import cut_to_tf32
 from playground.judge.probes import Probe
-from playground.judge.reordered import ORDERS, Reordered
 from playground.judge.tolerance import Reference
 from playground.worker.referee import Referee
 
@@ -97,8 +96,8 @@ def test_the_terms_of_a_norm_are_added_in_the_order(norm):
     x = 1000 + torch.randn(8, 16, 64)
     true = norm(x.double())
     errors = {}
-    for order in ORDERS:
-        with Reordered(order):
+    for order in reordered.ORDERS:
+        with reordered.Reordered(order):
             errors[order] = (norm(x) - true).abs().max().item()
     assert errors["in one pass"] > 20 * errors["one after another"] > 0
 
