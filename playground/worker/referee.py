@@ -571,7 +571,7 @@ class Referee:
         fresh = mutants.fresh(self.sizes.problem("reduced"), self.oracle, seed, with_gradients, self.domain)
         inputs = tensors.to(fresh[0][0].inputs, self.device)
         made = mutants.mutants_of(tensors.copy_model(self.model), inputs, bool(fresh[0][1].gradients))
-        return vars(mutants.score(made, exams, self.oracle, fresh))
+        return mutants.score(made, exams, self.oracle, fresh)
 
 
 def _is_uniform(values):
