@@ -1,4 +1,4 @@
-"""How exact a wrong output is, in classes, each of which permits more than the one before, and whose error it has."""
+"""How exact a wrong output is, in classes, each of which permits more than the one before, and what its error looks like."""
 
 import math
 
@@ -11,9 +11,13 @@ AS_PYTORCH, FLOAT32, WRONG = "as PyTorch", "float32", "wrong"
 APPROXIMATE = (1e-3, 1e-2)  # of the spread
 HALF = "half precision"  # the name of both, which the size of an error does not tell apart
 CLASSES = (AS_PYTORCH, FLOAT32, *LOWER, *(f"approximate to {limit:g}" for limit in APPROXIMATE), WRONG)
-OPERANDS = "it is what operands in"
+OPERANDS, SIZE_OF = "it is what operands in", "an error of this size is that of"
 NAMES = {"tf32": "TF32", "fp16": "fp16", "bf16": "bf16"}
-ALIKE = 1.5  # precisions within this factor of the nearest one's distance cannot be told apart
+ALIKE = 1.5  # precisions whose errors are within this factor of the nearest one's cannot be told apart
+SIZE = 3.0  # an error within this factor of a precision's own could be that precision's
+QUANTILES = (0.25, 0.5, 0.75)  # of the errors of single elements
+SPREAD = 10.0  # the factor within which a precision's own have them: a mistake leaves most elements right, or a few far off
+MOST = 1 << 20  # elements whose quantiles are taken: more would take long
 
 
 def grade(references, outputs, permitted, skipped=()):
@@ -46,10 +50,11 @@ def named(found):
 
 
 def likely_precision(reference, actual, lowered):
-    """Return a remark on an error, such as "it is what operands in bf16 give"; None where it is that of no precision.
+    """Return a remark on an error, such as "its error is that of operands in bf16"; None where it resembles nothing.
 
     `lowered` is {precision: [results in float64 with operands, or everything, rounded to it]}. A result that is nearer to one
-    of them than to float64 was computed in that precision. What an error's size alone says is the class.
+    of them than to float64 was computed in that precision; otherwise the sizes of the errors are compared, where they lie on
+    all elements as those of rounding do.
     """
     finite = torch.isfinite(reference) & torch.isfinite(actual)
     if not reference.is_floating_point() or not finite.any():
@@ -58,16 +63,37 @@ def likely_precision(reference, actual, lowered):
     def rms(difference):
         return torch.where(finite, difference, 0.0).square().mean().sqrt().item()
 
-    error, distances = rms(actual.double() - reference), {}
-    for name, results in lowered.items():
-        apart = [result for result in results if 0 < rms(result.double() - reference) < math.inf]
-        distances[name] = min((rms(actual.double() - result.double()) for result in apart), default=math.inf)
-    nearest = min(distances.values(), default=math.inf)
-    if not nearest < error / 2:
-        return None
-    return f"{OPERANDS} {' or '.join(NAMES[name] for name, value in distances.items() if value <= ALIKE * nearest)} give"
+    error = rms(actual.double() - reference)
+    distance, ratio = {}, {}
+    for name, result in ((name, each.double()) for name, results in lowered.items() for each in results):
+        own = rms(result - reference)
+        if 0 < own < math.inf and error > 0:
+            nearness, factor = rms(actual.double() - result) / error, max(error / own, own / error)
+            distance[name] = min(nearness, distance.get(name, nearness))
+            if factor < SIZE and _is_alike((actual.double() - reference)[finite], (result - reference)[finite]):
+                ratio[name] = min(factor, ratio.get(name, factor))
+    if distance and min(distance.values()) < 0.5:
+        return f"{OPERANDS} {_names(distance)} give"
+    if ratio:
+        return f"{SIZE_OF} {_names(ratio)}"
+    return None
 
 
 def names_one(complaint):
     """Return whether a complaint has a remark on the precision already."""
-    return OPERANDS in complaint
+    return OPERANDS in complaint or SIZE_OF in complaint
+
+
+def _is_alike(errors, others):
+    profiles = []
+    for each in errors, others:
+        each = each.abs().flatten()
+        each = each[torch.linspace(0, len(each) - 1, min(len(each), MOST), dtype=torch.float64).long()]
+        profiles.append(torch.quantile(each, each.new_tensor(QUANTILES)))
+    found, expected = profiles
+    return bool(((found <= SPREAD * expected) & (expected <= SPREAD * found)).all())
+
+
+def _names(measure):
+    nearest = min(measure.values())
+    return " or ".join(NAMES[name] for name, value in measure.items() if value <= ALIKE * nearest)

@@ -22,10 +22,21 @@ def test_fp16_is_told_from_tf32_where_its_range_ends():
     assert likely_precision(a @ B, (a.half().float() @ B.half().float()), lowered) == "it is what operands in fp16 give"
 
 
-def test_the_size_of_the_error_alone_names_none():
+def test_the_size_of_the_error_alone():
     truth = A @ B
     deviation = (LOWERED["bf16"][0] - truth).flip(0)
-    assert likely_precision(truth, (truth + deviation).float(), LOWERED) is None
+    assert likely_precision(truth, (truth + deviation).float(), LOWERED) == "an error of this size is that of bf16"
+
+
+def test_a_mistake_in_a_few_elements_is_no_rounding():
+    """However large it is in the mean; nor is one that leaves many elements right."""
+    truth = A @ B
+    size = (LOWERED["bf16"][0] - truth).square().mean().sqrt().item()
+    few, half = torch.zeros_like(truth), torch.zeros_like(truth)
+    few[0, :4], half[::2] = size * 20, size * 2**0.5
+    for deviation in few, half:
+        assert 0.5 < deviation.square().mean().sqrt().item() / size < 2
+        assert likely_precision(truth, (truth + deviation).float(), LOWERED) is None
 
 
 @pytest.mark.parametrize("factor", [1.5, 1 + 1e-6])
