@@ -73,27 +73,11 @@ def test_each_ptx_wrapper_has_its_one_text(path):
     assert not others, f"give the wrapper its instruction's name and add it to {shared_text.TEMPLATES / 'device.txt'}: {others}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_name(path):
-    assert path.parent.name in [model.name for model in catalog.models()], f"no model is called {path.parent.name}"
-    assert re.fullmatch(r"(v[1-9][0-9]*|cpu|training)(_[a-z0-9]+)+", path.stem), (
-        "v<N>_<idea>.py, cpu_<idea>.py or training_<idea>.py"
-    )
-    claims = {"optimized", "optimised", "final", "fast", "best", "new"} & set(path.stem.split("_"))
-    assert not claims, f"name the idea, not its worth: {claims}"
-
-
 @VARIANTS
 def test_name_says_where_it_runs(model, variant):
     assert variant.name.startswith("cpu_") == (variant.backend == "cpu")
     name = project_variants.constant(variant, "NAME")
     assert name == f"{model.name}_{variant.name}", "NAME names the build and the operators: the model's name and the file's"
-
-
-def test_numbers_are_not_used_twice():
-    for model in catalog.models():
-        numbers = [variant.name.split("_")[0] for variant in catalog.variants(model) if variant.name.startswith("v")]
-        assert len(set(numbers)) == len(numbers), f"{model.name}: {numbers}"
 
 
 @VARIANTS
