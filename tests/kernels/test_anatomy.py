@@ -1,6 +1,7 @@
 """Every variant stands alone and reads alike: what a future author must keep to, and what the failure tells them to do."""
 
 import ast
+import inspect
 import os
 import re
 import shutil
@@ -9,8 +10,9 @@ import sys
 
 import project_variants
 import pytest
+import torch
 
-from playground import catalog
+from playground import catalog, tensors
 from playground.command import shared_text
 
 FILES = sorted(catalog.KERNELS.glob("*/*.py"))
@@ -78,6 +80,21 @@ def test_name_says_where_it_runs(model, variant):
     assert variant.name.startswith("cpu_") == (variant.backend == "cpu")
     name = project_variants.constant(variant, "NAME")
     assert name == f"{model.name}_{variant.name}", "NAME names the build and the operators: the model's name and the file's"
+
+
+@VARIANTS
+def test_parameters_and_signatures(model, variant):
+    """Those of its original: names, order, and the same bits after the same seed."""
+    problem = catalog.load_problem(model.path)
+    kinds = problem.Model, catalog.load_variant(variant.path).ModelNew
+    original, new = (tensors.make_model(problem, kind, seed=3) for kind in kinds)
+    theirs, ours = original.state_dict(), new.state_dict()
+    assert list(ours) == list(theirs) and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    trained = [{name: value.requires_grad for name, value in made.named_parameters()} for made in (original, new)]
+    assert trained[0] == trained[1]
+    for method in ("__init__", "forward"):
+        theirs, ours = (str(inspect.signature(getattr(kind, method))) for kind in kinds)
+        assert ours == theirs, method
 
 
 @VARIANTS
