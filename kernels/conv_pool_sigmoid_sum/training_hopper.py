@@ -564,13 +564,14 @@ template <bool STRICT>
 struct Gradient {
     Operand<SLAB, CORE> weights, sums;  // sums: [position][column], slabs of 8 columns; low parts SUMS_BYTES behind
     Operand<CORE, SLAB> transposed;     // the same without the first slab
-    uint32_t mine, sums_empty;          // lane's row of the first four matrices; where warps arrive that have read sums
+    uint32_t mine;                      // where this lane's row of the first four matrices of sums is
+    uint32_t sums_empty;                // an mbarrier at which each warp arrives when its products have read the sums
     int barrier;
     float* warp_largest;
-    float weight_unit;         // takes the weights' power of two out of the exponents
-    float scale, unit;         // of the sums; what takes both powers of two out
-    float values[40];          // this lane's part of 64 outputs x (8 columns a tap, and a column of ones)
-    uint32_t parity = 0;       // of the mbarrier sums_empty
+    float weight_unit;                  // takes the weights' power of two out of the exponents
+    float scale, unit;                  // of the sums; what takes both powers of two out
+    float values[40];                   // this lane's part of 64 outputs x (8 columns a tap, and a column of ones)
+    uint32_t parity = 0;                // of sums_empty
 
     // The unit is finite and not zero: an infinite or a vanishing sum must not make NaN.
     DEVICE void set_scale(float to) {
@@ -723,8 +724,7 @@ __device__ void write_gradients(const Gradient<STRICT>& gradient, float* scratch
     }
     for (int i = threadIdx.x; i < PARAMETERS; i += CONSUMERS) {
         const bool is_weight = i < WEIGHTS;
-        const int o = is_weight ? i / TERMS : i - WEIGHTS, tap = i % TAPS;
-        const int column = column_of(i % TERMS / TAPS);
+        const int o = is_weight ? i / TERMS : i - WEIGHTS, tap = i % TAPS, column = column_of(i % TERMS / TAPS);
         const float* const sums = scratch + o * SUM_COLUMNS;
         float sum = sums[is_weight ? 8 * tap + column : ONES];
         if (is_weight && tap != MIDDLE) sum += sums[8 * MIDDLE + column];
@@ -772,10 +772,10 @@ __global__ void __launch_bounds__(THREADS, 1)
         bias[i] = o < OUT_CHANNELS ? MINUS_LOG2_E * t.bias[o] : INFINITY;
     }
     const uint32_t sums = data + Memory::SUMS_AT + group * Memory::GROUP_SUMS;
-    Gradient<STRICT> gradient = {{data + Memory::WEIGHTS_AT}, {sums}, {sums + SLAB},
-                                 sums + lane.lane / 16 * SLAB + (threadIdx.x / 32 % 4 * 2 + lane.lane / 8 % 2) * CORE +
-                                     lane.lane % 8 * 16,
-                                 sums_empty + 8 * group, FIRST_GROUP + group, warp_largest + 4 * group, 1 / weight_scale};
+    const int matrix_row = threadIdx.x / 32 % 4 * 2 + lane.lane / 8 % 2;
+    const uint32_t mine = sums + lane.lane / 16 * SLAB + matrix_row * CORE + lane.lane % 8 * 16;
+    Gradient<STRICT> gradient = {{data + Memory::WEIGHTS_AT}, {sums}, {sums + SLAB}, mine, sums_empty + 8 * group,
+                                 FIRST_GROUP + group, warp_largest + 4 * group, 1 / weight_scale};
     BoxSums<STAGES> box = {{data, barriers, lane.row_half}, lane};
     for (Scheduler scheduler{shape}; scheduler.has_next();) {
         const Segment segment = scheduler.next();
@@ -794,7 +794,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                 columns_inside |= static_cast<uint32_t>(first + 2 * Lane::pair_of(2 * lane.q + i % 2) + i / 2 < columns)
                                   << (4 * part + i);
         }
-        // In vectors: [pooled row][warp of the tile][16 outputs][lane]; MOST_KEPT_ROWS of the binding keeps them below 2^32.
+        // In vectors: [pooled row][warp of the tile][16 outputs][lane]; `plan` keeps them below 2^32.
         uint32_t saved = ((sample_tile * shape.rows + segment.start) * TILE_WARPS + 4 * group) * 128 + rank * 32 + lane.lane;
         float total = 0;
         const auto clear = [&] {
