@@ -892,6 +892,7 @@ __global__ void add_segments(const Tensors t, float* sums, float* gradients, con
         const int64_t first = sample_tile + (cut ? block_of(sample_tile * shape.rows) : 0);
         const int64_t last = sample_tile + (cut ? block_of((sample_tile + 1) * shape.rows - 1) : 0);
         griddepcontrol_wait();
+#pragma unroll 16
         for (int64_t slot = first; slot <= last; ++slot) sum += of_segments[slot * size];
     }
     (i < PARAMETERS ? gradients[sample * PARAMETERS + i] : sums[sample]) = static_cast<float>(sum);
