@@ -605,12 +605,14 @@ extern "C" int run_input_gradient(const float* grad_out, const float* delta, con
 
 // The gradients of `weights` weights, and of the rest of a sample's `size` parameters, the biases.
 extern "C" int run_parameter_gradient(const float* grad_out, const float* grads, float* grad_weight, float* grad_bias,
-                                      int64_t batch, int64_t size, int64_t weights, int64_t threads) {
+                                      int64_t batch, int64_t size, int64_t weights, int64_t threads) try {
     parallel_for(weights, std::min(threads, ceil_div(weights, 1024)), [&](int64_t begin, int64_t end) {
         weighted_sum(grad_out, grads, grad_weight, batch, size, begin, end);
     });
     weighted_sum(grad_out, grads + weights, grad_bias, batch, size, 0, size - weights);
     return DONE;
+} catch (const std::bad_alloc&) {
+    return NO_MEMORY;
 }
 """
 
