@@ -168,40 +168,35 @@ inline float add_lanes(vec v) {
     return sum;
 }
 
-// Lane k of the result is lane from(k) of a and b put end to end.
-template <class From, int... K>
-inline vec shuffle(vec a, vec b, From from, std::integer_sequence<int, K...>) {
+// Lane i of the result is lane from(i) of a and b put end to end.
+template <class From, int... I>
+inline vec shuffle(vec a, vec b, From from, std::integer_sequence<int, I...>) {
 #if defined(__clang__)
-    return __builtin_shufflevector(a, b, from(K)...);
+    return __builtin_shufflevector(a, b, from(I)...);
 #else
-    return __builtin_shuffle(a, b, ivec{from(K)...});
+    return __builtin_shuffle(a, b, ivec{from(I)...});
 #endif
 }
-#define LANES_FROM(a, b, index) shuffle(a, b, [](int k) constexpr { return index; }, std::make_integer_sequence<int, LANES>())
+#define LANES_FROM(a, b, index) shuffle(a, b, [](int i) constexpr { return index; }, std::make_integer_sequence<int, LANES>())
 
-// N vectors of consecutive floats -> a vector for each remainder of their positions modulo N, a power of 2 (unzip), and back.
-template <int N>
-inline void unzip(vec (&v)[N]) {
-    for (int n = 1; n < N; n *= 2) {
-        vec next[N];
-        for (int i = 0; i < N / 2; ++i) {
-            next[i] = LANES_FROM(v[2 * i], v[2 * i + 1], 2 * k);
-            next[i + N / 2] = LANES_FROM(v[2 * i], v[2 * i + 1], 2 * k + 1);
+// COUNT vectors of consecutive floats -> a vector for each remainder of their positions modulo COUNT (unzip), and back (zip).
+template <int COUNT, bool BACK>
+inline void reorder(vec* v) {
+    if constexpr (COUNT > 1) {
+        vec even[COUNT / 2], odd[COUNT / 2];
+        for (int i = 0; i < COUNT / 2; ++i) {
+            even[i] = BACK ? v[2 * i] : LANES_FROM(v[2 * i], v[2 * i + 1], 2 * i);
+            odd[i] = BACK ? v[2 * i + 1] : LANES_FROM(v[2 * i], v[2 * i + 1], 2 * i + 1);
         }
-        std::copy_n(next, N, v);
+        reorder<COUNT / 2, BACK>(even), reorder<COUNT / 2, BACK>(odd);
+        for (int i = 0; i < COUNT / 2; ++i) {
+            v[2 * i] = BACK ? LANES_FROM(even[i], odd[i], i % 2 * LANES + i / 2) : even[i];
+            v[2 * i + 1] = BACK ? LANES_FROM(even[i], odd[i], i % 2 * LANES + (i + LANES) / 2) : odd[i];
+        }
     }
 }
-template <int N>
-inline void zip(vec (&v)[N]) {
-    for (int n = 1; n < N; n *= 2) {
-        vec next[N];
-        for (int i = 0; i < N / 2; ++i) {
-            next[2 * i] = LANES_FROM(v[i], v[i + N / 2], k % 2 * LANES + k / 2);
-            next[2 * i + 1] = LANES_FROM(v[i], v[i + N / 2], k % 2 * LANES + (k + LANES) / 2);
-        }
-        std::copy_n(next, N, v);
-    }
-}
+template <int COUNT> inline void unzip(vec* v) { reorder<COUNT, false>(v); }
+template <int COUNT> inline void zip(vec* v) { reorder<COUNT, true>(v); }
 
 // F(4,3) with the points 0, +-P, +-Q and infinity, whose coefficients are exact in float32.
 constexpr float P = 0.75f, Q = 1.5f;
@@ -297,11 +292,10 @@ inline void transform_row(const float* row, int64_t valid, vec (&v)[POINTS], See
         std::fill(copy + valid, copy + TILE * LANES, 0.0f);
         row = copy;
     }
-    vec x[POINTS], tiles[TILE];
-    for (int k = 0; k < TILE; ++k) tiles[k] = load(row + k * LANES);
-    unzip(tiles);
-    std::copy_n(tiles, TILE, x);
-    for (int k = 0; k < 2; ++k) x[TILE + k] = LANES_FROM(x[k], next[k], k + 1);
+    vec x[POINTS];
+    for (int k = 0; k < TILE; ++k) x[k] = load(row + k * LANES);
+    unzip<TILE>(x);
+    for (int k = 0; k < 2; ++k) x[TILE + k] = LANES_FROM(x[k], next[k], i + 1);
     input_transform(x, v);
     seen.squares += v[0] * v[0];  // of x[0], x[2], x[4], and of the others
     seen.squares += v[5] * v[5];
@@ -495,7 +489,7 @@ void load_region(const Job& job, const Part& part, int64_t slab, float* region) 
                 for (; w + LANES <= columns; w += LANES) {
                     vec v[OCT] = {};
                     for (int64_t c = 0; c < channels; ++c) v[c] = load(from + c * channel + w);
-                    zip(v);
+                    zip<OCT>(v);
                     for (int c = 0; c < OCT; ++c) *(unaligned_vec*)(to + w * OCT + c * LANES) = v[c];
                 }
                 for (; w < columns; ++w)
@@ -628,7 +622,7 @@ void store_depth(const float* from, float* to, int64_t rows, int64_t columns, in
         for (; w + LANES <= columns; w += LANES) {
             vec v[OCT];
             for (int c = 0; c < OCT; ++c) v[c] = load(from + w * OCT + c * LANES);
-            unzip(v);
+            unzip<OCT>(v);
             for (int64_t c = 0; c < channels; ++c) *(unaligned_vec*)(to + c * channel + w) = v[c];
         }
         for (; w < columns; ++w)
