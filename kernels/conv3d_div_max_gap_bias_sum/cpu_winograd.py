@@ -75,7 +75,8 @@ typedef float unaligned_vec __attribute__((vector_size(LANES * 4), aligned(4), m
 constexpr int OCT = 8;  // channels that lie beside each other where gradients are taken
 typedef float oct __attribute__((vector_size(OCT * 4), aligned(4), may_alias));
 
-constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+constexpr int64_t ceil_div(int64_t n, int64_t divisor) { return (n + divisor - 1) / divisor; }
+constexpr int64_t round_up(int64_t n, int64_t multiple) { return ceil_div(n, multiple) * multiple; }
 
 // What this is made for: a kernel of 3 x 3 x 3 and windows of 2 x 2 x 2 positions, of which each reads 4 x 4 x 4 pixels.
 constexpr int KERNEL = 3, PLANE_TAPS = 9, TAPS = 27, POSITIONS = 8, WINDOW_DEPTH = 4;
@@ -94,11 +95,11 @@ struct Shape {
     int64_t rows() const { return (height - 2) / 2; }
     int64_t columns() const { return (width - 2) / 2; }
     int64_t windows() const { return slabs() * rows() * columns(); }
-    int64_t chunks() const { return (columns() + WINDOW_COLUMNS - 1) / WINDOW_COLUMNS; }
-    int64_t sample_units() const { return (rows() + WINDOW_ROWS - 1) / WINDOW_ROWS * chunks(); }
+    int64_t chunks() const { return ceil_div(columns(), WINDOW_COLUMNS); }
+    int64_t sample_units() const { return ceil_div(rows(), WINDOW_ROWS) * chunks(); }
     int64_t plane() const { return height * width; }
-    int64_t octs() const { return round_up(channels, OCT) / OCT; }
-    int64_t groups() const { return round_up(outputs, OUTS) / OUTS; }
+    int64_t octs() const { return ceil_div(channels, OCT); }
+    int64_t groups() const { return ceil_div(outputs, OUTS); }
     int64_t padded_outputs() const { return round_up(outputs, LANES); }
     int64_t patch_floats() const { return octs() * TAPS * OCT; }
     // Of the first of a row of windows among a batch's argmax indices [batch][outputs][slab][row][column].
@@ -228,9 +229,9 @@ inline void transform_axis(const double (&g)[N][KERNEL], const double* in, doubl
         for (int n = 0; n < N; ++n) out[j * N + n] = g[n][0] * in[j] + g[n][1] * in[rest + j] + g[n][2] * in[2 * rest + j];
 }
 
-// weight (outputs, channels, 3, 3, 3) * sign -> [point w][point h][group][point d][channel][OUTS], in float64 until the end.
+// weight (outputs, channels, 3, 3, 3) -> [point w][point h][group][point d][channel][OUTS], in float64 until the end.
 // Points d are in the order 1, 2, 0, 3, in which they are multiplied.
-void transform_weights(const float* weight, float* transformed, float sign, Shape s) {
+void transform_weights(const float* weight, float* transformed, Shape s) {
     constexpr double G2[DEPTHS][KERNEL] = {{0.5, 0.5, 0.5}, {0.5, -0.5, 0.5}, {1, 0, 0}, {0, 0, 1}};
     // A point's difference to all others, over the point, by which output_transform divides.
     constexpr double p = 2 * P * (P * P - Q * Q), q = 2 * Q * (Q * Q - P * P), zero = P * P * Q * Q;
@@ -240,7 +241,7 @@ void transform_weights(const float* weight, float* transformed, float sign, Shap
         for (int64_t c = 0; c < s.channels; ++c) {
             // [d][h][w], [h][w][point d], [w][point d][point h], [point d][point h][point w]
             double w[TAPS] = {}, along_d[PLANE_TAPS * DEPTHS], along_h[KERNEL * DEPTHS * POINTS], all[DEPTHS * SLICES];
-            for (int i = 0; i < TAPS && o < s.outputs; ++i) w[i] = sign * weight[(o * s.channels + c) * TAPS + i];
+            for (int i = 0; i < TAPS && o < s.outputs; ++i) w[i] = weight[(o * s.channels + c) * TAPS + i];
             transform_axis(G2, w, along_d, PLANE_TAPS);
             transform_axis(G4, along_d, along_h, KERNEL * DEPTHS);
             transform_axis(G4, along_h, all, DEPTHS * POINTS);
@@ -252,15 +253,15 @@ void transform_weights(const float* weight, float* transformed, float sign, Shap
         }
 }
 
-// weight (outputs, channels, taps) * sign -> packed [outputs / LANES][channel][tap][LANES]; and tolerance[o], see Job. Returns
+// weight (outputs, channels, taps) -> packed [outputs / LANES][channel][tap][LANES]; and tolerance[o], see Job. Returns
 // whether the weights are so small that no sum in Winograd's algorithm can overflow where the input's squares do not.
-bool pack(const float* weight, float* packed, float* tolerance, float sign, Shape s) {
+bool pack(const float* weight, float* packed, float* tolerance, Shape s) {
     const int64_t inner = s.channels * TAPS;
     double all = 0;
     for (int64_t o = 0; o < s.padded_outputs(); ++o) {
         double squares = 0;
         for (int64_t k = 0; k < inner; ++k) {
-            const double value = o < s.outputs ? sign * weight[o * inner + k] : 0;
+            const double value = o < s.outputs ? weight[o * inner + k] : 0;
             packed[(o / LANES * inner + k) * LANES + o % LANES] = value;
             squares += value * value, all += std::abs(value);
         }
@@ -669,7 +670,7 @@ constexpr int DONE = 0, NO_MEMORY = 12;
 // torch's.
 template <class F>
 int parallel_for(int64_t count, int64_t threads, F f) {
-    const int64_t parts = omp_in_parallel() ? 1 : std::clamp<int64_t>(count, 1, threads), each = (count + parts - 1) / parts;
+    const int64_t parts = omp_in_parallel() ? 1 : std::clamp<int64_t>(count, 1, threads), each = ceil_div(count, parts);
     int error = DONE;
 #pragma omp parallel for num_threads(parts) schedule(static, 1) reduction(max : error)
     for (int64_t part = 0; part < parts; ++part) try {
@@ -689,9 +690,8 @@ extern "C" int run_forward(const float* x, const float* weight, const float* con
     const Shape s{batch, channels, depth, height, width, outputs};
     std::vector<float> transformed(DEPTHS * SLICES * channels * s.groups() * OUTS), tolerance(s.padded_outputs());
     std::vector<float> packed(s.padded_outputs() * channels * TAPS), sums(batch * s.sample_units() * outputs);
-    const float sign = divisor < 0 ? -1 : 1;
-    const bool tame = pack(weight, packed.data(), tolerance.data(), sign, s);
-    if (tame) transform_weights(weight, transformed.data(), sign, s);
+    const bool tame = pack(weight, packed.data(), tolerance.data(), s);
+    if (tame) transform_weights(weight, transformed.data(), s);
     const Job job{s, tame, x, transformed.data(), packed.data(), tolerance.data(), sums.data(), patches, argmax};
     const int error = parallel_for(batch * s.sample_units(), threads, [&](int64_t begin, int64_t end) {
         Workspace work(s);
@@ -702,7 +702,7 @@ extern "C" int run_forward(const float* x, const float* weight, const float* con
         for (int64_t o = 0; o < outputs; ++o) {
             double sum = 0;
             for (int64_t i = 0; i < s.sample_units(); ++i) sum += sums[(b * s.sample_units() + i) * outputs + o];
-            out[b * outputs + o] = (sum / s.windows() + sign * conv_bias[o]) / std::abs(divisor);
+            out[b * outputs + o] = (sum / s.windows() + conv_bias[o]) / divisor;
         }
     return error;
 } catch (const std::bad_alloc&) {
@@ -755,8 +755,9 @@ def save(kernels, x, weight, conv_bias, divisor, pool, plan, sizes=sizes):
     out, patches, argmax = kernels.saved(kernels, x, weight, conv_bias, divisor, pool, plan)
     of_units = x.new_zeros(len(x), units, *patches.shape[1:]) if plan & 2 else None
     if len(x):
-        given = x.contiguous(), weight.contiguous(), conv_bias.contiguous(), out, of_units, argmax if plan & 1 else None
-        launch(kernels.run_forward, *given, divisor, *numbers, torch.get_num_threads())
+        parameters = (weight, conv_bias) if divisor > 0 else (-weight, -conv_bias)  # the largest of these is what counts
+        given = x.contiguous(), *[each.contiguous() for each in parameters], out, of_units, argmax if plan & 1 else None
+        launch(kernels.run_forward, *given, abs(divisor), *numbers, torch.get_num_threads())
     return out, patches.copy_(of_units.sum(1, dtype=torch.float64)) if plan & 2 else patches, argmax
 
 
