@@ -1,7 +1,7 @@
 """conv3d_div_max_gap_bias_sum on the CPU: Winograd in three dimensions, with everything behind the convolution in the cache.
 
 The convolution is computed in tiles of 2 x 4 x 4 positions: Winograd's F(2,3) along depth, F(4,3) along height and width.
-Division, maximum, average, bias and sum follow before anything is written; so do the sums of the weights' gradient.
+Division, maximum and average follow before anything is written; so do the sums of the weights' gradient.
 
 Why it is faster
     PyTorch writes the convolution, 27.6 MB at batch 8, and passes over it twice more; its backward pass multiplies mostly
@@ -109,8 +109,7 @@ struct Shape {
 };
 
 // What all threads read, and where they write; `patches` and `argmax` are null where no gradient needs them.
-struct Job {
-    Shape shape;
+struct Job : Shape {
     bool tame;  // the weights are far from float32's limit
     const float* x;
     const float* transformed;  // weights: transform_weights
@@ -455,8 +454,7 @@ __attribute__((noinline)) void direct_window(const float* corner, const float* p
 
 // The direct way for a slab of windows: for all, whose maxima it adds to totals, or for those where two of the largest values
 // are so near to each other that Winograd's rounding could decide. Gives argmax indices.
-void compute_directly(const Job& job, const Part& part, const float* corner, bool all, Workspace& work) {
-    const Shape& s = job.shape;
+void compute_directly(const Job& s, const Part& part, const float* corner, bool all, Workspace& work) {
     for (int64_t row = 0; row < part.rows; ++row)
         for (int64_t w = 0; w < part.columns; ++w) {
             bool wanted = all;
@@ -464,7 +462,7 @@ void compute_directly(const Job& job, const Part& part, const float* corner, boo
             for (int64_t o = 0; wanted && o < s.padded_outputs(); o += LANES) {
                 vec best;
                 ivec position;
-                direct_window(corner + 2 * (row * s.width + w), job.packed + o * s.channels * TAPS, s, best, position);
+                direct_window(corner + 2 * (row * s.width + w), s.packed + o * s.channels * TAPS, s, best, position);
                 for (int k = 0; k < LANES; ++k) {
                     if (all) work.totals[o + k][0] += best[k];
                     work.argmax[(o + k) * WINDOWS + argmax_index(row, w)] = position[k];
@@ -475,8 +473,7 @@ void compute_directly(const Job& job, const Part& part, const float* corner, boo
 
 // ---- the sums of the patches at the maxima
 // Brings the depths of a slab's windows of x into the region, with channels innermost; the first two are there, but for slab 0.
-void load_region(const Job& job, const Part& part, int64_t slab, float* region) {
-    const Shape& s = job.shape;
+void load_region(const Job& s, const Part& part, int64_t slab, float* region) {
     const int64_t rows = std::min<int64_t>(WINDOW_ROWS * 2 + 2, s.height - part.row * 2), channel = s.depth * s.plane();
     const int64_t columns = std::min<int64_t>(WINDOW_COLUMNS * 2 + 2, s.width - part.column * 2);
     for (int64_t g = 0; g < s.octs(); ++g, region += OCT_PLANES) {
@@ -484,7 +481,7 @@ void load_region(const Job& job, const Part& part, int64_t slab, float* region) 
         if (slab) std::copy_n(region + 2 * OCT_PLANE, 2 * OCT_PLANE, region);
         for (int64_t d = slab ? 2 : 0; d < WINDOW_DEPTH; ++d)
             for (int64_t r = 0; r < rows; ++r) {
-                const float* from = job.x + part.corner(s) + g * OCT * channel + (slab * 2 + d) * s.plane() + r * s.width;
+                const float* from = s.x + part.corner(s) + g * OCT * channel + (slab * 2 + d) * s.plane() + r * s.width;
                 float* to = region + d * OCT_PLANE + r * OCT_ROW;
                 int64_t w = 0;
                 for (; w + LANES <= columns; w += LANES) {
@@ -527,19 +524,18 @@ __attribute__((noinline)) void add_patches(const float* region, int64_t columns,
 }
 
 // Where the maxima of a slab of windows are is known: what gradients need of it.
-void keep_for_gradients(const Job& job, const Part& part, int64_t unit, int64_t slab, Workspace& work) {
-    const Shape& s = job.shape;
-    if (job.patches) load_region(job, part, slab, work.region);
+void keep_for_gradients(const Job& s, const Part& part, int64_t unit, int64_t slab, Workspace& work) {
+    if (s.patches) load_region(s, part, slab, work.region);
     for (int64_t row = 0; row < part.rows; ++row)
         for (int64_t o = 0; o < s.outputs; ++o) {
             const int32_t* argmax = work.argmax + o * WINDOWS + argmax_index(row, 0);
-            for (int64_t i = 0; job.patches && i < s.octs() * KERNEL; i += PASS) {
+            for (int64_t i = 0; s.patches && i < s.octs() * KERNEL; i += PASS) {
                 const int64_t plane = i / KERNEL * WINDOW_DEPTH + i % KERNEL;
                 add_patches(work.region + plane * OCT_PLANE + row * 2 * OCT_ROW, part.columns, argmax,
-                            job.patches + (unit * s.outputs + o) * s.patch_floats() + i * PLANE_TAPS * OCT);
+                            s.patches + (unit * s.outputs + o) * s.patch_floats() + i * PLANE_TAPS * OCT);
             }
-            if (!job.argmax) continue;
-            uint8_t* to = job.argmax + s.argmax_row(part.sample, o, slab, part.row + row) + part.column;
+            if (!s.argmax) continue;
+            uint8_t* to = s.argmax + s.argmax_row(part.sample, o, slab, part.row + row) + part.column;
             for (int64_t w = 0; w < part.columns; ++w) to[w] = argmax[argmax_index(0, w)];
         }
 }
@@ -557,10 +553,9 @@ inline void prefetch(const float* corner, int64_t begin, int64_t end, int64_t de
 // The sums of a unit's maxima, and what gradients need. From the first slab on whose input is not finite, or nearly so, it is
 // computed directly: sums and differences would not give what the convolution gives.
 template <bool TRAIN>
-void compute_unit(const Job& job, int64_t unit, Workspace& work) {
-    const Shape& s = job.shape;
+void compute_unit(const Job& s, int64_t unit, Workspace& work) {
     const Part part(unit, s);
-    const float* corner = job.x + part.corner(s);
+    const float* corner = s.x + part.corner(s);
     const int64_t stride = s.channels * DEPTHS * ROWS, groups = s.groups();
     ivec exists[2];
     for (int k = 0; k < WINDOW_COLUMNS; ++k) exists[k % 2][k / 2] = k < part.columns ? -1 : 0;
@@ -571,12 +566,12 @@ void compute_unit(const Job& job, int64_t unit, Workspace& work) {
             for (int64_t d = slab ? 2 * slab + 2 : 0; d < 2 * slab + 4; ++d)
                 transform_plane<TRAIN>(corner + (c * s.depth + d) * s.plane(), s.width, s.height - part.row * 2,
                                        s.width - part.column * 2, work.planes + (c * DEPTHS + d % DEPTHS) * ROWS, stride, seen);
-        const bool directly = !job.tame || !seen.finite();
+        const bool directly = !s.tame || !seen.finite();
         // While this slab is computed, what comes next is fetched: two more depths, or the next unit below.
         const bool last = slab + 1 == s.slabs();
         const float* next = last ? corner + TILE * ROWS * s.width : corner + (2 * slab + 4) * s.plane();
         const int64_t depths = last ? DEPTHS : 2, lines = depths * s.channels * TILE_INPUTS;
-        const float* u = job.transformed;
+        const float* u = s.transformed;
         for (int i = 0; i < SLICES && !directly; ++i) {
             prefetch(next, lines * i / SLICES, lines * (i + 1) / SLICES, depths, s);
             transform_depth(work.planes + i * stride, work.slice, s.channels, 2 * slab);
@@ -585,13 +580,13 @@ void compute_unit(const Job& job, int64_t unit, Workspace& work) {
             if (i % POINTS == POINTS - 1)
                 fold_rows(work.products, work.folded + i / POINTS * groups * 2 * TILE * OUTS * ROWS, groups);
         }
-        const bool unclear = !directly && fold_columns<TRAIN>(work.folded, work.totals, work.argmax, job.tolerance,
+        const bool unclear = !directly && fold_columns<TRAIN>(work.folded, work.totals, work.argmax, s.tolerance,
                                                               seen.largest(), exists, part.rows, groups);
-        if (directly || unclear) compute_directly(job, part, corner + 2 * slab * s.plane(), directly, work);
-        if (TRAIN) keep_for_gradients(job, part, unit, slab, work);
+        if (directly || unclear) compute_directly(s, part, corner + 2 * slab * s.plane(), directly, work);
+        if (TRAIN) keep_for_gradients(s, part, unit, slab, work);
     }
     for (int64_t o = 0; o < s.outputs; ++o)
-        job.sums[unit * s.outputs + o] = add_lanes(work.totals[o]);
+        s.sums[unit * s.outputs + o] = add_lanes(work.totals[o]);
 }
 
 // ---- the gradient of x

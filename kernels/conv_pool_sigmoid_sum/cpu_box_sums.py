@@ -9,8 +9,8 @@ Why it is faster
 Mathematics
     v3's. Column sums are sorted by remainder modulo p (unzip), so that a sum along a row adds whole vectors. The sigmoid's
     relative error is below 7e-7 for |x| < 8, below 5e-6 down to -80; below -86 it stays at 2^-125. With delta = s * (1 - s),
-    d out[b] / d W = 1/p^2 * sum of delta * box needs nothing from above: the forward pass leaves it of each sample, backward
-    weighs and adds. The input's gradient is the forward pass transposed.
+    d out[b] / d W = 1/p^2 * sum of delta * box needs nothing from above: the forward pass leaves it of bands of pooled rows,
+    the backward pass weighs and adds. The input's gradient is the forward pass transposed.
 
 Loops
     threads: pooled rows; bands of 8 with gradients, of 12 for the input's. sigmoid_tile: 64 outputs x 6 windows, 24 vectors.
@@ -116,9 +116,8 @@ template <int COUNT> inline void zip(vec* v) { reorder<COUNT, true>(v); }
 
 // A pooled row is worked on in stretches of at most WINDOWS windows. A window reaches into the pixels of the HALO next ones.
 constexpr int HALO_H = ceil_div(KERNEL_H - 1, POOL_H), HALO_W = ceil_div(KERNEL_W - 1, POOL_W);
-constexpr int MIN_WINDOWS = round_up(2 * HALO_W + 1, ACCUMULATORS);
-constexpr int WINDOWS = std::max<int>(MIN_WINDOWS, round_up(384 / POOL_W, ACCUMULATORS)), PITCH = round_up(WINDOWS, LANES);
-constexpr int64_t CACHE_FLOATS = 128 << 10;  // half a megabyte, for the box sums of a stretch
+constexpr int WINDOWS = round_up(std::max(2 * HALO_W + 1, 384 / POOL_W), ACCUMULATORS), PITCH = round_up(WINDOWS, LANES);
+constexpr int NEW_WINDOWS = WINDOWS - HALO_W;  // of a stretch of the input's gradient, which repeats HALO_W
 constexpr int LINE = 16;                     // floats in a cache line
 constexpr float MINUS_LOG2_E = -1.44269504f;  // in weights and biases: sigmoid = 1 / (1 + 2^exponent)
 constexpr int64_t INPUT_BAND = 12;           // rows of blocks of POOL_H pixels whose gradients are computed in sequence
@@ -133,11 +132,6 @@ struct Shape {
     int64_t padded_inner() const { return round_up(inner(), 24); }                   // a multiple of ACCUMULATORS
     int64_t band_floats() const { return (padded_inner() + 1) * padded_outputs(); }  // of terms, see Forward
     int64_t input_bands() const { return ceil_div(ceil_div(height, POOL_H), INPUT_BAND); }
-    int64_t new_windows() const { return stretch() - HALO_W; }  // of a stretch of the input's gradient, which repeats HALO_W
-    int64_t stretch() const {  // windows at a time
-        const int64_t fit = CACHE_FLOATS / std::max(padded_inner(), padded_outputs()) / ACCUMULATORS * ACCUMULATORS;
-        return std::clamp<int64_t>(fit, MIN_WINDOWS, WINDOWS);
-    }
 };
 
 // 2^f = sum of EXP2[n] * f^n with a relative error of 7.5e-8, for f in [0, 1] or [-1/2, 1/2]: what is faster to split off.
@@ -352,7 +346,7 @@ inline void add_parameter_terms(const float* boxes, const float* delta, int64_t 
 // The sum of sigmoids of a stretch of a pooled row, in all output channels; adds to the gradients' `terms`, if not null. Of the
 // thread, zeros at first: `boxes` [padded_inner][PITCH], and where delta is not kept `own_delta` [WINDOWS][padded_outputs].
 float stretch_sum(const Forward& job, int64_t sample, int64_t row, int64_t left, float* boxes, float* own_delta, float* terms) {
-    const int64_t windows = std::min(job.stretch(), job.columns() - left), padded = job.padded_outputs();
+    const int64_t windows = std::min<int64_t>(WINDOWS, job.columns() - left), padded = job.padded_outputs();
     const int64_t pixel = (sample * job.channels * job.height + row * POOL_H) * job.width + left * POOL_W;
     const int64_t readable = job.batch * job.channels * job.plane() - pixel;
     const int64_t looked_at = (job.channels - 1) * job.plane() + (KERNEL_H + POOL_H - 2) * job.width +
@@ -374,13 +368,8 @@ float stretch_sum(const Forward& job, int64_t sample, int64_t row, int64_t left,
         for (int64_t j = 0; j < windows; j += POSITIONS)
             sigmoid_tile<VECTORS>(job, boxes + j, first * LANES, windows - j, delta ? delta + j * padded : nullptr, totals,
                                   upcoming, fetches);
-        vec total = {};
-        for (int v = 0; v < VECTORS; ++v) {
-            const int64_t exist = job.outputs - (first + v) * LANES;
-            for (int64_t i = std::clamp<int64_t>(exist, 0, LANES); i < LANES; ++i) totals[v][i] = 0.0f;
-            total += totals[v];
-        }
-        for (int i = 0; i < LANES; ++i) sum += total[i];
+        for (int v = 0; v < VECTORS; ++v)
+            for (int64_t i = 0; i < std::min<int64_t>(LANES, job.outputs - (first + v) * LANES); ++i) sum += totals[v][i];
     });
     if (terms) add_parameter_terms(boxes, delta, windows, terms, job);
     return sum;
@@ -415,9 +404,9 @@ struct InputGradient : Shape {
 
     // A band of a stretch of a sample. Windows that begin above the band reach into it, so their rows come first.
     void run(int64_t unit) {
-        const int64_t stretches = ceil_div(columns(), new_windows()), index = unit % stretches;
+        const int64_t stretches = ceil_div(columns(), NEW_WINDOWS), index = unit % stretches;
         sample = unit / stretches / input_bands();
-        left = index * new_windows(), right = std::min(left + new_windows(), columns());
+        left = index * NEW_WINDOWS, right = std::min(left + NEW_WINDOWS, columns());
         first = std::max<int64_t>(0, left - HALO_W);
         pixels = (index + 1 == stretches ? width : right * POOL_W) - left * POOL_W;
         carry.clear(), boxes.clear();
@@ -527,7 +516,7 @@ extern "C" int run_forward(const float* x, const float* weight, const float* bia
             float* of_band = terms ? terms + unit * shape.band_floats() : nullptr;
             if (terms) std::fill_n(of_band, shape.band_floats(), 0.0f);
             for (int64_t row = rows * band / bands; row < rows * (band + 1) / bands; ++row)
-                for (int64_t left = 0; left < shape.columns(); left += shape.stretch())
+                for (int64_t left = 0; left < shape.columns(); left += WINDOWS)
                     sums[sample * rows + row] += stretch_sum(job, sample, row, left, boxes, own_delta, of_band);
         }
     });
@@ -544,7 +533,7 @@ extern "C" int run_input_gradient(const float* grad_out, const float* delta, con
     for (int64_t o = 0; o < outputs; ++o)
         for (int64_t k = 0; k < shape.inner(); ++k)
             packed[o * shape.padded_inner() + k] = weight[o * shape.inner() + k] / (POOL_H * POOL_W);
-    const int64_t units = batch * shape.input_bands() * ceil_div(shape.columns(), shape.new_windows());
+    const int64_t units = batch * shape.input_bands() * ceil_div(shape.columns(), NEW_WINDOWS);
     return parallel_for(units, threads, [&](int64_t begin, int64_t end) {
         InputGradient job{shape, grad_out, delta, packed, grad_x};
         for (int64_t unit = begin; unit < end; ++unit) job.run(unit);
