@@ -40,7 +40,6 @@ import torch
 import torch.nn as nn
 
 NAME = "conv3d_div_max_gap_bias_sum_training_tensor_core"
-SHARED_LIMIT_KB = 0  # builds as for a device with that much shared memory a block; 0: what the device has
 EXAMPLE = (8, 16, 3, 2.0, 2, (16, 1, 1, 1), 1), (128, 8, 16, 64, 64), (4, 8, 6, 12, 20), 2e-2  # see main; limit: TF32's
 SCHEMA = "forward(Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor, int[3] pool) -> Tensor"
 
@@ -277,7 +276,6 @@ struct Pipeline {
 
 // ---- producers
 constexpr int FIRST_TARGET = 11, LAST_TARGET = 15, REJECTED = 1000;  // the first leaves room for values 31 times as large
-constexpr float LARGEST_FP16 = 65504;
 
 using Piece = float[CHANNELS * 4];  // four columns of a row, in all channels
 DEVICE float largest_finite(float largest, const Piece& v) {
@@ -351,7 +349,7 @@ DEVICE void produce(const Problem& problem, const Segment& segment, const Pipeli
         }
         if (++band == segment.bands()) {  // consumers read the exponent behind the last band's barrier
             largest = largest_of_warps(largest, shared.producer_largest[1], thread / WARP, 1);
-            const bool accepted = exact || largest * power_of_2(exponent) <= LARGEST_FP16;
+            const bool accepted = exact || largest * power_of_2(exponent) <= 65504;  // fp16's largest
             if (thread == 0) shared.exponents[exact] = accepted ? exponent : REJECTED;
             exponent = scale_exponent(largest, LAST_TARGET);
             if (!accepted) exact = true, band = 0;
@@ -375,12 +373,11 @@ struct Tile {
 };
 
 // Calls visit(tile, its two bands) for the warp's tiles, every CONSUMER_WARPS-th, and releases the stages. Warps may be a row
-// apart. n counts the bands.
+// apart. n counts the bands. Producers arrive in their order: where a row's second one is full, the first is, too.
 template <class Visit>
 DEVICE void for_tiles(const Segment& segment, const Pipeline& pipeline, unsigned& n, Visit visit) {
     Tile tile = Tile::first(segment);
-    pipeline.consumer_wait(n);
-    UNROLL_1 for (; segment.row_of_band(n) < segment.rows; ++n) {
+    UNROLL_1 for (const unsigned end = n + segment.rows; n != end; ++n) {
         pipeline.consumer_wait(n + 1);
         UNROLL_1 for (; tile.slab < segment.slabs; tile = tile.next(segment, CONSUMER_WARPS))
             visit(tile, pipeline.band(n), pipeline.band(n + 1));
@@ -600,8 +597,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     float sum = 0;
     if (lane < OUTPUTS)
         for (int other = 0; other < CONSUMER_WARPS; ++other) sum += shared.sums[other][lane];
-    const int scale = -shared.exponent_after(n, segment.bands()) - weight_exponent;  // may be beyond a float's: two factors
-    sum = sum * power_of_2(scale / 2) * power_of_2(scale - scale / 2);
+    sum = ldexpf(sum, -shared.exponent_after(n, segment.bands()) - weight_exponent);
     if (!part_sums) write_result(result, segment.sample, sum);
     else if (lane < OUTPUTS) part_sums[static_cast<int64_t>(blockIdx.x) * OUTPUTS + lane] = sum;
 }
@@ -978,8 +974,7 @@ def sizes(kernels, x, weight, conv_bias, bias, strict, *pool):
         raise RuntimeError(f"{NAME}: expected a GPU of compute capability 8.0 or later; v3_single_kernel runs on others")
     if not kernels.is_served():
         limits = "at most 8 channels in and 16 out, a kernel of 3 x 3 x 3 and windows of 2 x 2 x 2"
-        warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")
-        return None
+        return warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")
     numbers = shape[0], *shape[2:], strict, x[2].index or 0
     blocks, parts = (kernels.count_blocks(*numbers), kernels.count_gradients(*numbers)) if shape[0] else (0, 0)
     if blocks >= 2**31:
@@ -1050,7 +1045,7 @@ def original(x, weight, conv_bias, bias, divisor, pool):
 
 class ModelNew(nn.Module):
     # Bound here, as `sizes` is above, so that another variant in the same notebook cannot replace them.
-    shared_limit_kb = SHARED_LIMIT_KB
+    shared_limit_kb = 0  # builds as for a device with that much shared memory a block; 0: what the device has
     fused = plan, save, saved, gradient
     sources = NAME, CUDA, SCHEMA, forward, original
 

@@ -40,7 +40,6 @@ import torch
 import torch.nn as nn
 
 NAME = "conv3d_div_max_gap_bias_sum_v4_tensor_core"
-SHARED_LIMIT_KB = 0  # builds as for a device with that much shared memory a block; 0: what the device has
 EXAMPLE = (8, 16, 3, 2.0, 2, (16, 1, 1, 1), 1), (128, 8, 16, 64, 64), (4, 8, 6, 12, 20), 2e-2  # see main; limit: TF32's
 SCHEMA = "forward(Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor, int[3] pool) -> Tensor"
 
@@ -207,8 +206,6 @@ struct Segment {
         rows = smaller(problem.part_rows, problem.rows - first_row);
     }
     DEVICE int bands() const { return rows + 1; }
-    // Bands are counted over both attempts.
-    DEVICE int row_of_band(int n) const { return n < bands() ? n : n - bands(); }
 };
 
 // Band n, counted over all attempts, is in stage n % STAGES. Producers wait for its empty barrier and arrive at its full one;
@@ -234,7 +231,6 @@ struct Pipeline {
 
 // ---- producers
 constexpr int FIRST_TARGET = 11, LAST_TARGET = 15, REJECTED = 1000;  // the first leaves room for values 31 times as large
-constexpr float LARGEST_FP16 = 65504;
 
 using Piece = float[CHANNELS * 4];  // four columns of a row, in all channels
 DEVICE float largest_finite(float largest, const Piece& v) {
@@ -308,7 +304,7 @@ DEVICE void produce(const Problem& problem, const Segment& segment, const Pipeli
         }
         if (++band == segment.bands()) {  // consumers read the exponent behind the last band's barrier
             largest = largest_of_warps(largest, shared.producer_largest[1], thread / WARP, 1);
-            const bool accepted = exact || largest * power_of_2(exponent) <= LARGEST_FP16;
+            const bool accepted = exact || largest * power_of_2(exponent) <= 65504;  // fp16's largest
             if (thread == 0) shared.exponents[exact] = accepted ? exponent : REJECTED;
             exponent = scale_exponent(largest, LAST_TARGET);
             if (!accepted) exact = true, band = 0;
@@ -319,13 +315,13 @@ DEVICE void produce(const Problem& problem, const Segment& segment, const Pipeli
 
 // ---- consumers
 // Calls visit(first window and slab of a tile, its two bands) for the warp's tiles, every CONSUMER_WARPS-th along columns, then
-// slabs, then rows of windows, and releases the stages. Warps may be a row apart. n counts the bands.
+// slabs, then rows of windows, and releases the stages. Warps may be a row apart. n counts the bands. Producers arrive in their
+// order: where a row's second one is full, the first is, too.
 template <class Visit>
 DEVICE void for_tiles(const Segment& segment, const Pipeline& pipeline, unsigned& n, Visit visit) {
     const int groups = ceil_div(segment.columns, TILE_WINDOWS);
     int group = threadIdx.x / WARP, slab = 0;  // a slab beyond the segment's is of a later row
-    pipeline.consumer_wait(n);
-    UNROLL_1 for (; segment.row_of_band(n) < segment.rows; ++n, slab -= segment.slabs) {
+    UNROLL_1 for (const unsigned end = n + segment.rows; n != end; ++n, slab -= segment.slabs) {
         pipeline.consumer_wait(n + 1);
         UNROLL_1 for (;; group += CONSUMER_WARPS) {
             for (; group >= groups; group -= groups) ++slab;
@@ -508,8 +504,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     float sum = 0;
     if (lane < OUTPUTS)
         for (int other = 0; other < CONSUMER_WARPS; ++other) sum += shared.sums[other][lane];
-    const int scale = -exponent - weight_exponent;  // may be beyond a float's exponents: two factors
-    sum = sum * power_of_2(scale / 2) * power_of_2(scale - scale / 2);
+    sum = ldexpf(sum, -exponent - weight_exponent);
     if (!part_sums) write_result(result, segment.sample, sum);
     else if (lane < OUTPUTS) part_sums[static_cast<int64_t>(blockIdx.x) * OUTPUTS + lane] = sum;
 }
@@ -560,9 +555,8 @@ extern "C" int launch_conv_max_mean(const Element* x, const Element* weight, con
                                     int64_t height, int64_t width, int64_t strict, int64_t device, cudaStream_t stream) {
     Problem p = planned(batch, depth, height, width, strict, device);
     p.x = x, p.weight = weight;
-    const auto windows = static_cast<float>(static_cast<int64_t>(p.slabs) * p.rows * p.columns);
-    const Result result = {conv_bias, biases ? bias : nullptr, static_cast<int>(biases), static_cast<float>(divisor), windows,
-                           out};
+    const Result result = {conv_bias, biases ? bias : nullptr, static_cast<int>(biases), static_cast<float>(divisor),
+                           static_cast<float>(1.0 * p.slabs * p.rows * p.columns), out};
     const auto kernel = strict ? conv_max_mean<true> : conv_max_mean<false>;
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.dynamic_bytes);
     if (error != cudaSuccess) return error;
@@ -597,8 +591,7 @@ def sizes(kernels, x, weight, conv_bias, bias, strict, *pool):
         raise RuntimeError(f"{NAME}: expected a GPU of compute capability 8.0 or later; v3_single_kernel runs on others")
     if not kernels.is_served():
         limits = "at most 8 channels in and 16 out, a kernel of 3 x 3 x 3 and windows of 2 x 2 x 2"
-        warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")
-        return None
+        return warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")
     numbers = bias[0].numel(), shape[0], *shape[2:], strict, x[2].index or 0
     blocks = kernels.count_blocks(*numbers[1:]) if shape[0] else 0
     if blocks >= 2**31:
@@ -627,7 +620,7 @@ def original(x, weight, conv_bias, bias, divisor, pool):
 
 class ModelNew(nn.Module):
     # Bound here, as `sizes` is above, so that another variant in the same notebook cannot replace them.
-    shared_limit_kb = SHARED_LIMIT_KB
+    shared_limit_kb = 0  # builds as for a device with that much shared memory a block; 0: what the device has
     sources = NAME, CUDA, SCHEMA, conv_max_mean, original
 
     def __init__(self, in_channels, out_channels, kernel_size, divisor, pool_size, bias_shape, sum_dim):

@@ -275,7 +275,6 @@ struct Pipeline {
 
 // ---- producers
 constexpr int FIRST_TARGET = 11, LAST_TARGET = 15, WEIGHT_TARGET = 14, REJECTED = 1000;  // the first leaves a factor of 31 free
-constexpr float LARGEST_FP16 = 65504;
 
 using Piece = float[CHANNELS * 4];  // four columns of a row, in all channels
 DEVICE float load_piece(uint32_t from, int channel_bytes, Piece& v) {  // returns the largest finite size
@@ -358,7 +357,7 @@ DEVICE void produce(const CUtensorMap& x, const Shape& shape, const Pipeline& pi
                 }
                 if (k == count) {  // consumers read the exponent behind the last band's mbarrier
                     largest = largest_of_warps(largest, shared.producer_largest[1], thread / WARP, 1);
-                    accepted = exact || largest * power_of_2(exponent) <= LARGEST_FP16;
+                    accepted = exact || largest * power_of_2(exponent) <= 65504;  // fp16's largest
                     if (thread == 0) shared.exponents[attempt % ATTEMPTS] = accepted ? exponent : REJECTED;
                     exponent = scale_exponent(largest, LAST_TARGET);
                 }
@@ -374,12 +373,13 @@ using Bands = uint32_t[2];  // shared addresses of those that a row of windows r
 
 // A unit is a tile in half of the slabs of a row of windows; which half has the larger part changes from row to row. Calls
 // visit(first window, slab, slabs_end, its two bands) for the warp's units, every CONSUMER_WARPS-th of all, and releases the
-// bands. Warps may be a row apart: one waits for the bands of a row once, and arrives when its next unit is in a later row.
+// bands. Warps may be a row apart: one waits for a row's second band once, and arrives when its next unit is in a later row.
+// Producers arrive in the order of the bands, so the first one is full, too.
 template <class Visit>
 DEVICE void for_units(const Segment& segment, const Pipeline& pipeline, unsigned first_band, Visit visit) {
     int number = threadIdx.x / WARP;  // of the warp's next unit, counted from the row's first
     UNROLL_1 for (unsigned band = first_band; band != first_band + segment.rows; ++band) {
-        pipeline.consumer_wait(band), pipeline.consumer_wait(band + 1);
+        pipeline.consumer_wait(band + 1);
         const Bands bands = {pipeline.band(band), pipeline.band(band + 1)};
         UNROLL_1 for (; number < segment.row_units(); number += CONSUMER_WARPS) {
             const int tiles = segment.row_units() / 2, middle = (segment.slabs + (band - first_band) % 2) / 2;
@@ -586,8 +586,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         float sum = 0;
         if (lane < OUTPUTS)
             for (int other = 0; other < CONSUMER_WARPS; ++other) sum += shared.sums[turn][other][lane];
-        const int scale = -exponent - weight_exponent;  // may be beyond a float's exponents: two factors
-        sum = sum * power_of_2(scale / 2) * power_of_2(scale - scale / 2);
+        sum = ldexpf(sum, -exponent - weight_exponent);
         if (!segment_sums) write_result(result, segment.sample, sum);
         else if (lane < OUTPUTS) segment_sums[(segment.image + blockIdx.x) * OUTPUTS + lane] = sum;
         __syncwarp();  // lane 0 may write over the segment
@@ -642,13 +641,12 @@ extern "C" int64_t count_segments(int64_t batch, int64_t depth, int64_t height, 
 static cudaError_t encode_map(const Element* x, const Shape& s, CUtensorMap* map) {
     static const auto encode = [] {  // the driver's function, without linking the driver; null if it has none
         void* function = nullptr;
-        cudaDriverEntryPointQueryResult found = {};
 #if CUDART_VERSION >= 12050
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault);
 #else
-        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found);
+        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault);
 #endif
-        return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found == cudaDriverEntryPointSuccess ? function : nullptr);
+        return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
     }();
     if (!encode) return cudaErrorNotSupported;
     const cuuint64_t width = s.width, height = s.height, depth = s.depth, batch = s.batch, row_bytes = (width + 3) / 4 * 16;
@@ -666,9 +664,8 @@ extern "C" int launch_stream_max_mean(const Element* x, const Element* weight, c
                                       float* scratch, float* out, double divisor, int64_t biases, int64_t batch, int64_t depth,
                                       int64_t height, int64_t width, int64_t strict, int64_t device, cudaStream_t stream) {
     const Shape shape = planned(batch, depth, height, width, strict, device);
-    const auto windows = static_cast<float>(static_cast<int64_t>(shape.slabs) * shape.rows * shape.columns);
-    const Result result = {conv_bias, biases ? bias : nullptr, static_cast<int>(biases), static_cast<float>(divisor), windows,
-                           out};
+    const Result result = {conv_bias, biases ? bias : nullptr, static_cast<int>(biases), static_cast<float>(divisor),
+                           static_cast<float>(1.0 * shape.slabs * shape.rows * shape.columns), out};
     float* const segment_sums = shape.sample_is_segment() ? nullptr : scratch;
     const auto kernel = strict ? stream_max_mean<true> : stream_max_mean<false>;
     CUtensorMap map;
@@ -706,8 +703,7 @@ def sizes(kernels, x, weight, conv_bias, bias, strict, *pool):
         raise RuntimeError(f"{NAME}: expected a GPU of compute capability 9.0 (Hopper); v4_tensor_core runs on 8.0 and later")
     if not kernels.is_served():
         limits = "at most 8 channels in and 16 out, a kernel of 3 x 3 x 3 and windows of 2 x 2 x 2"
-        warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")
-        return None
+        return warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")
     numbers = bias[0].numel(), shape[0], *shape[2:], strict, x[2].index or 0
     segments = kernels.count_segments(*numbers[1:]) if shape[0] else 0
     return (shape[0], *([] if numbers[0] else [outs]), 1, 1, 1), 16 * segments, numbers  # 16: OUTPUTS
@@ -718,8 +714,7 @@ def stream_max_mean(kernels, x, weight, conv_bias, bias, divisor, pool, sizes=si
     if not (found := sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), is_strict(), *pool)):
         return kernels.original(x, weight, conv_bias, bias, divisor, pool)
     if x.shape[-1] % 4 or x.data_ptr() % 16:  # TMA needs rows of a multiple of 16 bytes; what is added is never read
-        rows = x.new_empty(*x.shape[:-1], -(-x.shape[-1] // 4) * 4)
-        rows[..., : x.shape[-1]].copy_(x)
+        rows = x.new_empty(*x.shape[:-1], -(-x.shape[-1] // 4) * 4)[..., : x.shape[-1]].copy_(x)
     else:
         rows = x.contiguous()
     weight, conv_bias, bias = weight.contiguous(), conv_bias.contiguous(), bias.contiguous()
