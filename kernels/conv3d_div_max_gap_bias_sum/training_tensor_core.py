@@ -427,8 +427,10 @@ DEVICE uint32_t pixels(const Plane& x, int hw, int tap) { return x[hw / 2 + tap 
 
 using Sums = float[8][4];  // [position][element: window 2t, 2t + 1 of output g, then of g + 8]
 
-DEVICE void add_pair(float (*sums)[4], const Plane& x, int tap, int next_tap, uint2 w, uint2 next_w) {
-    UNROLL for (int hw = 0; hw < 4; ++hw) mma_pair(sums[hw], w, next_w, pixels(x, hw, tap), pixels(x, hw, next_tap));
+template <int STRIDE>  // of weights: from tap to tap
+DEVICE void add_pair(float (*sums)[4], const uint2* w, const Plane& x, int tap, int next_tap) {
+    UNROLL for (int hw = 0; hw < 4; ++hw)
+        mma_pair(sums[hw], w[tap * STRIDE], w[next_tap * STRIDE], pixels(x, hw, tap), pixels(x, hw, next_tap));
 }
 
 // The convolution of a tile, a plane of x at a time. Plane p meets plane r = p - d of the kernel at positions of depth d. All
@@ -445,10 +447,8 @@ DEVICE void convolve(const uint2 (&weights)[TAPS], uint32_t band, uint32_t next_
             const uint2* const w = weights + r * PLANE_TAPS;
             UNROLL for (int hw = 0; hw < 4 && r == 1; ++hw)
                 mma_pair(sums[4 * d + hw], weights[MIDDLE], w[MIDDLE], middle[hw], pixels(x, hw, MIDDLE));
-            UNROLL for (int pair = 0; pair < PAIRS; ++pair) {
-                const int tap = first_of_pair(pair), second = second_of_pair(pair);
-                add_pair(sums + 4 * d, x, tap, second, w[tap], w[second]);
-            }
+            UNROLL for (int pair = 0; pair < PAIRS; ++pair)
+                add_pair<1>(sums + 4 * d, w, x, first_of_pair(pair), second_of_pair(pair));
             UNROLL for (int hw = 0; hw < 4 && r == 2; ++hw)
                 mma_m16n8k8_f32_f16(sums[4 * d + hw], w[MIDDLE], pixels(x, hw, MIDDLE));
         }
@@ -459,7 +459,7 @@ DEVICE void convolve(const uint2 (&weights)[TAPS], uint32_t band, uint32_t next_
 // The same, error-compensated: low * high + high * low + high * high. The tensor core truncates its sums, so each plane's begin
 // at zero and are added as fp32 numbers. The small ones are kept apart, and do not count where x is infinite: the low part of a
 // weight may have the other sign.
-DEVICE void convolve_strictly(uint32_t weights, uint32_t band, uint32_t next_band, int lower, Sums& sums) {
+DEVICE void convolve_strictly(const uint2* weights, uint32_t band, uint32_t next_band, int lower, Sums& sums) {
     Sums small;
     UNROLL for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] = small[i / 4][i % 4] = 0;
     UNROLL_1 for (int p = 0; p < SIDE; ++p) {
@@ -468,18 +468,14 @@ DEVICE void convolve_strictly(uint32_t weights, uint32_t band, uint32_t next_ban
         load_plane(band + lower + p * PLANE_BYTES, next_band + lower + p * PLANE_BYTES, low);
         UNROLL for (int d = 0; d < 2; ++d) {
             if (p < d || p > d + 2) continue;
-            const uint32_t at = weights + (p - d) * PLANE_TAPS * TAP_BYTES;
-            const auto high_w = [&](int tap) { return ld_shared_v2_u32(at + tap * TAP_BYTES); };
-            const auto low_w = [&](int tap) { return ld_shared_v2_u32(at + WEIGHT_BYTES + tap * TAP_BYTES); };
+            const uint2 *const high_w = weights + (p - d) * PLANE_TAPS * WARP, *const low_w = high_w + TAPS * WARP;
             float part[4][4] = {};
             UNROLL for (int pair = 0; pair < PAIRS; ++pair) {
-                const int tap = first_of_pair(pair), second = second_of_pair(pair);
-                const uint2 w = high_w(tap), next_w = high_w(second), small_w = low_w(tap), next_small_w = low_w(second);
-                add_pair(small + 4 * d, high, tap, second, small_w, next_small_w);
-                add_pair(part, high, tap, second, w, next_w);
-                add_pair(small + 4 * d, low, tap, second, w, next_w);
+                add_pair<WARP>(small + 4 * d, low_w, high, first_of_pair(pair), second_of_pair(pair));
+                add_pair<WARP>(part, high_w, high, first_of_pair(pair), second_of_pair(pair));
+                add_pair<WARP>(small + 4 * d, high_w, low, first_of_pair(pair), second_of_pair(pair));
             }
-            const uint2 w = high_w(MIDDLE), small_w = low_w(MIDDLE);
+            const uint2 w = high_w[MIDDLE * WARP], small_w = low_w[MIDDLE * WARP];
             UNROLL for (int hw = 0; hw < 4; ++hw) {
                 mma_pair(small[4 * d + hw], small_w, w, pixels(high, hw, MIDDLE), pixels(low, hw, MIDDLE));
                 mma_m16n8k8_f32_f16(part[hw], w, pixels(high, hw, MIDDLE));
@@ -555,9 +551,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     store_weights(problem.weight, copysignf(power_of_2(weight_exponent), result.divisor), stored,
                   STRICT ? stored + TAPS * WARP : nullptr);
     bar_sync(2, CONSUMERS);
-    const uint32_t stored_weights = shared_address(stored) + lane * 8;
     uint2 weights[TAPS];
-    if (!STRICT) UNROLL for (int tap = 0; tap < TAPS; ++tap) weights[tap] = ld_shared_v2_u32(stored_weights + tap * TAP_BYTES);
+    if (!STRICT) UNROLL for (int tap = 0; tap < TAPS; ++tap) weights[tap] = stored[tap * WARP + lane];
     pipeline.consumer_release(STAGES - 1);
 
     float totals[2];  // of outputs g and g + 8
@@ -568,7 +563,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             const uint32_t offset = matrix_row(lane, tile, lane / 8 % 2 * 2 + lane / 16);
             Sums sums;
             if constexpr (STRICT)
-                convolve_strictly(stored_weights, band + offset, next_band + offset, pipeline.band_bytes / 2, sums);
+                convolve_strictly(stored + lane, band + offset, next_band + offset, pipeline.band_bytes / 2, sums);
             else
                 convolve(weights, band + offset, next_band + offset, sums);
             Maximum maxima[4];
