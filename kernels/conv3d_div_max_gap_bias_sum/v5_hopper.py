@@ -89,7 +89,7 @@ constexpr int SIDE = 4, COLUMNS = 64, PIECES = COLUMNS / 4;  // of x: a window's
 //   a band          4 producer warps, all arrive: `full`      8 consumer warps, all arrive: `empty`
 //   an exponent     one producer: `full` of the last band     nobody: another takes its place ATTEMPTS later
 //   weights         8 consumer warps, once: bar_sync 2        nobody
-//   sums, segments  consumer warps: bar_sync 2                consumer warps, until the next bar_sync 2; two take turns
+//   sums            consumer warps: bar_sync 2                consumer warp 0, until the next bar_sync 2; two take turns
 constexpr int STAGES = 2, STAGE_PLANES = 8;  // planes: at most; a band has equal stages
 constexpr int BANDS = 4;                     // so that consumer warps may be a row apart
 constexpr int ATTEMPTS = BANDS / 2 + 1;      // whose exponents may be unread: each has two bands or more
@@ -137,7 +137,6 @@ struct Shared {
     int exponents[ATTEMPTS];                             // of the power of two that an attempt scaled x by; or REJECTED
     float weight_largest[CONSUMER_WARPS];
     float sums[2][CONSUMER_WARPS][OUTPUTS];  // of a segment's maxima; one is filled while the other is read
-    Segment segments[2];                     // this one and the next of the consumers; in no registers, which are short
 };
 
 // What a sample's sums become: with a bias the sum over all outputs, else the average of each.
@@ -545,17 +544,14 @@ __global__ void __launch_bounds__(THREADS, 1)
     uint2* const stored = reinterpret_cast<uint2*>(memory + STAGES * shape.stage_bytes + BANDS * shape.band_bytes);
     const int weight_exponent = store_weights(weight, copysignf(1, result.divisor), stored, shared);
     const int64_t end = shape.first_line(blockIdx.x + 1);
-    int64_t line = shape.first_line(blockIdx.x);
-    if (threadIdx.x == 0) shared.segments[0].set(shape, line, end);
     bar_sync(2, CONSUMERS);
     const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     uint2 weights[TAPS];
     if (!STRICT) UNROLL for (int tap = 0; tap < TAPS; ++tap) weights[tap] = stored[tap * WARP + lane];
     unsigned first_band = 0, attempt = 0;
-    for (int turn = 0; line < end; turn ^= 1) {
-        const Segment& segment = shared.segments[turn];
-        line += segment.rows;
-        if (threadIdx.x == 0 && line < end) shared.segments[turn ^ 1].set(shape, line, end);
+    Segment segment;
+    for (int64_t line = shape.first_line(blockIdx.x), turn = 0; line < end; line += segment.rows, turn ^= 1) {
+        segment.set(shape, line, end);
         float totals[2];  // of outputs g and g + 8
         int exponent;
         do {
@@ -580,7 +576,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             totals[i] += __shfl_xor_sync(0xffffffffu, totals[i], 2);
             if (t == 0) shared.sums[turn][warp][g + 8 * i] = totals[i];
         }
-        // sums[turn] are written, sums[turn ^ 1] were read; only warp 0 still reads this segment; the next one is set.
+        // sums[turn] are written, sums[turn ^ 1] were read.
         bar_sync(2, CONSUMERS);
         if (warp > 0) continue;
         float sum = 0;
@@ -589,7 +585,6 @@ __global__ void __launch_bounds__(THREADS, 1)
         sum = ldexpf(sum, -exponent - weight_exponent);
         if (!segment_sums) write_result(result, segment.sample, sum);
         else if (lane < OUTPUTS) segment_sums[(segment.image + blockIdx.x) * OUTPUTS + lane] = sum;
-        __syncwarp();  // lane 0 may write over the segment
     }
 }
 

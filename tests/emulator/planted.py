@@ -27,7 +27,7 @@ ONE_SHORT = {("conv_pool_sigmoid_sum", "v5_hopper"), ("conv3d_div_max_gap_bias_s
 # What shows only when a buffer is used again: {(model, variant): {what: (text, what stands in its place)}}.
 IN_LATER_ROUNDS = {
     ("conv3d_div_max_gap_bias_sum", "v5_hopper"): {
-        "syncwarp": ("__syncwarp();  // lane 0 may write over the segment", ";"),
+        "turn": ("line += segment.rows, turn ^= 1)", "line += segment.rows)"),
         "arrival": (
             "pipeline.consumer_release(first_band + segment.rows);",
             "pipeline.consumer_release(first_band + segment.rows), pipeline.consumer_release(first_band + segment.rows);",
@@ -41,7 +41,7 @@ KINDS = {
     "wait": "race|not waited for|invalid barrier|barrier never completes",
     "guard": "out of bounds|race between blocks",
     "index": "out of bounds|race|uninitialised|not waited for",
-    "syncwarp": "race",
+    "turn": "race",
     "arrival": "invalid barrier|barrier never completes",
     "release": "race",
 }
