@@ -75,7 +75,6 @@ DEVICE float warp_sum(float v) {  // in all lanes
 constexpr int TAPS = KERNEL_D * KERNEL_H * KERNEL_W, WEIGHTS = TAPS * IN_CHANNELS * OUT_CHANNELS;
 
 struct Problem {
-    const Element *x, *weight;
     int64_t batch;
     int depth, height, width, slabs, rows, columns;  // of x, and of its windows; a channel has less than 2^31 pixels
     bool strict;
@@ -83,16 +82,12 @@ struct Problem {
     // Where a sample's slabs do not fit into shared memory, or its columns into a band, it is cut along these; and along its
     // rows, where samples are too few to fill all SMs. A block has one part of one sample: a segment.
     int slab_parts, part_slabs, column_parts, part_columns, row_parts, part_rows, parts, band_bytes, dynamic_bytes;
+    const Element *x, *weight, *conv_bias, *bias;
+    float* out;  // (batch,), without `bias` (batch, OUT_CHANNELS)
+    float divisor;
+    int biases;  // 1, OUT_CHANNELS or 0
     int64_t gradients;  // parts that the weights' gradient is summed in: rows of WEIGHTS values
     __host__ __device__ int64_t windows() const { return static_cast<int64_t>(slabs) * rows * columns; }
-};
-
-// What a sample's sums become: with a bias the sum over all outputs, else the average of each.
-struct Result {
-    const Element *conv_bias, *bias;
-    int biases;  // 1 or OUT_CHANNELS
-    float divisor, windows;
-    float* out;
 };
 
 // Gradients of the averages: one a sample, or one a channel of it.
@@ -522,23 +517,23 @@ DEVICE uint32_t argmax_word(int g, const uint32_t (&indices)[4]) {
     return (upper ? odd : even) | __shfl_xor_sync(0xffffffffu, upper ? even : odd, 16);
 }
 
-// A warp writes a sample's result; lane o has the sum of output o's maxima.
-DEVICE void write_result(const Result& result, int64_t sample, float sum) {
+// A warp writes a sample's result: with a bias the sum over outputs, else the average of each. Lane o has output o's sum.
+DEVICE void write_result(const Problem& p, int64_t sample, float sum) {
     const int o = threadIdx.x % WARP;
     float average = 0;
     if (o < OUT_CHANNELS) {
-        average = (sum / result.windows + copysignf(1, result.divisor) * result.conv_bias[o]) / fabsf(result.divisor);
-        if (!result.bias) result.out[sample * OUT_CHANNELS + o] = average;
-        else average += result.bias[result.biases == 1 ? 0 : o];
+        average = (sum / p.windows() + copysignf(1, p.divisor) * p.conv_bias[o]) / fabsf(p.divisor);
+        if (!p.biases) p.out[sample * OUT_CHANNELS + o] = average;
+        else average += p.bias[p.biases == 1 ? 0 : o];
     }
     average = warp_sum(average);
-    if (result.bias && o == 0) result.out[sample] = average;
+    if (p.biases && o == 0) p.out[sample] = average;
 }
 
 // `part_sums` (parts, batch, OUTPUTS) where a sample has several, else null; `argmax` (batch, slabs, rows, columns, 4).
 template <bool STRICT, bool INDICES>
 __global__ void __launch_bounds__(THREADS, 1)
-    conv_max_mean(const Problem problem, const Result result, float* __restrict__ part_sums, uint32_t* __restrict__ argmax) {
+    conv_max_mean(const Problem problem, float* __restrict__ part_sums, uint32_t* __restrict__ argmax) {
     extern __shared__ __align__(128) char memory[];
     __shared__ Shared shared;
     __shared__ Segment segment;  // in no registers, which are short
@@ -548,7 +543,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const int weight_exponent = scale_exponent(largest_weight<CONSUMER_WARPS>(problem.weight, shared.weight_largest, 2), 14);
     uint2* const stored = reinterpret_cast<uint2*>(memory + (STRICT ? STAGES : STAGES - 1) * pipeline.band_bytes);
-    store_weights(problem.weight, copysignf(power_of_2(weight_exponent), result.divisor), stored,
+    store_weights(problem.weight, copysignf(power_of_2(weight_exponent), problem.divisor), stored,
                   STRICT ? stored + TAPS * WARP : nullptr);
     bar_sync(2, CONSUMERS);
     uint2 weights[TAPS];
@@ -593,16 +588,16 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (lane < OUTPUTS)
         for (int other = 0; other < CONSUMER_WARPS; ++other) sum += shared.sums[other][lane];
     sum = ldexpf(sum, -shared.exponent_after(n, segment.bands()) - weight_exponent);
-    if (!part_sums) write_result(result, segment.sample, sum);
+    if (!part_sums) write_result(problem, segment.sample, sum);
     else if (lane < OUTPUTS) part_sums[static_cast<int64_t>(blockIdx.x) * OUTPUTS + lane] = sum;
 }
 
 // A warp adds the parts of a sample, in order.
-__global__ void __launch_bounds__(WARP) finish_samples(const float* __restrict__ sums, int parts, const Result result) {
+__global__ void __launch_bounds__(WARP) finish_samples(const float* __restrict__ sums, const Problem problem) {
     float sum = 0;
-    for (int part = 0; part < parts; ++part)
+    for (int part = 0; part < problem.parts; ++part)
         if (threadIdx.x < OUTPUTS) sum += sums[(static_cast<int64_t>(part) * gridDim.x + blockIdx.x) * OUTPUTS + threadIdx.x];
-    write_result(result, blockIdx.x, sum);
+    write_result(problem, blockIdx.x, sum);
 }
 
 // ---- gradients
@@ -851,7 +846,7 @@ __global__ void __launch_bounds__(WARP)
 // ---- launches
 // The problem, cut into parts for that device.
 static Problem planned(int64_t batch, int depth, int height, int width, bool strict, int device) {
-    Problem p = {nullptr, nullptr, batch, depth, height, width, (depth - 2) / 2, (height - 2) / 2, (width - 2) / 2, strict};
+    Problem p = {batch, depth, height, width, (depth - 2) / 2, (height - 2) / 2, (width - 2) / 2, strict};
     int limit = 0, sm_count = 0;
     cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
@@ -887,22 +882,19 @@ extern "C" int64_t count_gradients(int64_t batch, int64_t depth, int64_t height,
     return planned(batch, depth, height, width, strict, device).gradients;
 }
 
-// argmax (batch, slabs, rows, columns, OUTPUTS bytes) may be null. scratch: OUTPUTS floats a block. out: (batch,), without a
-// bias (batch, OUT_CHANNELS).
+// argmax (batch, slabs, rows, columns, OUTPUTS bytes) may be null. scratch: OUTPUTS floats a block.
 extern "C" int launch_conv_max_mean(const Element* x, const Element* weight, const Element* conv_bias, const Element* bias,
                                     float* scratch, float* out, uint32_t* argmax, double divisor, int64_t biases,
                                     int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t strict,
                                     int64_t device, cudaStream_t stream) {
     Problem p = planned(batch, depth, height, width, strict, device);
-    p.x = x, p.weight = weight;
-    const Result result = {conv_bias, biases ? bias : nullptr, static_cast<int>(biases), static_cast<float>(divisor),
-                           static_cast<float>(p.windows()), out};
+    p.x = x, p.weight = weight, p.conv_bias = conv_bias, p.bias = bias, p.out = out, p.divisor = divisor, p.biases = biases;
     const auto kernel = strict ? (argmax ? conv_max_mean<true, true> : conv_max_mean<true, false>)
                                : (argmax ? conv_max_mean<false, true> : conv_max_mean<false, false>);
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.dynamic_bytes);
     if (error != cudaSuccess) return error;
-    kernel<<<batch * p.parts, THREADS, p.dynamic_bytes, stream>>>(p, result, p.parts > 1 ? scratch : nullptr, argmax);
-    if (p.parts > 1) finish_samples<<<batch, WARP, 0, stream>>>(scratch, p.parts, result);
+    kernel<<<batch * p.parts, THREADS, p.dynamic_bytes, stream>>>(p, p.parts > 1 ? scratch : nullptr, argmax);
+    if (p.parts > 1) finish_samples<<<batch, WARP, 0, stream>>>(scratch, p);
     return cudaGetLastError();
 }
 
