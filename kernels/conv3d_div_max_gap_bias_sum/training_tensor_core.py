@@ -57,30 +57,54 @@ extern "C" int64_t is_served() { return SERVED; }
 
 #if SERVED
 using Element = float;  // of x and the parameters
-
 #define DEVICE __device__ __forceinline__
 #define UNROLL _Pragma("unroll")
 #define UNROLL_1 _Pragma("unroll 1")
 
-constexpr int WARP = 32;
-
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
-DEVICE float warp_sum(float v) {  // in all lanes
-    UNROLL for (int offset = WARP / 2; offset > 0; offset /= 2) v += __shfl_xor_sync(0xffffffffu, v, offset);
-    return v;
-}
-
+// ---- words
+// A window of 2 x 2 x 2 positions reads 4 x 4 x 4 pixels. A tile is 8 windows side by side in 16 outputs. A slab is a layer of
+// windows along depth. Where a sample's slabs do not fit into shared memory, or its columns into a band, it is cut along these;
+// and along its rows, where samples are too few to fill all SMs. A block has one part of one sample: a segment. A band is two
+// rows of x, in all planes of a segment: a row of windows reads two bands. A segment is scaled by a power of two that its first
+// values suggest, and attempted again if one overflows fp16.
+constexpr int WARP = 32, STAGES = 3, CONSUMER_WARPS = 8, PRODUCER_WARPS = 4;
+constexpr int CONSUMERS = CONSUMER_WARPS * WARP, PRODUCERS = PRODUCER_WARPS * WARP, THREADS = CONSUMERS + PRODUCERS;
+constexpr int CHANNELS = 8, OUTPUTS = 16, TILE_WINDOWS = 8;  // of the tensor core's operands; what does not exist is zero
+constexpr int SIDE = 4, COLUMNS = 64, PIECES = COLUMNS / 4;  // of x: a window's pixels in each direction, a row's columns
+constexpr int LINES = PRODUCERS / PIECES;                    // rows of a band that the producers load at a time
 constexpr int TAPS = KERNEL_D * KERNEL_H * KERNEL_W, WEIGHTS = TAPS * IN_CHANNELS * OUT_CHANNELS;
+
+// ---- shared memory of a block, for the original's size
+//   0        32       64       96 KB                          strict: 0        64       128      192     206 KB
+//   | band n | n + 1  | n + 2  | Shared                               | band n | n + 1  | n + 2  | weights | Shared
+//             |
+//             plane 0: row 0: columns 0 2 4 .. 62, then 1 3 5 .. 63, 8 channels of fp16 each; row 1; plane 1 ..
+//             strict: the high parts of all planes, then the low parts; weights: [high, low][tap][lane]
+// The pixels of one column in 8 windows are 8 rows of 16 bytes side by side: a matrix for ldmatrix, free of bank conflicts.
+//
+//             filled by                                         emptied by
+//   a band    4 producer warps, from registers: `full`          8 consumer warps: `empty`; all threads arrive
+//   weights   8 consumer warps, once: in the last band, from    nobody
+//             where registers take them; strict: in their place
+constexpr int COLUMN_BYTES = CHANNELS * 2, ODD_COLUMNS = COLUMNS / 2 * COLUMN_BYTES, ROW_BYTES = 2 * ODD_COLUMNS;
+constexpr int PLANE_BYTES = 2 * ROW_BYTES, TAP_BYTES = WARP * 8, WEIGHT_BYTES = TAPS * TAP_BYTES;  // of high or low parts
+
+struct Shared {
+    uint64_t full[STAGES], empty[STAGES];      // mbarriers
+    float producer_largest[2][PRODUCER_WARPS]; // [at the start, at the end of an attempt]
+    int exponents[2];                          // of the power of two that an attempt scaled x by; or REJECTED
+    float weight_largest[CONSUMER_WARPS];
+    float sums[CONSUMER_WARPS][OUTPUTS];
+    DEVICE int exponent_after(int bands_of_all, int bands) const { return exponents[bands_of_all > bands]; }
+};
 
 struct Problem {
     int64_t batch;
     int depth, height, width, slabs, rows, columns;  // of x, and of its windows; a channel has less than 2^31 pixels
     bool strict;
-
-    // Where a sample's slabs do not fit into shared memory, or its columns into a band, it is cut along these; and along its
-    // rows, where samples are too few to fill all SMs. A block has one part of one sample: a segment.
     int slab_parts, part_slabs, column_parts, part_columns, row_parts, part_rows, parts, band_bytes, dynamic_bytes;
     const Element *x, *weight, *conv_bias, *bias;
     float* out;  // (batch,), without `bias` (batch, OUT_CHANNELS)
@@ -96,38 +120,6 @@ struct Upstream {
     bool by_sample;
     float scale;  // 1 / (windows * divisor)
     __host__ __device__ float at(int64_t sample, int o) const { return grad[by_sample ? sample : sample * OUT_CHANNELS + o]; }
-};
-
-// ---- geometry
-// A window of 2 x 2 x 2 positions reads 4 x 4 x 4 pixels. A tile is 8 windows side by side in 16 outputs. A slab is a layer of
-// windows along depth. A band is two rows of x, in all planes of a segment: a row of windows reads two bands. A segment is
-// scaled by a power of two that its first values suggest, and attempted again if one overflows fp16.
-constexpr int CHANNELS = 8, OUTPUTS = 16, TILE_WINDOWS = 8;  // of the tensor core's operands; what does not exist is zero
-constexpr int SIDE = 4, COLUMNS = 64, PIECES = COLUMNS / 4;  // of x: a window's pixels in each direction, a row's columns
-
-// ---- who works: a warp-specialized kernel
-// Producer warps load x, scale it, and store it as fp16 into a multistage pipeline; consumer warps multiply.
-constexpr int STAGES = 3, CONSUMER_WARPS = 8, PRODUCER_WARPS = 4;
-constexpr int CONSUMERS = CONSUMER_WARPS * WARP, PRODUCERS = PRODUCER_WARPS * WARP, THREADS = CONSUMERS + PRODUCERS;
-constexpr int LINES = PRODUCERS / PIECES;  // rows of a band that the producers load at a time
-
-// ---- shared memory of a block, for the original's size
-//   0        32       64       96 KB                          strict: 0        64       128      192     206 KB
-//   | band n | n + 1  | n + 2  | Shared                               | band n | n + 1  | n + 2  | weights | Shared
-//             |
-//             plane 0: row 0: columns 0 2 4 .. 62, then 1 3 5 .. 63, 8 channels of fp16 each; row 1; plane 1 ..
-//             strict: the high parts of all planes, then the low parts; weights: [high, low][tap][lane]
-// The pixels of one column in 8 windows are 8 rows of 16 bytes side by side: a matrix for ldmatrix, free of bank conflicts.
-constexpr int COLUMN_BYTES = CHANNELS * 2, ODD_COLUMNS = COLUMNS / 2 * COLUMN_BYTES, ROW_BYTES = 2 * ODD_COLUMNS;
-constexpr int PLANE_BYTES = 2 * ROW_BYTES, TAP_BYTES = WARP * 8, WEIGHT_BYTES = TAPS * TAP_BYTES;
-
-struct Shared {
-    uint64_t full[STAGES], empty[STAGES];      // mbarriers
-    float producer_largest[2][PRODUCER_WARPS]; // [at the start, at the end of an attempt]
-    int exponents[2];                          // of the power of two that an attempt scaled x by; or REJECTED
-    float weight_largest[CONSUMER_WARPS];
-    float sums[CONSUMER_WARPS][OUTPUTS];
-    DEVICE int exponent_after(int bands_of_all, int bands) const { return exponents[bands_of_all > bands]; }
 };
 
 // ---- PTX
@@ -206,6 +198,10 @@ DEVICE int scale_exponent(float largest, int target) {
     return smaller(target - exponent, 126);
 }
 DEVICE float finite_or_zero(float x) { return fabsf(x) < INFINITY ? x : 0; }
+DEVICE float warp_sum(float v) {  // in all lanes
+    UNROLL for (int offset = WARP / 2; offset > 0; offset /= 2) v += __shfl_xor_sync(0xffffffffu, v, offset);
+    return v;
+}
 // The largest of the values of WARPS whole warps, which all call it. Two calls with one array need a barrier between them.
 template <int WARPS>
 DEVICE float largest_of_warps(float v, float (&by_warp)[WARPS], int warp, int barrier) {

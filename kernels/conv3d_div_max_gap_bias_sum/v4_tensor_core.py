@@ -57,7 +57,6 @@ extern "C" int64_t is_served() { return SERVED; }
 
 #if SERVED
 using Element = float;  // of x and the parameters
-
 #define DEVICE __device__ __forceinline__
 #define UNROLL _Pragma("unroll")
 #define UNROLL_1 _Pragma("unroll 1")
