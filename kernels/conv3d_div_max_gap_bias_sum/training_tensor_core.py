@@ -265,90 +265,6 @@ struct Pipeline {
     DEVICE void consumer_release(unsigned n) const { mbarrier_arrive(empty + n % STAGES * 8); }
 };
 
-// ---- producers
-constexpr int FIRST_TARGET = 11, LAST_TARGET = 15, REJECTED = 1000;  // the first leaves room for values 31 times as large
-
-using Piece = float[CHANNELS * 4];  // four columns of a row, in all channels
-DEVICE float largest_finite(float largest, const Piece& v) {
-    float all = largest;
-    UNROLL for (int i = 0; i < CHANNELS * 4; ++i) all = fmaxf(all, fabsf(v[i]));
-    if (all < INFINITY) return all;
-    UNROLL for (int i = 0; i < CHANNELS * 4; ++i) largest = fmaxf(largest, fabsf(finite_or_zero(v[i])));
-    return largest;
-}
-DEVICE void load_piece(const Element* __restrict__ from, int64_t channel_floats, int exist, bool aligned, Piece& v) {
-    UNROLL for (int i = 0; i < CHANNELS * 4; ++i) v[i] = 0;
-    if (aligned && exist > 0)
-        UNROLL for (int c = 0; c < IN_CHANNELS; ++c) {
-            const float4 four = __ldg(reinterpret_cast<const float4*>(from + c * channel_floats));
-            v[4 * c] = four.x, v[4 * c + 1] = four.y, v[4 * c + 2] = four.z, v[4 * c + 3] = four.w;
-        }
-    if (!aligned)
-        UNROLL for (int i = 0; i < IN_CHANNELS * 4; ++i)
-            if (i % 4 < exist) v[i] = __ldg(from + i / 4 * channel_floats + i % 4);
-}
-
-// A piece goes to its row as fp16, a column's channels side by side. Every other group of four lanes swaps its two pairs of
-// columns, so that a quarter-warp's stores touch all banks.
-DEVICE void store_piece(uint32_t row, int piece, const Piece& v) {
-    uint4 columns[4];
-    UNROLL for (int k = 0; k < 4; ++k)
-        columns[k] = make_uint4(fp16_pair(v[k], v[4 + k]), fp16_pair(v[8 + k], v[12 + k]), fp16_pair(v[16 + k], v[20 + k]),
-                                fp16_pair(v[24 + k], v[28 + k]));
-    const bool turned = piece / 4 % 2;
-    const uint32_t first = row + (2 * piece + turned) * COLUMN_BYTES, second = row + (2 * piece + !turned) * COLUMN_BYTES;
-    UNROLL for (int odd = 0; odd < 2; ++odd) {
-        const uint4 a = columns[odd], b = columns[2 + odd];
-        st_shared_v4_u32(first + odd * ODD_COLUMNS, turned ? b : a);
-        st_shared_v4_u32(second + odd * ODD_COLUMNS, turned ? a : b);
-    }
-}
-
-template <bool STRICT>
-DEVICE void produce(const Problem& problem, const Segment& segment, const Pipeline& pipeline, Shared& shared, int thread) {
-    const int piece = thread % PIECES, first_line = thread / PIECES, lines = 2 * (2 * segment.slabs + 2);  // of a band
-    const int64_t plane_floats = static_cast<int64_t>(problem.height) * problem.width;
-    const int left = 2 * segment.first_column + 4 * piece, exist = problem.width - left;
-    const bool aligned = problem.width % 4 == 0 && reinterpret_cast<uintptr_t>(problem.x) % 16 == 0;
-    const Element* const from = problem.x + left + 2 * segment.first_row * static_cast<int64_t>(problem.width) +
-                              (segment.sample * IN_CHANNELS * problem.depth + 2 * segment.first_slab) * plane_floats;
-    Piece v;
-    const auto load = [&](int band, int line) {  // line: plane and row in a band
-        load_piece(from + line / 2 * plane_floats + (2 * band + line % 2) * static_cast<int64_t>(problem.width),
-                   problem.depth * plane_floats, exist, aligned, v);
-    };
-    load(0, first_line);
-    const float first_largest = largest_of_warps(largest_finite(0, v), shared.producer_largest[0], thread / WARP, 1);
-    int exponent = scale_exponent(first_largest, FIRST_TARGET), band = 0;
-    bool exact = false;
-    float largest = 0;
-    UNROLL_1 for (unsigned n = 0; band < segment.bands(); ++n) {
-        const int next_band = band + 1 < segment.bands() ? band + 1 : 0;  // the first again, in case of a second attempt
-        pipeline.producer_acquire(n);
-        UNROLL_1 for (int line = first_line; line < lines; line += LINES) {
-            const uint32_t to = pipeline.band(n) + line * ROW_BYTES;
-            largest = largest_finite(largest, v);
-            UNROLL for (int i = 0; i < CHANNELS * 4; ++i) v[i] *= power_of_2(exponent);
-            store_piece(to, piece, v);
-            if (STRICT) {
-                UNROLL for (int i = 0; i < CHANNELS * 4; ++i) v[i] = fp16_residual(v[i]);
-                store_piece(to + pipeline.band_bytes / 2, piece, v);
-            }
-            // The next piece is under way while the pipeline is full.
-            const bool in_band = line + LINES < lines;
-            load(in_band ? band : next_band, in_band ? line + LINES : first_line);
-        }
-        if (++band == segment.bands()) {  // consumers read the exponent behind the last band's barrier
-            largest = largest_of_warps(largest, shared.producer_largest[1], thread / WARP, 1);
-            const bool accepted = exact || largest * power_of_2(exponent) <= 65504;  // fp16's largest
-            if (thread == 0) shared.exponents[exact] = accepted ? exponent : REJECTED;
-            exponent = scale_exponent(largest, LAST_TARGET);
-            if (!accepted) exact = true, band = 0;
-        }
-        pipeline.producer_commit(n);
-    }
-}
-
 // ---- consumers
 // A warp's tile: tiles are numbered along columns, then slabs, then rows of windows.
 struct Tile {
@@ -524,6 +440,90 @@ DEVICE void write_result(const Problem& p, int64_t sample, float sum) {
     }
     average = warp_sum(average);
     if (p.biases && o == 0) p.out[sample] = average;
+}
+
+// ---- the kernel: producer warps, then consumer warps
+constexpr int FIRST_TARGET = 11, LAST_TARGET = 15, REJECTED = 1000;  // the first leaves room for values 31 times as large
+
+using Piece = float[CHANNELS * 4];  // four columns of a row, in all channels
+DEVICE float largest_finite(float largest, const Piece& v) {
+    float all = largest;
+    UNROLL for (int i = 0; i < CHANNELS * 4; ++i) all = fmaxf(all, fabsf(v[i]));
+    if (all < INFINITY) return all;
+    UNROLL for (int i = 0; i < CHANNELS * 4; ++i) largest = fmaxf(largest, fabsf(finite_or_zero(v[i])));
+    return largest;
+}
+DEVICE void load_piece(const Element* __restrict__ from, int64_t channel_floats, int exist, bool aligned, Piece& v) {
+    UNROLL for (int i = 0; i < CHANNELS * 4; ++i) v[i] = 0;
+    if (aligned && exist > 0)
+        UNROLL for (int c = 0; c < IN_CHANNELS; ++c) {
+            const float4 four = __ldg(reinterpret_cast<const float4*>(from + c * channel_floats));
+            v[4 * c] = four.x, v[4 * c + 1] = four.y, v[4 * c + 2] = four.z, v[4 * c + 3] = four.w;
+        }
+    if (!aligned)
+        UNROLL for (int i = 0; i < IN_CHANNELS * 4; ++i)
+            if (i % 4 < exist) v[i] = __ldg(from + i / 4 * channel_floats + i % 4);
+}
+
+// A piece goes to its row as fp16, a column's channels side by side. Every other group of four lanes swaps its two pairs of
+// columns, so that a quarter-warp's stores touch all banks.
+DEVICE void store_piece(uint32_t row, int piece, const Piece& v) {
+    uint4 columns[4];
+    UNROLL for (int k = 0; k < 4; ++k)
+        columns[k] = make_uint4(fp16_pair(v[k], v[4 + k]), fp16_pair(v[8 + k], v[12 + k]), fp16_pair(v[16 + k], v[20 + k]),
+                                fp16_pair(v[24 + k], v[28 + k]));
+    const bool turned = piece / 4 % 2;
+    const uint32_t first = row + (2 * piece + turned) * COLUMN_BYTES, second = row + (2 * piece + !turned) * COLUMN_BYTES;
+    UNROLL for (int odd = 0; odd < 2; ++odd) {
+        const uint4 a = columns[odd], b = columns[2 + odd];
+        st_shared_v4_u32(first + odd * ODD_COLUMNS, turned ? b : a);
+        st_shared_v4_u32(second + odd * ODD_COLUMNS, turned ? a : b);
+    }
+}
+
+template <bool STRICT>
+DEVICE void produce(const Problem& problem, const Segment& segment, const Pipeline& pipeline, Shared& shared, int thread) {
+    const int piece = thread % PIECES, first_line = thread / PIECES, lines = 2 * (2 * segment.slabs + 2);  // of a band
+    const int64_t plane_floats = static_cast<int64_t>(problem.height) * problem.width;
+    const int left = 2 * segment.first_column + 4 * piece, exist = problem.width - left;
+    const bool aligned = problem.width % 4 == 0 && reinterpret_cast<uintptr_t>(problem.x) % 16 == 0;
+    const Element* const from = problem.x + left + 2 * segment.first_row * static_cast<int64_t>(problem.width) +
+                              (segment.sample * IN_CHANNELS * problem.depth + 2 * segment.first_slab) * plane_floats;
+    Piece v;
+    const auto load = [&](int band, int line) {  // line: plane and row in a band
+        load_piece(from + line / 2 * plane_floats + (2 * band + line % 2) * static_cast<int64_t>(problem.width),
+                   problem.depth * plane_floats, exist, aligned, v);
+    };
+    load(0, first_line);
+    const float first_largest = largest_of_warps(largest_finite(0, v), shared.producer_largest[0], thread / WARP, 1);
+    int exponent = scale_exponent(first_largest, FIRST_TARGET), band = 0;
+    bool exact = false;
+    float largest = 0;
+    UNROLL_1 for (unsigned n = 0; band < segment.bands(); ++n) {
+        const int next_band = band + 1 < segment.bands() ? band + 1 : 0;  // the first again, in case of a second attempt
+        pipeline.producer_acquire(n);
+        UNROLL_1 for (int line = first_line; line < lines; line += LINES) {
+            const uint32_t to = pipeline.band(n) + line * ROW_BYTES;
+            largest = largest_finite(largest, v);
+            UNROLL for (int i = 0; i < CHANNELS * 4; ++i) v[i] *= power_of_2(exponent);
+            store_piece(to, piece, v);
+            if (STRICT) {
+                UNROLL for (int i = 0; i < CHANNELS * 4; ++i) v[i] = fp16_residual(v[i]);
+                store_piece(to + pipeline.band_bytes / 2, piece, v);
+            }
+            // The next piece is under way while the pipeline is full.
+            const bool in_band = line + LINES < lines;
+            load(in_band ? band : next_band, in_band ? line + LINES : first_line);
+        }
+        if (++band == segment.bands()) {  // consumers read the exponent behind the last band's barrier
+            largest = largest_of_warps(largest, shared.producer_largest[1], thread / WARP, 1);
+            const bool accepted = exact || largest * power_of_2(exponent) <= 65504;  // fp16's largest
+            if (thread == 0) shared.exponents[exact] = accepted ? exponent : REJECTED;
+            exponent = scale_exponent(largest, LAST_TARGET);
+            if (!accepted) exact = true, band = 0;
+        }
+        pipeline.producer_commit(n);
+    }
 }
 
 // `part_sums` (parts, batch, OUTPUTS) where a sample has several, else null; `argmax` (batch, slabs, rows, columns, 4).

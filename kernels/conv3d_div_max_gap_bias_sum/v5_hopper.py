@@ -268,101 +268,6 @@ struct Pipeline {
     DEVICE void consumer_release(unsigned n) const { mbarrier_arrive(empty(n)); }
 };
 
-// ---- producers
-constexpr int FIRST_TARGET = 11, LAST_TARGET = 15, WEIGHT_TARGET = 14, REJECTED = 1000;  // the first leaves a factor of 31 free
-
-using Piece = float[CHANNELS * 4];  // four columns of a row, in all channels
-DEVICE float load_piece(uint32_t from, int channel_bytes, Piece& v) {  // returns the largest finite size
-    UNROLL for (int c = 0; c < CHANNELS; ++c) {
-        const float4 four = ld_shared_v4_f32(from + c * channel_bytes);
-        v[4 * c] = four.x, v[4 * c + 1] = four.y, v[4 * c + 2] = four.z, v[4 * c + 3] = four.w;
-    }
-    float all = 0, finite = 0;
-    UNROLL for (int i = 0; i < CHANNELS * 4; ++i) all = fmaxf(all, fabsf(v[i]));
-    if (all < INFINITY) return all;
-    UNROLL for (int i = 0; i < CHANNELS * 4; ++i) finite = fmaxf(finite, fabsf(finite_or_zero(v[i])));
-    return finite;
-}
-// A piece goes to its row as fp16, a column's channels side by side. Every other group of four lanes swaps its two pairs of
-// columns, so that a quarter-warp's stores touch all banks.
-DEVICE void store_piece(uint32_t row, int piece, const Piece& v) {
-    uint4 columns[4];
-    UNROLL for (int k = 0; k < 4; ++k)
-        columns[k] = make_uint4(fp16_pair(v[k], v[4 + k]), fp16_pair(v[8 + k], v[12 + k]), fp16_pair(v[16 + k], v[20 + k]),
-                                fp16_pair(v[24 + k], v[28 + k]));
-    const bool turned = piece / 4 % 2;
-    const uint32_t first = row + (2 * piece + turned) * COLUMN_BYTES, second = row + (2 * piece + !turned) * COLUMN_BYTES;
-    UNROLL for (int odd = 0; odd < 2; ++odd) {
-        const uint4 a = columns[odd], b = columns[2 + odd];
-        st_shared_v4_u32(first + odd * ODD_COLUMNS, turned ? b : a);
-        st_shared_v4_u32(second + odd * ODD_COLUMNS, turned ? a : b);
-    }
-}
-
-// All segments of the block. A thread has one piece of every 8th row of a stage; the first one also issues the TMA loads.
-template <bool STRICT>
-DEVICE void produce(const CUtensorMap& x, const Problem& problem, const Pipeline& pipeline, Shared& shared) {
-    const int thread = threadIdx.x - CONSUMERS, piece = thread % PIECES;
-    const int channel_bytes = problem.stage_planes * 2 * STAGE_ROW_BYTES;
-    const int64_t end = problem.first_line(blockIdx.x + 1);
-    unsigned first_band = 0, first_stage = 0, attempt = 0;
-    Segment segment;
-    for (int64_t line = problem.first_line(blockIdx.x); line < end; line += segment.rows) {
-        segment.set(problem, line, end);
-        const int band_stages = ceil_div(segment.planes(), problem.stage_planes), count = segment.bands() * band_stages;
-        const auto load_stage = [&](int k) {
-            const unsigned n = first_stage + k;
-            const int column = 2 * segment.first_column, row = 2 * (segment.first_row + k / band_stages);
-            const int plane = 2 * segment.first_slab + k % band_stages * problem.stage_planes;
-            mbarrier_arrive_expect_tx(pipeline.loaded(n), problem.stage_bytes);
-            tma_load_5d(pipeline.stage(n), x, column, row, plane, 0, static_cast<int>(segment.sample), pipeline.loaded(n));
-        };
-        int exponent = 0;
-        for (bool exact = false, accepted = false; !accepted; exact = true) {  // exact: by all values, not the first stage
-            if (thread == 0)
-                for (int k = 0; k < smaller(STAGES, count); ++k) load_stage(k);
-            float largest = 0;
-            int k = 0;
-            UNROLL_1 for (int i = 0; i < segment.bands(); ++i) {
-                const unsigned band = first_band + i;
-                UNROLL_1 for (int plane = 0; plane < segment.planes(); plane += problem.stage_planes, ++k) {
-                    const uint32_t from = pipeline.stage(first_stage + k) + piece * 16;
-                    const int rows = 2 * smaller(problem.stage_planes, segment.planes() - plane);
-                    Piece v;
-                    pipeline.stage_wait(first_stage + k);
-                    if (k == 0 && !exact) {
-                        UNROLL_1 for (int row = thread / PIECES; row < rows; row += PRODUCERS / PIECES)
-                            largest = fmaxf(largest, load_piece(from + row * STAGE_ROW_BYTES, channel_bytes, v));
-                        const float of_all = largest_of_warps(largest, shared.producer_largest[0], thread / WARP, 1);
-                        exponent = scale_exponent(of_all, FIRST_TARGET);
-                    }
-                    if (plane == 0) pipeline.producer_acquire(band);
-                    const uint32_t to = pipeline.band(band) + plane * PLANE_BYTES;
-                    UNROLL_1 for (int row = thread / PIECES; row < rows; row += PRODUCERS / PIECES) {
-                        largest = fmaxf(largest, load_piece(from + row * STAGE_ROW_BYTES, channel_bytes, v));
-                        UNROLL for (int e = 0; e < 4 * CHANNELS; ++e) v[e] *= power_of_2(exponent);
-                        store_piece(to + row * BAND_ROW_BYTES, piece, v);
-                        if (STRICT) {
-                            UNROLL for (int e = 0; e < 4 * CHANNELS; ++e) v[e] = fp16_residual(v[e]);
-                            store_piece(to + problem.band_bytes / 2 + row * BAND_ROW_BYTES, piece, v);
-                        }
-                    }
-                    bar_sync(1, PRODUCERS);  // all have read the stage
-                    if (thread == 0 && k + STAGES < count) load_stage(k + STAGES);
-                }
-                if (k == count) {  // consumers read the exponent behind the last band's mbarrier
-                    largest = largest_of_warps(largest, shared.producer_largest[1], thread / WARP, 1);
-                    accepted = exact || largest * power_of_2(exponent) <= 65504;  // fp16's largest
-                    if (thread == 0) shared.exponents[attempt % ATTEMPTS] = accepted ? exponent : REJECTED;
-                    exponent = scale_exponent(largest, LAST_TARGET);
-                }
-                pipeline.producer_commit(band);
-            }
-            first_band += segment.bands(), first_stage += count, ++attempt;
-        }
-    }
-}
-
 // ---- consumers: their way through the bands
 using Bands = uint32_t[2];  // shared addresses of those that a row of windows reads
 
@@ -394,7 +299,7 @@ __device__ int store_weights(const Element* __restrict__ weight, float sign, uin
     float largest = 0;
     UNROLL for (int i = 0; i < WEIGHTS; i += CONSUMERS)  // all loads at once; behind the end the last weight again
         largest = fmaxf(largest, fabsf(finite_or_zero(weight[smaller(i + threadIdx.x, WEIGHTS - 1)])));
-    const int exponent = scale_exponent(largest_of_warps(largest, shared.weight_largest, threadIdx.x / WARP, 2), WEIGHT_TARGET);
+    const int exponent = scale_exponent(largest_of_warps(largest, shared.weight_largest, threadIdx.x / WARP, 2), 14);
     const float scale = sign * power_of_2(exponent);
     UNROLL for (int i = threadIdx.x; i < TAPS * WARP; i += CONSUMERS) {
         const int g = i % WARP / 4, t = i % 4, tap = i / WARP;
@@ -521,7 +426,101 @@ DEVICE void write_result(const Problem& p, int64_t sample, float sum) {
     if (p.biases && o == 0) p.out[sample] = average;
 }
 
-// ---- the kernel
+// ---- the kernel: producer warps, then consumer warps
+constexpr int FIRST_TARGET = 11, LAST_TARGET = 15, REJECTED = 1000;  // the first leaves room for values 31 times as large
+
+using Piece = float[CHANNELS * 4];  // four columns of a row, in all channels
+DEVICE float load_piece(uint32_t from, int channel_bytes, Piece& v) {  // returns the largest finite size
+    UNROLL for (int c = 0; c < CHANNELS; ++c) {
+        const float4 four = ld_shared_v4_f32(from + c * channel_bytes);
+        v[4 * c] = four.x, v[4 * c + 1] = four.y, v[4 * c + 2] = four.z, v[4 * c + 3] = four.w;
+    }
+    float all = 0, finite = 0;
+    UNROLL for (int i = 0; i < CHANNELS * 4; ++i) all = fmaxf(all, fabsf(v[i]));
+    if (all < INFINITY) return all;
+    UNROLL for (int i = 0; i < CHANNELS * 4; ++i) finite = fmaxf(finite, fabsf(finite_or_zero(v[i])));
+    return finite;
+}
+// A piece goes to its row as fp16, a column's channels side by side. Every other group of four lanes swaps its two pairs of
+// columns, so that a quarter-warp's stores touch all banks.
+DEVICE void store_piece(uint32_t row, int piece, const Piece& v) {
+    uint4 columns[4];
+    UNROLL for (int k = 0; k < 4; ++k)
+        columns[k] = make_uint4(fp16_pair(v[k], v[4 + k]), fp16_pair(v[8 + k], v[12 + k]), fp16_pair(v[16 + k], v[20 + k]),
+                                fp16_pair(v[24 + k], v[28 + k]));
+    const bool turned = piece / 4 % 2;
+    const uint32_t first = row + (2 * piece + turned) * COLUMN_BYTES, second = row + (2 * piece + !turned) * COLUMN_BYTES;
+    UNROLL for (int odd = 0; odd < 2; ++odd) {
+        const uint4 a = columns[odd], b = columns[2 + odd];
+        st_shared_v4_u32(first + odd * ODD_COLUMNS, turned ? b : a);
+        st_shared_v4_u32(second + odd * ODD_COLUMNS, turned ? a : b);
+    }
+}
+
+// All segments of the block. A thread has one piece of every 8th row of a stage; the first one also issues the TMA loads.
+template <bool STRICT>
+DEVICE void produce(const CUtensorMap& x, const Problem& problem, const Pipeline& pipeline, Shared& shared) {
+    const int thread = threadIdx.x - CONSUMERS, piece = thread % PIECES;
+    const int channel_bytes = problem.stage_planes * 2 * STAGE_ROW_BYTES;
+    const int64_t end = problem.first_line(blockIdx.x + 1);
+    unsigned first_band = 0, first_stage = 0, attempt = 0;
+    Segment segment;
+    for (int64_t line = problem.first_line(blockIdx.x); line < end; line += segment.rows) {
+        segment.set(problem, line, end);
+        const int band_stages = ceil_div(segment.planes(), problem.stage_planes), count = segment.bands() * band_stages;
+        const auto load_stage = [&](int k) {
+            const unsigned n = first_stage + k;
+            const int column = 2 * segment.first_column, row = 2 * (segment.first_row + k / band_stages);
+            const int plane = 2 * segment.first_slab + k % band_stages * problem.stage_planes;
+            mbarrier_arrive_expect_tx(pipeline.loaded(n), problem.stage_bytes);
+            tma_load_5d(pipeline.stage(n), x, column, row, plane, 0, static_cast<int>(segment.sample), pipeline.loaded(n));
+        };
+        int exponent = 0;
+        for (bool exact = false, accepted = false; !accepted; exact = true) {  // exact: by all values, not the first stage
+            if (thread == 0)
+                for (int k = 0; k < smaller(STAGES, count); ++k) load_stage(k);
+            float largest = 0;
+            int k = 0;
+            UNROLL_1 for (int i = 0; i < segment.bands(); ++i) {
+                const unsigned band = first_band + i;
+                UNROLL_1 for (int plane = 0; plane < segment.planes(); plane += problem.stage_planes, ++k) {
+                    const uint32_t from = pipeline.stage(first_stage + k) + piece * 16;
+                    const int rows = 2 * smaller(problem.stage_planes, segment.planes() - plane);
+                    Piece v;
+                    pipeline.stage_wait(first_stage + k);
+                    if (k == 0 && !exact) {
+                        UNROLL_1 for (int row = thread / PIECES; row < rows; row += PRODUCERS / PIECES)
+                            largest = fmaxf(largest, load_piece(from + row * STAGE_ROW_BYTES, channel_bytes, v));
+                        const float of_all = largest_of_warps(largest, shared.producer_largest[0], thread / WARP, 1);
+                        exponent = scale_exponent(of_all, FIRST_TARGET);
+                    }
+                    if (plane == 0) pipeline.producer_acquire(band);
+                    const uint32_t to = pipeline.band(band) + plane * PLANE_BYTES;
+                    UNROLL_1 for (int row = thread / PIECES; row < rows; row += PRODUCERS / PIECES) {
+                        largest = fmaxf(largest, load_piece(from + row * STAGE_ROW_BYTES, channel_bytes, v));
+                        UNROLL for (int e = 0; e < 4 * CHANNELS; ++e) v[e] *= power_of_2(exponent);
+                        store_piece(to + row * BAND_ROW_BYTES, piece, v);
+                        if (STRICT) {
+                            UNROLL for (int e = 0; e < 4 * CHANNELS; ++e) v[e] = fp16_residual(v[e]);
+                            store_piece(to + problem.band_bytes / 2 + row * BAND_ROW_BYTES, piece, v);
+                        }
+                    }
+                    bar_sync(1, PRODUCERS);  // all have read the stage
+                    if (thread == 0 && k + STAGES < count) load_stage(k + STAGES);
+                }
+                if (k == count) {  // consumers read the exponent behind the last band's mbarrier
+                    largest = largest_of_warps(largest, shared.producer_largest[1], thread / WARP, 1);
+                    accepted = exact || largest * power_of_2(exponent) <= 65504;  // fp16's largest
+                    if (thread == 0) shared.exponents[attempt % ATTEMPTS] = accepted ? exponent : REJECTED;
+                    exponent = scale_exponent(largest, LAST_TARGET);
+                }
+                pipeline.producer_commit(band);
+            }
+            first_band += segment.bands(), first_stage += count, ++attempt;
+        }
+    }
+}
+
 // A consumer warp keeps its units' sums of maxima in registers; unless strict, the weights, too, 54 a thread. At a segment's
 // end the first one adds the warps' sums: to segment_sums (segments, OUTPUTS), null where each sample is a segment.
 template <bool STRICT>
