@@ -453,8 +453,7 @@ DEVICE void produce(const Problem& problem, const Segment& segment, const Pipeli
 
 // `part_sums` (parts, batch, OUTPUTS) where a sample has several, else null.
 template <bool STRICT>
-__global__ void __launch_bounds__(THREADS, 1)
-    conv_max_mean(const Problem problem, float* __restrict__ part_sums) {
+__global__ void __launch_bounds__(THREADS, 1) conv_max_mean(const Problem problem, float* __restrict__ part_sums) {
     extern __shared__ __align__(128) char memory[];
     __shared__ Shared shared;
     __shared__ Segment segment;  // in no registers, which are short

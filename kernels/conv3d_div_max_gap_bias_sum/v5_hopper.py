@@ -583,8 +583,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 }
 
 // A warp adds the segments of a sample, in order. A segment's slot is image + block: to the next segment's, one or both grow.
-__global__ void __launch_bounds__(WARP)
-    finish_samples(const float* __restrict__ segment_sums, const Problem p) {
+__global__ void __launch_bounds__(WARP) finish_samples(const float* __restrict__ segment_sums, const Problem p) {
     float sum = 0;
     const int64_t all = p.images() * p.rows, first_image = static_cast<int64_t>(blockIdx.x) * p.parts();
     for (int64_t image = first_image; image < first_image + p.parts(); ++image) {
