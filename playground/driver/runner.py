@@ -123,28 +123,21 @@ class Options:
 
     def isolates(self, task):
         """Return whether the task's processes run in a sandbox. What compute-sanitizer looks at does not."""
-        if self.sandbox == "off" or self.sanitize or (self.sandbox == "auto" and task.variant.is_catalogued):
-            return False
-        try:
-            return bool(sandbox.version())
-        except sandbox.Missing:
-            if self.sandbox == "require":
-                raise
-            return False
+        return self.isolation([task]).startswith("on")
 
     def isolation(self, tasks):
-        """Return 'on (bubblewrap 0.8.0)' or 'off (...)', with the reason."""
-        if any(map(self.isolates, tasks)):
-            return f"on ({sandbox.version()})"
+        """Return 'on (bubblewrap 0.8.0)' where one of the tasks has a sandbox, or 'off (...)', with the reason."""
         if self.sandbox == "off":
             return "off (--sandbox off)"
-        if all(task.variant.is_catalogued for task in tasks):
+        if all(self.sandbox == "auto" and task.variant.is_catalogued for task in tasks):
             return "off (all files are the project's)"
         if self.sanitize:
             return "off (compute-sanitizer runs files outside of it)"
         try:
-            return sandbox.version() and "off (nothing runs)"
+            return f"on ({sandbox.version()})"
         except sandbox.Missing as missing:
+            if self.sandbox == "require":
+                raise
             return f"off ({missing})"
 
     def sanitizes(self, task):
@@ -397,7 +390,8 @@ class Runner:
         return MEMORY.taken("call", footprint.of_call(task.place), lambda: self.is_over)
 
     def room_for_judgement(self, task, size_up):
-        """Return (a context in which there is memory for a judgement, the share of all results that has room there).
+        """Return (a context in which there is memory for a judgement, the share of all results that has room there, whether
+        there is as much again, for what is timed beside it).
 
         What is emulated waits for nobody: it is begun in another order than its originals, and made small.
         """
@@ -405,8 +399,10 @@ class Runner:
         capacity = MEMORY.capacity(self.folder(), task.place == "cuda")
         share = footprint.share_for(task.place, capacity["host"], IN_A_RUN if task.pair else math.inf)
         if task.place == "emulator":
-            return contextlib.nullcontext(), share
-        return MEMORY.taken("judgement", footprint.of_judgement(task.place, share), lambda: self.is_over), share
+            return contextlib.nullcontext(), share, True
+        needed = footprint.of_judgement(task.place, share)
+        is_ample = all(2 * needed[what] <= capacity[what] for what in needed)
+        return MEMORY.taken("judgement", needed, lambda: self.is_over), share, is_ample
 
     def build_in(self, worker, task, result):
         """Build the variant that `worker` has loaded. Raises WorkerFailure."""
