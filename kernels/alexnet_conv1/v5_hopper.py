@@ -71,7 +71,7 @@ __host__ DEVICE constexpr T larger(T a, T b) { return a > b ? a : b; }
 //
 // What a block keeps in shared memory, from the top; bytes at the original's size. Strict: the same with 48 outputs, 2 stages.
 //
-//     weights  82,944   [high, low][channel][unit][output], 16 B       bulk copies fill it once; wgmma's right operand
+//     weights  82,944   [high, low][channel][unit][output], 16 B       a bulk copy fills it once; wgmma's right operand
 //     staging  37,632   [consumer][3][8 channels][196 floats]          a consumer fills it, its bulk copies empty it
 //     the rest    848   scales, biases: all threads, at first; largest: between a producer's warps; the weights' mbarrier
 //     stages  102,400   [consumer][4]: [high, low][plane][row][unit],  a producer fills one (full mbarrier), its consumer's
@@ -332,11 +332,9 @@ struct Block {
                 for (Pipeline each = pipeline_of(consumer); each.parity == 0; each.advance())
                     mbarrier_init(each.full(), WARPGROUP), mbarrier_init(each.empty(), WARPGROUP);
             fence_mbarrier_init();
-            constexpr int PARTS = (STRICT ? 2 : 1) * IN_CHANNELS, BYTES = STEPS * 2 * OUTS * UNIT_BYTES;
-            mbarrier_arrive_expect_tx(weights_full, PARTS * BYTES);
-            const uint4* from = packed + group * weight_units(OUTS, STRICT);
-            for (int part = 0; part < PARTS; ++part, from += BYTES / UNIT_BYTES)
-                cp_async_bulk_load(shared_address(&shared) + part * BYTES, from, BYTES, weights_full);
+            mbarrier_arrive_expect_tx(weights_full, sizeof(shared.weights));
+            const uint4* const from = packed + group * weight_units(OUTS, STRICT);
+            cp_async_bulk_load(shared_address(shared.weights), from, sizeof(shared.weights), weights_full);
         }
         if (threadIdx.x < OUTS) {
             const int o = group * OUTS + threadIdx.x;
