@@ -346,7 +346,10 @@ struct Forward {
             const int64_t plane = static_cast<int64_t>(tile.sample) * OUT_CHANNELS + first_channel;
             Element* const out = plan.out + plane * plan.out_size() + position;
             if (exponent != NOT_FINITE) write_outputs(sums, exponent, scales, staging, out, channels, count);
-            else write_fp32_outputs(tile.sample, first_channel, position, out, channels, count);
+            else
+                UNROLL_1 for (int i = lane; i < count * channels; i += WARP)
+                    out[i / count * plan.out_size() + i % count] =
+                        fp32_output(tile.sample, first_channel + i / count, position + i % count);
         }
     }
 
@@ -479,20 +482,17 @@ struct Forward {
         }
     }
 
-    // The same in plain fp32: with the tensor core, zero weights would spread a NaN or an infinity.
-    DEVICE void write_fp32_outputs(int64_t sample, int first_channel, int first, Element* out, int channels, int count) const {
-        UNROLL_1 for (int i = threadIdx.x % WARP; i < count * channels; i += WARP) {
-            const int o = first_channel + i / count, position = first + i % count;
-            const int top = position / plan.out_w * STRIDE_H - PAD_H, left = position % plan.out_w * STRIDE_W - PAD_W;
-            float sum = 0;
-            UNROLL_1 for (int tap = 0; tap < IN_CHANNELS * TAPS; ++tap) {
-                const int h = top + tap % TAPS / KERNEL_W, w = left + tap % KERNEL_W;
-                const Element* row = plan.x + ((sample * IN_CHANNELS + tap / TAPS) * plan.height + h) * plan.width;
-                const bool inside = h >= 0 && h < plan.height && w >= 0 && w < plan.width;
-                if (inside) sum += row[w] * plan.weight[static_cast<int64_t>(o) * IN_CHANNELS * TAPS + tap];
-            }
-            out[i / count * plan.out_size() + i % count] = plan.bias ? sum + plan.bias[o] : sum;
+    // An output in plain fp32: with the tensor core, zero weights would spread a NaN or an infinity.
+    DEVICE float fp32_output(int64_t sample, int o, int position) const {
+        const int top = position / plan.out_w * STRIDE_H - PAD_H, left = position % plan.out_w * STRIDE_W - PAD_W;
+        float sum = 0;
+        UNROLL_1 for (int tap = 0; tap < IN_CHANNELS * TAPS; ++tap) {
+            const int h = top + tap % TAPS / KERNEL_W, w = left + tap % KERNEL_W;
+            const Element* row = plan.x + ((sample * IN_CHANNELS + tap / TAPS) * plan.height + h) * plan.width;
+            const bool inside = h >= 0 && h < plan.height && w >= 0 && w < plan.width;
+            if (inside) sum += row[w] * plan.weight[static_cast<int64_t>(o) * IN_CHANNELS * TAPS + tap];
         }
+        return plan.bias ? sum + plan.bias[o] : sum;
     }
 };
 
