@@ -15,7 +15,7 @@ from cuda_emulator import devices
 from playground import catalog, tensors
 from playground.judge import behaviour, footprint, foreign, probes, work
 from playground.judge.checks import BY_NAME
-from playground.judge.precision import LOWER
+from playground.judge.precision import LOWER, forbid_tf32
 from playground.machine import build_locks
 from playground.stopwatch import timer
 from playground.stopwatch.workload import fresh_inputs
@@ -55,6 +55,8 @@ class Candidate(Clocked):
         self.builds = BuildWatch(emulated=is_emulated)
         self.opened_before = foreign.opened()
         self.problem = _kept(self._problem())
+        if self.strict:  # whatever the problem's file has set
+            forbid_tf32()
         content = content and content.encode("latin-1")
         self.text = work.Text(variant or self.path, content)
         self.emulates_device = False  # "cuda" stands for the emulator's memory, in all that the model does
