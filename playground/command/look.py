@@ -78,10 +78,7 @@ def profile_variants(given):
             progress.done(model.name, variant.name, outcome)
     console = make_console()
     print_folded(console, machine(environment.describe()), style="dim")
-    for variant, kernels, counts in found:
-        profile.show(variant, kernels, counts, console)
-    if found:
-        profile.explain(console)
+    profile.show(found, console)
     if complaints:
         raise ProfilerError("\n".join(complaints))
 

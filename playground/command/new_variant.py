@@ -88,11 +88,7 @@ def _wrapping_text(model, name):
 
 def _original_text(path):
     """(text without docstring and __main__ block, __future__ imports) of a problem. Raises CatalogError where it is none."""
-    text = path.read_text(encoding="utf-8")
-    try:
-        body = ast.parse(text).body
-    except SyntaxError as error:
-        raise CatalogError(f"{path.name} is not Python: {error}") from None
+    body, text = catalog.parsed(path).body, path.read_text(encoding="utf-8")
     if missing := NEEDED - _defined_in(text):
         raise CatalogError(f"{path.name} does not define {', '.join(sorted(missing))}, so it is no problem to start from")
     lines = catalog.lines_of(text)
