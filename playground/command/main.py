@@ -193,7 +193,6 @@ def _show_end(given, shown, report):
 def _prepared(given, make_tasks, cluster=None):
     """(tasks, axes of the sweep, what adds a comparison). What would be in vain raises Impossible."""
     ask = cluster.ask if cluster else operator.call
-    requirements.prepare_environment()
     if missing := ask(requirements.missing_for, "cuda" if given.device == "cuda" else "cpu"):
         raise Impossible(str(missing))
     axes = sweep.parse(given.sweep)

@@ -109,11 +109,3 @@ def _defined_in(text):
     assigned = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
     names = {node.id for target in assigned for node in ast.walk(target) if isinstance(node, ast.Name)}
     return names | {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-
-
-def next_commands(model, path, is_timed):
-    """Return the two commands that come next: judge the start; then compare an edit with it, or judge it at each save."""
-    is_own = path.parent == catalog.KERNELS / model.name
-    named = f"--model {model.name if is_own else model.path} --variant {path.stem if is_own else path}"
-    options = ("--json start.json", "--against start.json") if is_timed else ("", "--watch")
-    return [f"python compare.py {named} {option}".rstrip() for option in options]
