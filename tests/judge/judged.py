@@ -6,6 +6,8 @@ import tempfile
 import unittest.mock
 from pathlib import Path
 
+from problems import pairs
+
 from playground import catalog
 from playground.driver.runner import Task, blank_result
 from playground.driver.verdict import give_failure, give_loaded, judge
@@ -43,7 +45,8 @@ def court(problem, place="cpu", settings=None, precision=None, seeds=(SEED, PROB
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as started:
         truth = referee_client.RefereeClient(original, Path(folder), seeds[1], LIMIT)
         started.callback(truth.close)
-        given = original | {"varied": truth.prepare()["varied"], "weights": truth.weights, "builds": builds}
+        given = original | {"varied": truth.load()["varied"], "weights": truth.weights, "builds": builds}
+        truth.prepare()
 
         def judge_one(worker, variant, accept=None):
             borrowed = catalog.borrowed_names(variant, problem)
@@ -67,6 +70,14 @@ def court(problem, place="cpu", settings=None, precision=None, seeds=(SEED, PROB
             return result
 
         yield judge_one
+
+
+def judged_texts(worker, folder, problem, *solutions, **more):
+    """The result of each solution, a text without imports, of a problem whose text leaves out what pairs.whole adds."""
+    files = [folder / "problem.py", *(folder / f"solution_{number}.py" for number in range(len(solutions)))]
+    for file, text in zip(files, (pairs.whole(problem), *(pairs.IMPORTS + text for text in solutions)), strict=True):
+        file.write_text(text)
+    return judged(worker, *files[:1], files[1:], **more)
 
 
 def judged(worker, problem, variants, accept=None, **more):
