@@ -100,10 +100,10 @@ def require_originals(tasks, options):
                 raise catalog.CatalogError(f"{named_failure(task.model, failure)}{where}") from None
 
 
-def settled(task):
-    """Return the result of a task that cannot run."""
+def settled(task, *verdict):
+    """Return the result of a task that is not judged: by a verdict, reason and details, or as the task is settled."""
     result = blank_result(task)
-    give(result, *task.settled)
+    give(result, *(verdict or task.settled))
     return result
 
 
