@@ -72,8 +72,7 @@ class Candidate(Clocked):
         self.first_buffers = {name: value.clone() for name, value in self.model.named_buffers()}
         self.changed_by_loading = behaviour.complaints_about_flags(flags, behaviour.flags())
         came_by = "by seed" if difference else "by name"
-        declared = _declared_precision(self.kind) if variant else None
-        return {"precision": declared, "weights": came_by, "difference": difference}
+        return {"precision": _declared_precision(self.kind), "weights": came_by, "difference": difference}
 
     def make_emulator(self, file):
         """Compile what emulated files share, as far as `file` takes it."""

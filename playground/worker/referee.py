@@ -22,6 +22,7 @@ from playground.stopwatch import timer
 from playground.stopwatch.workload import fresh_inputs, upstream_for
 from playground.worker import outer_referee
 from playground.worker.failures import describe, is_of_judge
+from playground.worker.interface import WrongInterface, fitting, place_of
 
 OTHER_INPUTS = 4
 FASTER_BY_FILE = 1 << 26  # bytes of inputs: more are drawn again on a GPU, in less time than they are copied there
@@ -81,6 +82,21 @@ class Referee:
             "unvaried": unvaried,
             "checks_itself": bool(getattr(self.problem, "check_outputs", None)),
         }
+
+    def try_out(self, problem, settings, place, precision=None):
+        """Make the original and call it once on inputs of its own. What is wrong with its file raises."""
+        device = torch.device(tensors.PLACES[place])
+        module = tensors.in_precision(catalog.load_problem(problem, settings), precision)
+        with fitting(module.Model, "__init__", module.get_init_inputs(), "get_init_inputs"):
+            model = tensors.make_model(module, module.Model, 0, device)
+        inputs = tensors.to(tensors.make_inputs(module, 0), device)
+        with torch.no_grad(), fitting(module.Model, "forward", inputs, "get_inputs"):
+            outputs = model(*inputs)
+        try:
+            tensors.flatten(outputs)
+        except TypeError as complaint:
+            raise WrongInterface(f"{place_of(module.Model, 'forward')}{complaint}") from None
+        return {}
 
     def side_effects(self):
         """Return what the original itself does in a call, so that a variant may do it, too: {"side_effects": [check, ...]}.
