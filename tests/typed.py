@@ -19,9 +19,10 @@ def run(*arguments, **environment):
 
 @contextlib.contextmanager
 def running(*arguments, **environment):
-    """A program of the project's under way, whose stdout and stderr are texts."""
-    command, given = [sys.executable, *map(str, arguments)], {**os.environ, **environment}
-    with subprocess.Popen(command, cwd=ROOT, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    """A program of the project's under way, in a process group of its own, whose stdout and stderr are texts."""
+    how = {"cwd": ROOT, "env": {**os.environ, **environment}, "text": True, "start_new_session": True}
+    command = [sys.executable, *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **how) as process:
         try:
             yield process
         finally:

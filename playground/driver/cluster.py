@@ -10,6 +10,7 @@ import functools
 import io
 import json
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -85,11 +86,13 @@ def _local_workers(side_by_side, without_gpu):
 
 
 class _Worker(distributed.Worker):
-    """Keeps to its processors, as all does that it starts."""
+    """Keeps to its processors, as all does that it starts. Ctrl-C, which a terminal sends here, too, is compare.py's to hear."""
 
     def __init__(self, *arguments, processors=None, **more):
         if processors:
             os.sched_setaffinity(0, processors)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, lambda *_: None)  # no SIG_IGN, which the processes that it starts would inherit
         super().__init__(*arguments, **more)
 
 

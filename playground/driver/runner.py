@@ -397,7 +397,8 @@ class Runner:
         return MEMORY.taken("call", footprint.of_call(task.place), lambda: self.is_over)
 
     def room_for_judgement(self, task, size_up):
-        """Return (a context in which there is memory for a judgement, the share of all results that has room there).
+        """Return (a context in which there is memory for a judgement, the share of all results that has room there, whether
+        there is as much again, for what is timed beside it).
 
         What is emulated waits for nobody: it is begun in another order than its originals, and made small.
         """
@@ -405,8 +406,10 @@ class Runner:
         capacity = MEMORY.capacity(self.folder(), task.place == "cuda")
         share = footprint.share_for(task.place, capacity["host"], IN_A_RUN if task.pair else math.inf)
         if task.place == "emulator":
-            return contextlib.nullcontext(), share
-        return MEMORY.taken("judgement", footprint.of_judgement(task.place, share), lambda: self.is_over), share
+            return contextlib.nullcontext(), share, True
+        needed = footprint.of_judgement(task.place, share)
+        is_ample = all(2 * needed[what] <= capacity[what] for what in needed)
+        return MEMORY.taken("judgement", needed, lambda: self.is_over), share, is_ample
 
     def build_in(self, worker, task, result):
         """Build the variant that `worker` has loaded. Raises WorkerFailure."""

@@ -54,7 +54,7 @@ class Session:
                 self._open.callback(room.close)
             self._stopwatch = Stopwatch(task, self._original, self._referee, options, progress, run.measured, room)
             self._open.callback(self._stopwatch.close)
-            enough, share = run.room_for_judgement(task, self._referee.size_up)
+            enough, share, is_ample = run.room_for_judgement(task, self._referee.size_up)
             memory.enter_context(enough)
             turn.close()
             # Until PyTorch is imported there seconds pass: meanwhile the reference is computed.
@@ -62,13 +62,17 @@ class Session:
             if options.times(task):
                 self._stopwatch.start_processes()
             progress.started("truth", *task.names("float64"))
-            self._description = self._referee.prepare(share)
+            self._description = self._referee.load(share)
             self._original["varied"] = self._description["varied"]  # the stopwatch has the same arguments
-            progress.finished("truth", *task.names("float64"), "ready")
-            warming = ThreadPoolExecutor(max_workers=1)
-            self._open.callback(warming.shutdown)
+            beside = ThreadPoolExecutor(max_workers=2)
+            self._open.callback(beside.shutdown)
             self._open.callback(self._stopwatch.give_up)  # where nothing was right, what is to be timed beside it is in vain
-            self._warmed = submit(warming, self._stopwatch.warm_up if options.times(task) else lambda: None)
+            prepared = submit(beside, self._referee.prepare)
+            if not is_ample:
+                prepared.result()
+            self._warmed = submit(beside, self._stopwatch.warm_up if options.times(task) else lambda _: None, prepared)
+            prepared.result()
+            progress.finished("truth", *task.names("float64"), "ready")
         except WorkerFailure as failure:
             self._unusable = failure
             progress.finished("truth", *task.names("float64"), "error")

@@ -104,8 +104,7 @@ class Stopwatch:
     """Times the variants of one model at one size. Its baselines run in a process that is started when it is first needed.
     Threads may share it: they wait for one another.
 
-    `original` are the arguments of baselines.load. `referee` is a RefereeClient that has prepared its probes. The
-    control runs in the `room`, as variants do in theirs.
+    `original` are the arguments of baselines.load. The control runs in the `room`, as variants do in theirs.
     """
 
     def __init__(self, task, original, referee, options, progress, measured, room=None):
@@ -127,13 +126,19 @@ class Stopwatch:
         self._baselines.start()
         self._control.start()
 
-    def warm_up(self):
+    def warm_up(self, prepared):
         """Start what the first timing compares with, which it does otherwise: the baselines, and beside them the control.
 
-        What finds no memory is tried again then, when fewer processes need some.
+        The control is judged once the future `prepared` says that the referee is. What finds no memory is tried again in the
+        timing, when fewer processes need some.
         """
+
+        def start_control():
+            prepared.result()
+            self._start_control("forward", ())
+
         with self._in_use, ThreadPoolExecutor(1) as beside:
-            control = submit(beside, self._start_control, "forward", ())
+            control = submit(beside, start_control)
             self._start_baselines("forward", ())
             if not self._is_given_up:
                 self._count_work("forward")

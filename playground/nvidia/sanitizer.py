@@ -70,6 +70,7 @@ def small_case(model, original, seed, limit):
     with tempfile.TemporaryDirectory(prefix="playground-") as name:
         referee = RefereeClient(original, Path(name), seed, limit)
         try:
+            referee.load()
             referee.prepare()
             names = [probe for probe in ("normal", "scaled") if not referee.prepared(probe)["unusable"]]  # the smaller first
             yield original | {"weights": referee.weights}, list(map(referee.inputs, names)), Path(name)

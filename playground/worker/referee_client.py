@@ -63,8 +63,8 @@ class RefereeClient:
         """Return the problem's footprint.Footprint, before anything is computed."""
         return sized_up(self.worker, self._original)
 
-    def prepare(self, share=1.0):
-        """Compute the reference on the probes of the problem's own size. Returns what referee.load does. Raises WorkerFailure.
+    def load(self, share=1.0):
+        """Return what referee.load does, which is all that the original's other processes need. Raises WorkerFailure.
 
         A `share` of large results is kept and compared; it is another secret than the probes' seeds.
         """
@@ -74,12 +74,15 @@ class RefereeClient:
         description = self.ask("load", **self._original, weights=self.weights, share=share, secret=secret)
         self.domain, self.checks_itself = description["domain"], description["checks_itself"]
         self.has_layouts, self.uses_tf32 = description["has_layouts"], description["precision"] == "tf32"
+        return description
+
+    def prepare(self):
+        """Compute the reference on the probes of the problem's own size. Raises WorkerFailure."""
         self.side_effects = self.ask("side_effects")["side_effects"]
         for probe in PROBES:
             if size_of(probe) == "own" and probe != OF_SEEDS:
                 self.prepared(probe)
         self.tells_nothing = self.ask("tells_nothing")["why"]
-        return description
 
     def prepared(self, probe):
         """Return {"differentiable", "unusable", "form"} of a probe, whose reference is computed when it is first asked for."""

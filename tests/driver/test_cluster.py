@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import json
+import os
 import signal
 import socket
 
@@ -116,7 +117,7 @@ def test_an_interrupt_keeps_what_is_finished(pairs, tmp_path):
     listed, file = pairs(right=RIGHT, hangs=HANGS), tmp_path / "out.json"
     with running(*compare(listed, "local", file)) as process:
         wait_for(file.exists)
-        process.send_signal(signal.SIGINT)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         out, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT, err
     assert f"interrupted; --resume {file} goes on" in err and "Traceback" not in err

@@ -192,6 +192,7 @@ class Measured:
         original = {"problem": str(problem), "settings": {}, "place": place, "seed": 1, "precision": None}
         self._truth = RefereeClient(original, folder, 5, LIMIT)
         self._open.callback(self._truth.close)
+        self._truth.load()
         self._truth.prepare()
         if step != "forward":
             self._truth.ask("prepare_timed", probe="timed", mode=step, seed=7)

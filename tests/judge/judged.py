@@ -45,7 +45,8 @@ def court(problem, place="cpu", settings=None, precision=None, seeds=(SEED, PROB
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as started:
         truth = referee_client.RefereeClient(original, Path(folder), seeds[1], LIMIT)
         started.callback(truth.close)
-        given = original | {"varied": truth.prepare()["varied"], "weights": truth.weights, "builds": builds}
+        given = original | {"varied": truth.load()["varied"], "weights": truth.weights, "builds": builds}
+        truth.prepare()
 
         def judge_one(worker, variant, accept=None):
             borrowed = catalog.borrowed_names(variant, problem)

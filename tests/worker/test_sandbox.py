@@ -189,6 +189,7 @@ def test_what_the_referee_reads(aims, runner):
         honest = task_of(aims.aimed("honest"))
         truth = RefereeClient(runner.original(honest), runner.folder(honest.group), runner.probe_seed, OPTIONS.time_limit)
         stack.callback(truth.close)
+        truth.load()
         truth.prepare()
         names = [name for name in files_that_need("the whole check") if name != "honest"]
         names.sort(key="puts_a_folder".__eq__)  # last: unless this is root, its folder stays for who writes to the same place
