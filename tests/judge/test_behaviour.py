@@ -3,12 +3,11 @@
 import pytest
 import torch
 import torch.nn as nn
-from problems import pairs
+from judged import referee_of
 
 from playground.judge import behaviour
 from playground.judge.behaviour import SideEffects, StressTests
 from playground.judge.checks import STRESS_TESTS
-from playground.worker.referee import Referee
 
 CPU = torch.device("cpu")
 X = torch.arange(12.0).reshape(4, 3)
@@ -237,13 +236,10 @@ def get_inputs():
     ],
 )
 def test_what_an_original_does_besides(edits, side_effects, tmp_path):
-    path, text = tmp_path / "problem.py", UNSTEADY
+    text = UNSTEADY
     for old, new in edits.items():
         text = text.replace(old, new)
-    path.write_text(pairs.whole(text))
-    referee = Referee()
-    referee.load(str(path), {}, "cpu", tmp_path / "weights", 1)
-    assert referee.side_effects()["side_effects"] == side_effects
+    assert referee_of(tmp_path, text).side_effects()["side_effects"] == side_effects
 
 
 @pytest.mark.parametrize(
