@@ -14,6 +14,7 @@ from playground.stopwatch import timer
 from playground.stopwatch.workload import Graphed, Workload
 from tests.conftest import TINY_PROBLEM
 from tests.judge.exhibits import cases
+from tests.kernels.project_variants import variants
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -42,8 +43,7 @@ class ModelNew(torch.nn.Module):
 
 
 EXHIBITS = Path(__file__).parent / "judge" / "exhibits"
-CUDA_VARIANTS = [(m, v) for m in catalog.models() for v in catalog.variants(m) if v.backend == "cuda"]
-OF_CUDA = pytest.mark.parametrize("model, variant", CUDA_VARIANTS, ids=[f"{m.name}.{v.name}" for m, v in CUDA_VARIANTS])
+OF_CUDA = pytest.mark.parametrize("model, variant", variants("cuda"))
 
 
 def run(tasks, **options):
