@@ -159,9 +159,7 @@ def test_validate_names_the_place_that_breaks_the_contract(place, value, message
 
 
 # The ends of places at which there may be anything.
-OF_ANY_FORM = re.compile(
-    r"\.(clocks|weights_differ|permitted_error|outcome\.(precise|reason)|(settings|inputs|sanitizer)\..*)$"
-)
+ANY_FORM = re.compile(r"\.(clocks|weights_differ|permitted_error|outcome\.(precise|reason)|(settings|inputs|sanitizer)\..*)$")
 
 
 def places(value, path=()):
@@ -185,7 +183,7 @@ def test_every_value_has_a_form():
         for step in path[:-1]:
             holder = holder[step]
         holder[path[-1]] = {0}  # a set is of no form
-        if OF_ANY_FORM.search(".".join(map(str, path))):
+        if ANY_FORM.search(".".join(map(str, path))):
             validate(broken)
         else:
             with pytest.raises(DocumentError, match=rf"{path[-1]}\]?( \(.*\))?: expected .*, got {{0}}|schema {{0}}"):
