@@ -55,25 +55,23 @@ def test_a_call_that_does_more(function, check, reason):
     assert effects(function).get(check) == reason
 
 
-@pytest.mark.parametrize("name", ["the default dtype", "the number of threads", "the deterministic mode", "the grad mode"])
-def test_flags_are_read_anew(name):
-    threads = torch.get_num_threads()
-    change, restore = {
-        "the default dtype": (lambda: torch.set_default_dtype(torch.float64), lambda: torch.set_default_dtype(torch.float32)),
-        "the number of threads": (lambda: torch.set_num_threads(threads + 1), lambda: torch.set_num_threads(threads)),
-        "the deterministic mode": (
-            lambda: torch.use_deterministic_algorithms(True),
-            lambda: torch.use_deterministic_algorithms(False),
-        ),
-        "the grad mode": (lambda: torch.set_grad_enabled(False), lambda: torch.set_grad_enabled(True)),
-    }[name]
+@pytest.mark.parametrize(
+    "name, change, other, usual",
+    [
+        ("the default dtype", torch.set_default_dtype, torch.float64, torch.float32),
+        ("the number of threads", torch.set_num_threads, torch.get_num_threads() + 1, torch.get_num_threads()),
+        ("the deterministic mode", torch.use_deterministic_algorithms, True, False),
+        ("the grad mode", torch.set_grad_enabled, False, True),
+    ],
+)
+def test_flags_are_read_again(name, change, other, usual):
     before = behaviour.flags()
     assert behaviour.changed(before, behaviour.flags()) is None
     try:
-        change()
+        change(other)
         assert behaviour.changed(before, behaviour.flags()).startswith(f"changes {name} from ")
     finally:
-        restore()
+        change(usual)
     assert behaviour.changed(before, behaviour.flags()) is None
 
 
