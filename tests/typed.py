@@ -20,9 +20,9 @@ def run(*arguments, **environment):
 @contextlib.contextmanager
 def running(*arguments, **environment):
     """A program of the project's under way, in a process group of its own, whose stdout and stderr are texts."""
-    how = {"cwd": ROOT, "env": {**os.environ, **environment}, "text": True, "start_new_session": True}
-    command = [sys.executable, *map(str, arguments)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **how) as process:
+    command, given = [sys.executable, *map(str, arguments)], {**os.environ, **environment}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env=given, start_new_session=True, **pipes) as process:
         try:
             yield process
         finally:

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from judged import judged_texts, one_worker, referee_of
 
 from playground import tensors
-from playground.judge import accuracy
+from playground.judge import accuracy, reordered
 from playground.judge.oracle import Oracle
 from playground.judge.precision import cut_to_tf32
 from playground.judge.probes import Probe
@@ -77,6 +78,26 @@ def test_one_after_another_is_beyond_what_pytorch_itself_does():
     one_after_another, (_, permitted) = graded(terms, in_sequence(terms), terms.sum(1))
     assert one_after_another == (accuracy.FLOAT32, False)
     assert permitted
+
+
+NORMS = {
+    "layer norm": lambda x: F.layer_norm(x, (64,)),
+    "group norm": lambda x: F.group_norm(x, 4),
+    "instance norm": F.instance_norm,
+    "batch norm": lambda x: F.batch_norm(x, None, None, training=True),
+}
+
+
+@pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
+def test_the_terms_of_a_norm_are_added_in_the_order(norm):
+    """In one pass, the mean of the squares less the square of the mean, little is left beside a large mean."""
+    x = 1000 + torch.randn(8, 16, 64)
+    true = norm(x.double())
+    errors = {}
+    for order in reordered.ORDERS:
+        with reordered.Reordered(order):
+            errors[order] = (norm(x) - true).abs().max().item()
+    assert errors["in one pass"] > 20 * errors["one after another"] > 0
 
 
 def test_classes_in_their_order():

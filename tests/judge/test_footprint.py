@@ -141,7 +141,8 @@ UNSEEDED = "import random\n" + LARGER.replace("[torch.rand", "[random.SystemRand
 def sides(tmp_path, text):
     """A referee that compares a part, and the original as a candidate."""
     referee, candidate = referee_of(tmp_path, text, share=LEAST, secret=2), Candidate()
-    candidate.load(str(tmp_path / "problem.py"), None, {}, "cpu", str(tmp_path / "weights"), seed=1)
+    weights, problem = str(tmp_path / "weights"), str(tmp_path / "problem.py")
+    candidate.load(None, weights, problem=problem, settings={}, place="cpu", seed=1)
     return referee, candidate
 
 
