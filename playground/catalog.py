@@ -284,13 +284,17 @@ def _assigned_names(statement):
     return {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
 
 
+def parsed(path, text=None):
+    """Return the syntax tree of a Python file, or of `text` in the place of its own. Raises CatalogError where it is none."""
+    try:
+        return ast.parse(Path(path).read_text(encoding="utf-8") if text is None else text, filename=str(path))
+    except (SyntaxError, ValueError) as error:
+        raise CatalogError(f"{path} is not Python: {error}") from None
+
+
 def constants(path):
     """Return the names that a model's file assigns at its top level, sorted. Raises CatalogError where it is no Python."""
-    try:
-        body = ast.parse(Path(path).read_text(encoding="utf-8"), filename=str(path)).body
-    except (SyntaxError, ValueError) as error:
-        raise CatalogError(f"{path} is no Python file: {error}") from None
-    return sorted(set().union(*map(_assigned_names, body)))
+    return sorted(set().union(*map(_assigned_names, parsed(path).body)))
 
 
 def require_constants(path, who, names):

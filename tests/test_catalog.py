@@ -87,7 +87,7 @@ def test_kernels_are_their_text_alone(tmp_path):
 def test_constants_of_what_is_no_python(tmp_path):
     path = tmp_path / "problem.py"
     path.write_text("batch_size = 4\ndef (\n")
-    with pytest.raises(catalog.CatalogError, match=r"problem.py is no Python file: .*line 2"):
+    with pytest.raises(catalog.CatalogError, match=r"problem.py is not Python: .*line 2"):
         catalog.constants(path)
 
 

@@ -67,19 +67,19 @@ constexpr int CHANNELS = LANES * VECTORS;  // a group of output channels
 constexpr int BLOCK_TILES = 56;            // tiles whose transforms fit into a core's second-level cache
 constexpr int TAPS = IN_CHANNELS * KERNEL_H * KERNEL_W;
 
-typedef float vec __attribute__((vector_size(LANES * sizeof(float))));
-typedef float unaligned_vec __attribute__((vector_size(LANES * sizeof(float)), aligned(alignof(float)), may_alias));
+typedef float Register __attribute__((vector_size(LANES * sizeof(float))));
+typedef float Unaligned __attribute__((vector_size(LANES * sizeof(float)), aligned(alignof(float)), may_alias));
 typedef double Double __attribute__((vector_size(LANES * sizeof(double))));
-typedef int32_t ivec __attribute__((vector_size(LANES * sizeof(float))));
+typedef int32_t Lanes __attribute__((vector_size(LANES * sizeof(float))));
 
 #define UNROLL _Pragma("GCC unroll 16")
 #define INLINE inline __attribute__((always_inline))
 #define NOINLINE __attribute__((noinline))  // inlined, GCC would unroll the callers' loops too, and compile for half a minute
 
-INLINE vec load(const float* from) { return *(const unaligned_vec*)from; }
-INLINE void store(float* to, vec value) { *(unaligned_vec*)to = value; }
-INLINE ivec is_finite(vec value) { return value * 0.0f == 0.0f; }
-bool all(ivec lanes) {
+INLINE Register load(const float* from) { return *(const Unaligned*)from; }
+INLINE void store(float* to, Register value) { *(Unaligned*)to = value; }
+INLINE Lanes is_finite(Register value) { return value * 0.0f == 0.0f; }
+bool all(Lanes lanes) {
     bool every = true;
     for (int i = 0; i < LANES; ++i) every = every && lanes[i];
     return every;
@@ -119,30 +119,33 @@ public:
 };
 
 // ---- Shuffles
-// Lane i of the result is lane from(i) of a and b put end to end.
-template <class From, int... I>
-INLINE vec shuffle(vec a, vec b, From from, std::integer_sequence<int, I...>) {
+// Two rows of a square, DISTANCE apart, exchange blocks of DISTANCE lanes: where a lane of the first, or second, is from.
+template <int DISTANCE, bool SECOND>
+constexpr int source(int lane) {
+    if (lane & DISTANCE) return LANES + lane - (SECOND ? 0 : DISTANCE);
+    return lane + (SECOND ? DISTANCE : 0);
+}
+template <int DISTANCE, bool SECOND, int... LANE>
+INLINE Register exchange(Register a, Register b, std::integer_sequence<int, LANE...>) {
 #if defined(__clang__)
-    return __builtin_shufflevector(a, b, from(I)...);
+    return __builtin_shufflevector(a, b, source<DISTANCE, SECOND>(LANE)...);
 #else
-    return __builtin_shuffle(a, b, ivec{from(I)...});
+    return __builtin_shuffle(a, b, Lanes{source<DISTANCE, SECOND>(LANE)...});
 #endif
 }
-#define LANES_FROM(a, b, index) shuffle(a, b, [](int i) constexpr { return index; }, std::make_integer_sequence<int, LANES>())
-
-// Rows of a square that are DISTANCE apart exchange blocks of DISTANCE lanes; then for half the distance, until it is 1.
+constexpr std::make_integer_sequence<int, LANES> EVERY_LANE{};
 template <int DISTANCE>
-INLINE void transpose(vec (&square)[LANES]) {
-    UNROLL for (int row = 0; row < LANES; ++row)
-        if (!(row & DISTANCE)) {
-            const vec a = square[row], b = square[row + DISTANCE];
-            square[row] = LANES_FROM(a, b, i & DISTANCE ? LANES + i - DISTANCE : i);
-            square[row + DISTANCE] = LANES_FROM(a, b, i & DISTANCE ? LANES + i : i + DISTANCE);
+INLINE void transpose(Register (&square)[LANES]) {
+    UNROLL for (int i = 0; i < LANES; ++i)
+        if (!(i & DISTANCE)) {
+            const Register a = square[i], b = square[i + DISTANCE];
+            square[i] = exchange<DISTANCE, false>(a, b, EVERY_LANE);
+            square[i + DISTANCE] = exchange<DISTANCE, true>(a, b, EVERY_LANE);
         }
     if constexpr (DISTANCE > 1) transpose<DISTANCE / 2>(square);
 }
 NOINLINE void transpose_square(const float* in, int64_t in_pitch, float* out, int64_t out_pitch) {
-    vec square[LANES];
+    Register square[LANES];
     UNROLL for (int i = 0; i < LANES; ++i) square[i] = load(in + i * in_pitch);
     transpose<LANES / 2>(square);
     UNROLL for (int i = 0; i < LANES; ++i) store(out + i * out_pitch, square[i]);
@@ -171,8 +174,8 @@ void pack_taps(const Sizes& size, const float* weight, float* packed) {
 }
 
 // The outputs at (i, j) of a sample for the LANES channels of `taps` (TAPS, LANES), in the order of the definition.
-vec convolve_directly(const Sizes& size, const float* sample, const float* taps, int64_t i, int64_t j) {
-    vec sum{};
+Register convolve_directly(const Sizes& size, const float* sample, const float* taps, int64_t i, int64_t j) {
+    Register sum{};
     for (int c = 0; c < IN_CHANNELS; ++c, sample += size.height * size.width)
         for (int u = 0; u < KERNEL_H; ++u)
             for (int v = 0; v < KERNEL_W; ++v, taps += LANES) {
@@ -235,9 +238,9 @@ constexpr int point_of(int i, int taps) { return i < taps ? i : POINTS - 1; }
 
 // out = matrix * in; the compiler unrolls it and leaves out the zeros of a constant matrix.
 template <int OUT, int IN>
-INLINE void apply(const float (&matrix)[OUT][IN], const vec (&in)[IN], vec (&out)[OUT]) {
+INLINE void apply(const float (&matrix)[OUT][IN], const Register (&in)[IN], Register (&out)[OUT]) {
     UNROLL for (int i = 0; i < OUT; ++i) {
-        vec sum{};
+        Register sum{};
         bool first = true;
         UNROLL for (int j = IN - 1; j >= 0; --j) {
             if (matrix[i][j] == 0) continue;
@@ -304,7 +307,7 @@ NOINLINE void transform_pieces(const float* taps, int c, int h, int w, float* po
             Double sum{};
             for (int b = 0; b < W; ++b) sum += TAP_MATRIX<W>[l][b] * half[b];
             store(points + TERMS.index(point_of(i, H), point_of(l, W), c, h, w) * CHANNELS,
-                  __builtin_convertvector(sum, vec));
+                  __builtin_convertvector(sum, Register));
         }
     }
 }
@@ -352,7 +355,7 @@ struct Window {
 // sums (N + 1, ROW) = the transform along the height of N + 1 rows of the image.
 template <int N>
 NOINLINE void transform_rows(const float* const* rows, const Window& window, float* sums) {
-    vec in[N + 1], out[N + 1];
+    Register in[N + 1], out[N + 1];
     int64_t w = window.left;
     for (; w + LANES <= window.right; w += LANES) {
         UNROLL for (int j = 0; j <= N; ++j) in[j] = load(rows[j] + w);
@@ -372,7 +375,7 @@ NOINLINE void transform_rows(const float* const* rows, const Window& window, flo
 template <int W>
 NOINLINE void transform_columns(const float* lines, float* const* values) {
     constexpr Piece piece = COLUMNS.list[W];
-    vec in[piece.taps + 1], out[piece.taps + 1];
+    Register in[piece.taps + 1], out[piece.taps + 1];
     UNROLL for (int j = 0; j <= piece.taps; ++j) {
         const int column = piece.offset + j * STRIDE_W;
         in[j] = load(lines + column % PERIOD_W * LINE + column / PERIOD_W);
@@ -419,9 +422,9 @@ struct ForwardArguments {
 // product (N tiles, CHANNELS) = the sums over the terms of values (terms, LANES of tiles) times points (terms, CHANNELS).
 template <int N>
 NOINLINE void multiply(const float* values, const float* points, int64_t terms, float* product) {
-    vec sums[N][VECTORS];
+    Register sums[N][VECTORS];
     UNROLL for (int t = 0; t < N; ++t)
-        UNROLL for (int n = 0; n < VECTORS; ++n) sums[t][n] = vec{};
+        UNROLL for (int n = 0; n < VECTORS; ++n) sums[t][n] = Register{};
     for (int64_t k = 0; k < terms; ++k, values += LANES, points += CHANNELS) {
         __builtin_prefetch(values + 8 * LANES);
         UNROLL for (int n = 0; n < VECTORS; ++n) __builtin_prefetch(points + 8 * CHANNELS + n * LANES);
@@ -441,16 +444,16 @@ Multiply multiply_for(int64_t tiles) {
 
 // One register of channels of a tile: product (POINTS, POINTS, MAX_TILES, CHANNELS) at its index -> outputs (TILE, TILE),
 // LANES floats each, rows `pitch` floats apart. Returns 0, or NaN in the lanes of which something is not finite.
-INLINE vec transform_output(const float* product, vec bias, float* outputs, int64_t pitch) {
-    vec half[POINTS][TILE];
+INLINE Register transform_output(const float* product, Register bias, float* outputs, int64_t pitch) {
+    Register half[POINTS][TILE];
     UNROLL for (int l = 0; l < POINTS; ++l) {
-        vec in[POINTS];
+        Register in[POINTS];
         UNROLL for (int i = 0; i < POINTS; ++i) in[i] = load(product + (i * POINTS + l) * MAX_TILES * CHANNELS);
         apply(OUTPUT_MATRIX, in, half[l]);
     }
-    vec check{};
+    Register check{};
     UNROLL for (int r = 0; r < TILE; ++r) {
-        vec in[POINTS], out[TILE];
+        Register in[POINTS], out[TILE];
         UNROLL for (int l = 0; l < POINTS; ++l) in[l] = half[l][r];
         apply(OUTPUT_MATRIX, in, out);
         UNROLL for (int s = 0; s < TILE; ++s) {
@@ -476,10 +479,10 @@ NOINLINE void repair_outputs(const Sizes& size, const ForwardArguments& argument
     for (int64_t r = 0; r < strip.rows; ++r)
         for (int64_t s = 0; s < strip.columns; ++s) {
             float* to = outputs + r * pitch + s * LANES;
-            const ivec finite = is_finite(load(to));
+            const Lanes finite = is_finite(load(to));
             if (all(finite)) continue;
             const float* taps = arguments.taps + o * TAPS;
-            const vec sum = convolve_directly(size, sample, taps, strip.row + r, strip.column + s);
+            const Register sum = convolve_directly(size, sample, taps, strip.row + r, strip.column + s);
             store(to, finite ? load(to) : sum + load(arguments.bias + o));
         }
 }
@@ -491,7 +494,7 @@ void finish_strip(const Sizes& size, const ForwardArguments& arguments, const St
     for (int n = 0; n < VECTORS; ++n, o += LANES, product += LANES) {
         const int64_t channels = size.channels_from(o);
         if (channels == 0) return;
-        vec check{};
+        Register check{};
         for (int64_t t = 0; t < strip.tiles; ++t)
             check += transform_output(product + t * CHANNELS, load(arguments.bias + o), outputs + t * TILE * LANES, pitch);
         if (!all(is_finite(check))) repair_outputs(size, arguments, strip, o, outputs, pitch);
@@ -523,23 +526,23 @@ void forward_block(const Sizes& size, const ForwardArguments& arguments, int64_t
 }
 
 // ---- what Python calls
-constexpr int DONE = 0, NO_MEMORY = 12;
-
 // f(begin, end) for equal parts of [0, count), by at most `threads` threads of the OpenMP runtime that the process has loaded,
-// torch's.
+// torch's. Returns false if one of them found no memory.
 template <class F>
-int parallel_for(int64_t count, int64_t threads, F f) {
+bool parallel_for(int64_t count, int64_t threads, F f) {
     const int64_t parts = omp_in_parallel() ? 1 : std::clamp<int64_t>(count, 1, threads), each = ceil_div(count, parts);
-    int error = DONE;
-#pragma omp parallel for num_threads(parts) schedule(static, 1) reduction(max : error)
+    bool done = true;
+#pragma omp parallel for num_threads(parts) schedule(static, 1) reduction(&& : done)
     for (int64_t part = 0; part < parts; ++part) try {
             const int64_t begin = part * each, end = std::min(begin + each, count);
             if (begin < end) f(begin, end);
         } catch (const std::bad_alloc&) {
-            error = NO_MEMORY;
+            done = false;
         }
-    return error;
+    return done;
 }
+
+constexpr int NO_MEMORY = 12;
 
 }  // namespace
 
@@ -555,10 +558,11 @@ extern "C" int run_forward(const float* x, const float* weight, const float* bia
     parallel_for(size.vectors(), threads, [&](int64_t begin, int64_t end) {
         for (int64_t vector = begin; vector < end; ++vector) transform_taps(taps, vector, points);
     });
-    return parallel_for(ceil_div(size.strips, size.strips_a_block), threads, [&](int64_t begin, int64_t end) {
+    const bool done = parallel_for(ceil_div(size.strips, size.strips_a_block), threads, [&](int64_t begin, int64_t end) {
         const ForwardSpace space(size);
         for (int64_t block = begin; block < end; ++block) forward_block(size, {x, taps, points, biases, out}, block, space);
     });
+    return done ? 0 : NO_MEMORY;
 } catch (const std::bad_alloc&) {
     return NO_MEMORY;
 }

@@ -43,15 +43,14 @@ def create(model_name, name):
     """Write a new variant's file, and say what to do next. Raises CatalogError."""
     model = catalog.find_model(model_name)
     path = new_variant.create(model, name)
-    is_timed = name.startswith("cpu_") or not requirements.missing_for("cuda")
-    todo = (
-        "Judge it and time it; then edit it, and see what came"
-        if is_timed
-        else "Judge it; then edit it, and see at each save what comes"
-    )
+    is_own = path.parent == catalog.KERNELS / model.name
+    named = f"--model {model.name if is_own else model.path} --variant {path.stem if is_own else path}"
+    todo, options = "Judge it; then edit it, and see at each save what comes", ("", "--watch")
+    if name.startswith("cpu_") or not requirements.missing_for("cuda"):
+        todo, options = "Judge it and time it; then edit it, and see what came", ("--json start.json", "--against start.json")
     print(f"{path} is a correct variant to start from. {todo} of it:\n")
-    for command in new_variant.next_commands(model, path, is_timed):
-        print(f"    {command}")
+    for option in options:
+        print(f"    python compare.py {named} {option}".rstrip())
 
 
 def profile_variants(given):
@@ -78,10 +77,7 @@ def profile_variants(given):
             progress.done(model.name, variant.name, outcome)
     console = make_console()
     print_folded(console, machine(environment.describe()), style="dim")
-    for variant, kernels, counts in found:
-        profile.show(variant, kernels, counts, console)
-    if found:
-        profile.explain(console)
+    profile.show(found, console)
     if complaints:
         raise ProfilerError("\n".join(complaints))
 

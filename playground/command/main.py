@@ -52,17 +52,14 @@ def compare(arguments=None):
     if does == "--suite" or (does == MODEL and given.model and gpu_mode.problems(given.model)):
         return _compare_suite(given)
 
-    def tasks(ask):
+    def tasks(_):
         model = catalog.find_model(given.model)
         named = dict.fromkeys(catalog.find_variant(model, name) for name in given.variant or ())
         chosen = list(named) or catalog.variants(model)
         if not chosen:
             raise catalog.CatalogError(f"{model.name} has no variants here; name a solution file with --variant FILE")
         points = _points(given, model, catalog.parse_settings(given.set))
-        planned = plan.of_variants(model, chosen, given.device, points, given.standard)
-        if given.sanitize:
-            needs.require_sanitizer(planned, given.device, ask)
-        return planned
+        return plan.of_variants(model, chosen, given.device, points, given.standard)
 
     if does == "--watch":
         return _status(lambda: _watch(given, tasks))
@@ -94,12 +91,9 @@ def _compare_suite(given):
         nonlocal pairs
         lacks_gpu = bool(ask(requirements.missing_for, "cuda")) if given.device == "auto" else None
         pairs = _read_pairs(given, has_gpu=given.device == "cuda" or lacks_gpu is False)
-        planned = plan.of_suite(pairs, given.device, given.standard, lacks_gpu)
         if given.eval_results:
             needs.require_eval_results(given.eval_results, pairs)
-        if given.sanitize:
-            needs.require_sanitizer(planned, given.device, ask)
-        return planned
+        return plan.of_suite(pairs, given.device, given.standard, lacks_gpu)
 
     def add(report):
         return report | {"suite": suite_report.summarise(report, pairs.unsolved)}
@@ -199,7 +193,6 @@ def _show_end(given, shown, report):
 def _prepared(given, make_tasks, cluster=None):
     """(tasks, axes of the sweep, what adds a comparison). What would be in vain raises Impossible."""
     ask = cluster.ask if cluster else operator.call
-    requirements.prepare_environment()
     if missing := ask(requirements.missing_for, "cuda" if given.device == "cuda" else "cpu"):
         raise Impossible(str(missing))
     axes = sweep.parse(given.sweep)
@@ -232,6 +225,8 @@ def _prepared(given, make_tasks, cluster=None):
 def _chosen(given, make_tasks, ask):
     """The tasks, or those of them that failed in an earlier run. `ask` calls a function on the machine that judges."""
     tasks = make_tasks(ask)
+    if getattr(given, "sanitize", False):
+        needs.require_sanitizer(tasks, given.device, ask)
     if not given.failed or not tasks:
         return tasks
     if failed := plan.failed(tasks, needs.earlier("--failed", given.failed)["results"]):

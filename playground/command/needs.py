@@ -66,9 +66,7 @@ def missing_folder(places):
 
 def clear_locks():
     """Remove what builds that were killed have left: a lock on which the next one would wait for ever, folders."""
-    cuda_emulator.sweep()
-    runner.sweep()
-    locks = build_locks.clear_stale_locks()
+    locks = runner.sweep()
     for path in locks.cleared:
         print(f"removed a stale build lock whose builder is dead: {path}", file=sys.stderr)
     for path, reason in locks.held.items():

@@ -88,11 +88,7 @@ def _wrapping_text(model, name):
 
 def _original_text(path):
     """(text without docstring and __main__ block, __future__ imports) of a problem. Raises CatalogError where it is none."""
-    text = path.read_text(encoding="utf-8")
-    try:
-        body = ast.parse(text).body
-    except SyntaxError as error:
-        raise CatalogError(f"{path.name} is not Python: {error}") from None
+    body, text = catalog.parsed(path).body, path.read_text(encoding="utf-8")
     if missing := NEEDED - _defined_in(text):
         raise CatalogError(f"{path.name} does not define {', '.join(sorted(missing))}, so it is no problem to start from")
     lines = catalog.lines_of(text)
@@ -113,11 +109,3 @@ def _defined_in(text):
     assigned = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
     names = {node.id for target in assigned for node in ast.walk(target) if isinstance(node, ast.Name)}
     return names | {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-
-
-def next_commands(model, path, is_timed):
-    """Return the two commands that come next: judge the start; then compare an edit with it, or judge it at each save."""
-    is_own = path.parent == catalog.KERNELS / model.name
-    named = f"--model {model.name if is_own else model.path} --variant {path.stem if is_own else path}"
-    options = ("--json start.json", "--against start.json") if is_timed else ("", "--watch")
-    return [f"python compare.py {named} {option}".rstrip() for option in options]

@@ -24,11 +24,9 @@ import distributed
 import torch
 from rich.console import Console
 
-import cuda_emulator
 from playground.catalog import Impossible
-from playground.driver import runner
-from playground.driver.verdict import give
-from playground.machine import build_locks, environment
+from playground.driver import plan, runner
+from playground.machine import environment
 from playground.machine.memory import MEMORY, judged_at_once
 from playground.report.progress import Progress
 from playground.worker import kill_all
@@ -154,9 +152,7 @@ def _outcome(future, task):
         reason, details = LOST.format(attempts=killed.allowed_failures + 1), ""
     except Exception as exception:
         reason, details = internal_error(exception)
-    result = runner.blank_result(task)
-    give(result, "error", reason, details)
-    return result
+    return plan.settled(task, "error", reason, details)
 
 
 # ---- on a worker
@@ -201,9 +197,7 @@ def _prepare(shared_by):
             del os.environ[name]
     os.environ.pop("DASK_INTERNAL_INHERIT_CONFIG", None)
     MEMORY.shared_by = shared_by
-    cuda_emulator.sweep()
     runner.sweep()
-    build_locks.clear_stale_locks()
     return threading.BoundedSemaphore(judged_at_once())
 
 

@@ -10,7 +10,6 @@ import time
 from playground.catalog import Impossible
 from playground.driver import plan
 from playground.driver.runner import Runner, blank_result
-from playground.driver.verdict import give
 from playground.machine.environment import describe_apart
 from playground.report import document
 from playground.report.progress import Progress
@@ -134,8 +133,7 @@ class _Record:
         try:
             document.validate_result(row, "result")
         except document.DocumentError as complaint:
-            row = blank_result(self._tasks[self._identities.index(identity)])
-            give(row, "error", *internal_error(complaint))
+            return plan.settled(self._tasks[self._identities.index(identity)], "error", *internal_error(complaint))
         return row
 
     def write(self):

@@ -9,6 +9,7 @@ from playground.driver.verdict import DROP_IN, FORWARD, give
 from playground.judge.work import names_cuda
 from playground.machine import requirements
 from playground.report.figures import meets
+from playground.tensors import PLACES
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess
 
 LEAST_ACCURACY = 0.01  # of an output's spread: beyond it, wrong is no matter of accuracy
@@ -81,27 +82,28 @@ def failing_probe(row):
 def require_originals(tasks, options):
     """Call the originals of files from elsewhere, or at other settings than the project's own, before anything is built.
 
-    Raises CatalogError, which names the file, for one that does not run.
+    Each is called in a variant's place. Raises CatalogError, which names the file, for one that does not run.
     """
     known = [task.model.catalogued_as and task.settings == task.model.settings(task.place) for task in tasks]
     groups = {task.group: task for task, is_known in zip(tasks, known, strict=True) if not (task.settled or is_known)}
     if not groups:
         return
-    with WorkerProcess("referee", options.time_limit, UNTIMED) as worker:
+    with WorkerProcess("candidate", options.time_limit, UNTIMED) as worker:
         for task in groups.values():
-            original = {"problem": str(task.model.path), "settings": task.settings, "place": task.place}
+            original = {"problem": str(task.model.path), "settings": task.settings, "place": PLACES[task.place], "seed": 0}
             try:
-                worker.ask("try_out", **original, precision=options.precision)
+                worker.ask("load", variant=None, weights=None, **original, precision=options.precision)
+                worker.ask("build", seed=0)
             except WorkerFailure as failure:
                 changed = ", ".join(f"{name}={value}" for name, value in task.settings.items())
                 where = f" (with {changed})" if changed else ""
                 raise catalog.CatalogError(f"{named_failure(task.model, failure)}{where}") from None
 
 
-def settled(task):
-    """Return the result of a task that cannot run."""
+def settled(task, *verdict):
+    """Return the result of a task that is not judged: by a verdict, reason and details, or as the task is settled."""
     result = blank_result(task)
-    give(result, *task.settled)
+    give(result, *(verdict or task.settled))
     return result
 
 

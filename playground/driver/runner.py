@@ -514,5 +514,7 @@ def roomy_folder():
 
 
 def sweep():
-    """Remove what runs have left that were killed."""
+    """Remove what runs and builds have left that were killed. Returns the locks of builds, as build_locks does."""
+    cuda_emulator.sweep()
     sandbox.sweep({SHARED_MEMORY, tempfile.gettempdir()})
+    return build_locks.clear_stale_locks()

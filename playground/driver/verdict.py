@@ -11,14 +11,13 @@ from dataclasses import asdict, dataclass, replace
 from playground.judge.accuracy import APPROXIMATE, AS_PYTORCH, CLASSES, FLOAT32, WRONG, named, names_one
 from playground.judge.checks import BY_NAME, CAVEATS, DROP_IN, FORWARD, SHOWN, SIDE_EFFECTS, STRESS_TESTS, WATCHED
 from playground.judge.mutations import LOOK_ALIKE
-from playground.judge.probes import AT_OWN_SIZE, EVAL, FORWARD_PROBES, FRESH, OF_SEEDS, PROBES, check_of, size_of
+from playground.judge.probes import AT_OWN_SIZE, EVAL, FORWARD_PROBES, FRESH, OF_SEEDS, PROBES, REQUIRED, check_of, size_of
 from playground.judge.work import Text
 from playground.worker import WorkerFailure
 from playground.worker.referee_client import erase, remove
 
 FIGURES = ("max_error", "allowed", "eager_error", "permitted_error")  # of a comparison
 REFUSES = "refuses: "  # begins the note of a probe on which the variant raises an exception
-REQUIRED = (*FORWARD_PROBES, OF_SEEDS)  # the probes of the problem's own inputs
 OF_MUTANTS = ("own", "within")  # the probes on which an accepted error has to be told from a wrong version
 DRAWS = "the original draws random numbers: each call began with the same seed, so the same numbers in the same order are right"
 STATE = "cannot be judged: what the original returns depends on the calls before"

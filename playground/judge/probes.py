@@ -235,6 +235,7 @@ def with_upstream(probe, outputs, seed):
 PROBES = {check.name: check for check in checks.PROBES}
 OF_SEEDS = "other weights"  # for a variant whose weights come from a seed, and not from the original
 FORWARD_PROBES = tuple(check.name for check in checks.PROBES if check.costs == checks.FORWARD and check.name != OF_SEEDS)
+REQUIRED = (*FORWARD_PROBES, OF_SEEDS)  # all of the problem's own inputs
 WITHIN = "within"  # the range of the problem's own inputs, where an original may not run all the same
 FRESH = ("fresh", "fresh again")  # further draws of the problem's own inputs
 AT_OWN_SIZE = " at its own size"  # ends the name of a probe that a variant would not take at the reduced size

@@ -75,7 +75,7 @@ def check(form, value, where):
 def check_object(fields, value, where):
     """Raise DocumentError unless a value is an object with `fields`, {key: form}."""
     require(isinstance(value, dict), where, "an object", value)
-    if others := fields.get("*"):
+    if others := fields.get("*"):  # beside which no key has to be there
         fields = {name: fields.get(f"{name}?", others) for name in value}
     for key, form in fields.items():
         name = key.rstrip("?")

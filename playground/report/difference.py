@@ -10,7 +10,7 @@ import re
 
 from rich.text import Text
 
-from playground.catalog import CatalogError
+from playground.catalog import parsed
 from playground.report.layout import INDENT, print_folded, print_whole
 from playground.report.text import printable
 
@@ -29,10 +29,7 @@ NAME = re.compile(
 def sections(path):
     """Return {title: {name: [(number, text) of its lines]}} of a Python file. Raises CatalogError for what is no Python."""
     lines = [printable(line.expandtabs(4)) for line in path.read_text(encoding="utf-8", errors="replace").split("\n")]
-    try:
-        tree = ast.parse("\n".join(lines))
-    except (SyntaxError, ValueError) as error:
-        raise CatalogError(f"{path.name} is not Python: {error}") from None
+    tree = parsed(path, "\n".join(lines))
     end = tree.body[0].end_lineno if ast.get_docstring(tree) else 0
     pieces, title, before = [], "docstring" if end else "Python", ""
     for number, text in enumerate(lines, start=1):

@@ -6,7 +6,7 @@ import textwrap
 
 from rich.text import Text
 
-from playground.catalog import CatalogError
+from playground.catalog import CatalogError, parsed
 from playground.report.layout import INDENT, print_folded
 from playground.report.text import printable
 
@@ -15,10 +15,7 @@ KEEPS_LINES = re.compile(r"^ |\S {2}| = ", re.MULTILINE)  # columns and formulas
 
 def docstring(path):
     """Return the docstring of a Python file. Raises CatalogError when it has none or is no Python."""
-    try:
-        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8", errors="replace")))
-    except (SyntaxError, ValueError) as error:
-        raise CatalogError(f"{path.name} is not Python: {error}") from None
+    text = ast.get_docstring(parsed(path, path.read_text(encoding="utf-8", errors="replace")))
     if not text:
         raise CatalogError(f"{path.name} has no docstring; a variant explains itself there (see kernels/ for examples)")
     return text

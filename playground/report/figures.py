@@ -6,10 +6,9 @@ import re
 import statistics
 from pathlib import Path
 
+from playground.catalog import ROOT
 from playground.report.text import NOTHING, interval, one_line, scientific, significant, with_unit
 from playground.stopwatch.statistics import TIE, verdict
-
-ROOT = Path(__file__).resolve().parents[2]
 
 LOWER_PRECISION = "compile_fp16"  # shown, but no variant in float32 is measured by it
 # Every baseline of playground.stopwatch.baselines, in the order in which reports list them, with its name for people.

@@ -16,22 +16,23 @@ EXPLANATION = (
 )
 
 
-def show(variant, kernels, counts, console):
-    """Print the figures of a variant's kernels; `counts` are what playground.nvidia.metrics.counted gives, or None."""
-    console.print()
-    print_folded(console, variant.name, style="bold")
-    print_rows(console, [_figures(kernel) for kernel in kernels], FIGURES[:1])
-    print_prose(console, ("kernel", "of warps' time", "stall"), [row for kernel in kernels for row in _stalls(kernel)])
-    print_rows(console, [row for kernel in kernels for row in _requests(kernel, kernels, counts)], REQUESTS[:2])
-    if counts:
-        sizes = ", ".join(f"{name} {value}" for name, value in counts["settings"].items()) or "the original's size"
-        print_folded(console, f"The emulator counted at its own size: {sizes}.", INDENT, style="dim")
+def show(found, console):
+    """Print the figures of variants' kernels, then how to read them.
 
-
-def explain(console):
-    """Print how to read the figures; once, below those of all variants."""
-    console.print()
-    print_folded(console, EXPLANATION, style="dim")
+    `found` are (variant, its kernels, counts), the last what playground.nvidia.metrics.counted gives, or None.
+    """
+    for variant, kernels, counts in found:
+        console.print()
+        print_folded(console, variant.name, style="bold")
+        print_rows(console, [_figures(kernel) for kernel in kernels], FIGURES[:1])
+        print_prose(console, ("kernel", "of warps' time", "stall"), [row for kernel in kernels for row in _stalls(kernel)])
+        print_rows(console, [row for kernel in kernels for row in _requests(kernel, kernels, counts)], REQUESTS[:2])
+        if counts:
+            sizes = ", ".join(f"{name} {value}" for name, value in counts["settings"].items()) or "the original's size"
+            print_folded(console, f"The emulator counted at its own size: {sizes}.", INDENT, style="dim")
+    if found:
+        console.print()
+        print_folded(console, EXPLANATION, style="dim")
 
 
 def _figures(kernel):

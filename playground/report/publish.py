@@ -121,23 +121,19 @@ def files(root):
 
 def newest_runs(root):
     """Return the newest run of each GPU that has full-size results, by the GPU's name."""
-    runs = {}
-    limited = [each for path in (root / LIMITED).glob("*.json") for each in _results(read(path))]
+    runs, limited = {}, [read(path) for path in (root / LIMITED).glob("*.json")]
     for path in sorted((root / "results").glob("*.json")):
         document = read(path)
         environment, gpu = document["environment"], document["environment"].get("gpu")
-        full_size = [r for r in _results(document) if r["ran_on"] == "cuda" and not figures.changed_sizes(r, root)]
+        full_size = [r for r in document["results"] if r["ran_on"] == "cuda" and not figures.changed_sizes(r, root)]
         found = {(each["model"], each["variant"]): each for each in full_size}
         if gpu and found and (gpu not in runs or date_of(environment) >= date_of(runs[gpu].environment)):
             stale = {key for key, each in found.items() if _is_stale(root, each)}
-            less = [each for each in limited if each["gpu"] == gpu and not _is_stale(root, each)]
+            less = [each for other in limited if other["environment"].get("gpu") == gpu for each in other["results"]]
+            less = [each for each in less if not _is_stale(root, each)]
             current = {key: each for key, each in found.items() if key not in stale}
             runs[gpu] = Run(path.name, environment, current, stale, sorted(less, key=lambda each: -each["shared_limit_kb"]))
     return [runs[gpu] for gpu in sorted(runs)]
-
-
-def _results(document):
-    return [each | {"gpu": document["environment"].get("gpu")} for each in document["results"]]
 
 
 def _is_stale(root, result):

@@ -37,7 +37,8 @@ def summarise(report, unsolved=()):
     wrong (benchmark_eval_analysis.py, `patch`).
     """
     results = report["results"]
-    caveats = collections.Counter(tag for result in results for tag in {each["tag"] for each in result.get("caveats") or []})
+    tags = [dict.fromkeys(each["tag"] for each in result.get("caveats") or []) for result in results]  # each once a result
+    caveats = collections.Counter(tag for own in tags for tag in own)
     classes = collections.Counter(each for each in map(accuracy_class, results) if each)
     cases = list(_cases(results))
     return {

@@ -19,15 +19,12 @@ TITLES = {key: title for title, key in contract.STANDARDS.items()}
 class Pairs(View):
     """The view of a run over pairs."""
 
-    def __init__(self, console, expected):
-        super().__init__(console)
-        self._count = sum(expected.values())
-
     def show(self, report):
         if report["results"]:
             self.print_machine(report)
+        count = sum(self._expected.values())
         for result in self.unprinted(report["results"]):
-            number = f"{len(self._printed):{len(str(self._count))}}/{self._count} "
+            number = f"{len(self._printed):{len(str(count))}}/{count} "
             print_folded(self._console, Text(number).append_text(_line(result)), hanging=len(number))
 
     def conclude(self, report):

@@ -22,10 +22,11 @@ MODEL = operator.itemgetter("model")
 
 
 class View:
-    """A run's results on a console. `latest` is the document that was shown last."""
+    """A run's results on a console, `expected` to be {model: how many}. `latest` is the document that was shown last."""
 
-    def __init__(self, console):
+    def __init__(self, console, expected=None):
         self._console = console
+        self._expected = expected or {}
         self._printed = set()
         self._machine_is_printed = False
         self.latest = None
@@ -67,11 +68,7 @@ class View:
 
 
 class Summary(View):
-    """run_all's tables, one a model, each printed as soon as all its results are known; `expected` is {model: how many}."""
-
-    def __init__(self, console, expected):
-        super().__init__(console)
-        self._expected = expected
+    """run_all's tables, one a model, each printed as soon as all its results are known."""
 
     def show(self, document):
         models = grouped(document["results"], MODEL)
@@ -125,7 +122,7 @@ class Details(View):
     """compare.py's view of each variant as soon as it is known, with what `checks` found and `verbose` details on request."""
 
     def __init__(self, console, expected=None, checks=False, verbose=False):
-        super().__init__(console)
+        super().__init__(console, expected)
         self._checks = checks
         self._verbose = verbose
         self._model = None

@@ -3,6 +3,7 @@
 import torch
 
 from playground import tensors
+from playground.judge.precision import forbid_tf32
 from playground.machine import ceilings
 from playground.stopwatch import floors
 from playground.stopwatch.baselines import named, precision_of, prepare
@@ -16,6 +17,8 @@ class Baselines(Clocked):
     def load(self, weights, **original):
         """Take the original (see Clocked), with the weights in the file `weights`."""
         self._take(**original)
+        if self.strict:
+            forbid_tf32()
         self.weights, self.prepared = weights, {}
         return {}
 

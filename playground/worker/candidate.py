@@ -15,7 +15,7 @@ from cuda_emulator import devices
 from playground import catalog, tensors
 from playground.judge import behaviour, footprint, foreign, probes, work
 from playground.judge.checks import BY_NAME
-from playground.judge.precision import LOWER
+from playground.judge.precision import LOWER, forbid_tf32
 from playground.machine import build_locks
 from playground.stopwatch import timer
 from playground.stopwatch.workload import fresh_inputs
@@ -55,6 +55,8 @@ class Candidate(Clocked):
         self.builds = BuildWatch(emulated=is_emulated)
         self.opened_before = foreign.opened()
         self.problem = _kept(self._problem())
+        if self.strict:  # whatever the problem's file has set
+            forbid_tf32()
         content = content and content.encode("latin-1")
         self.text = work.Text(variant or self.path, content)
         self.emulates_device = False  # "cuda" stands for the emulator's memory, in all that the model does
@@ -70,7 +72,8 @@ class Candidate(Clocked):
         self.first_buffers = {name: value.clone() for name, value in self.model.named_buffers()}
         self.changed_by_loading = behaviour.complaints_about_flags(flags, behaviour.flags())
         came_by = "by seed" if difference else "by name"
-        return {"precision": _declared_precision(self.kind), "weights": came_by, "difference": difference}
+        declared = _declared_precision(self.kind) if variant else None
+        return {"precision": declared, "weights": came_by, "difference": difference}
 
     def make_emulator(self, file):
         """Compile what emulated files share, as far as `file` takes it."""

@@ -8,7 +8,6 @@ import torch
 
 from playground import catalog, tensors
 from playground.judge import domain
-from playground.judge.precision import forbid_tf32
 from playground.stopwatch import outer, timer
 from playground.stopwatch.workload import GRAPHED, Graphed, Workload, step_of
 
@@ -23,8 +22,8 @@ class Clocked:
     def _take(self, problem, settings, place, seed, strict=False, precision=None, varied=False):
         """Know the original: a problem's file, the constants that are replaced there, where it runs, the seed of its weights.
 
-        `place` is "cuda", "cpu" or "emulator". `strict` forbids TF32, `precision` is that of weights and inputs, one of HALF,
-        `varied` says that the inputs are varied: see judge.domain.
+        `place` is "cuda", "cpu" or "emulator". `precision` is that of weights and inputs, one of HALF. `varied` says that the
+        inputs are varied: see judge.domain. `strict` says that TF32 is forbidden, which is left to the subclass.
         """
         self._hold_clock(torch.device(tensors.PLACES[place]))
         self.path, self.settings, self.seed = problem, settings, seed
@@ -33,8 +32,6 @@ class Clocked:
     def _problem(self):
         """The problem's module, a new one each time: so what torch.compile keeps with a class belongs to one baseline."""
         problem = tensors.in_precision(catalog.load_problem(self.path, self.settings), self.precision)
-        if self.strict:  # whatever the file has set
-            forbid_tf32()
         if self.varied:
             domain.vary(problem)
         return problem

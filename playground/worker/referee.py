@@ -22,7 +22,6 @@ from playground.stopwatch import timer
 from playground.stopwatch.workload import fresh_inputs, upstream_for
 from playground.worker import outer_referee
 from playground.worker.failures import describe, is_of_judge
-from playground.worker.interface import WrongInterface, fitting, place_of
 
 OTHER_INPUTS = 4
 FASTER_BY_FILE = 1 << 26  # bytes of inputs: more are drawn again on a GPU, in less time than they are copied there
@@ -83,21 +82,6 @@ class Referee:
             "checks_itself": bool(getattr(self.problem, "check_outputs", None)),
         }
 
-    def try_out(self, problem, settings, place, precision=None):
-        """Make the original and call it once on inputs of its own. What is wrong with its file raises."""
-        device = torch.device(tensors.PLACES[place])
-        module = tensors.in_precision(catalog.load_problem(problem, settings), precision)
-        with fitting(module.Model, "__init__", module.get_init_inputs(), "get_init_inputs"):
-            model = tensors.make_model(module, module.Model, 0, device)
-        inputs = tensors.to(tensors.make_inputs(module, 0), device)
-        with torch.no_grad(), fitting(module.Model, "forward", inputs, "get_inputs"):
-            outputs = model(*inputs)
-        try:
-            tensors.flatten(outputs)
-        except TypeError as complaint:
-            raise WrongInterface(f"{place_of(module.Model, 'forward')}{complaint}") from None
-        return {}
-
     def side_effects(self):
         """Return what the original itself does in a call, so that a variant may do it, too: {"side_effects": [check, ...]}.
 
@@ -134,8 +118,9 @@ class Referee:
         """Make a probe of probes.PROBES at a size ("own", "reduced", ...), save it to the file `inputs`, compute its reference.
 
         The scaled and the normal probe also get upstream gradients where the original has any. Returns {"differentiable",
-        "unusable", "form", "shapes"}: why nothing can be learned from the probe, or None; of the outputs, on the problem's own
-        inputs, tensors.form and the shapes.
+        "unusable", "form", "shapes", "ways"}: why nothing can be learned from the probe, or None; of the outputs, on the
+        problem's own inputs, tensors.form and the shapes; the ways in which references were computed where they could not be in
+        float64, on the device, at once.
         """
         problem = self.sizes.problem(size)
         why = self.domain.forbids(probe.removesuffix(probes.AT_OWN_SIZE))
@@ -145,7 +130,7 @@ class Referee:
             why = "the own size takes too much host memory for more probes than its own"
         if why:
             return {"differentiable": False, "unusable": why}
-        is_of_forward = probe in (*probes.FORWARD_PROBES, probes.OF_SEEDS)
+        is_of_forward = probe in probes.REQUIRED
         try:
             differentiable = self._prepare(probe, problem, seed, inputs)
         except Exception as exception:  # what the original does not run on is no probe
@@ -161,7 +146,9 @@ class Referee:
         if has_to_be_finite and not is_finite(probe) and is_finite("own"):
             unusable = "the original's own result is not finite"
         shapes = [list(each.float64.shape) for each in self.references[probe][0]]
-        return {"differentiable": differentiable, "unusable": unusable, "form": self.forms[probe], "shapes": shapes}
+        ways = sorted(self.oracle.ways | ({self.sample.text} if self.sample.is_part else set()))
+        of_outputs = {"form": self.forms[probe], "shapes": shapes}
+        return {"differentiable": differentiable, "unusable": unusable, "ways": ways, **of_outputs}
 
     def tells_nothing(self):
         """Return {"why": the outputs on the problem's own inputs tell no model from a constant, or from no operation; or None}.
@@ -188,10 +175,6 @@ class Referee:
         if is_whole and all(map(are_inputs, names)):
             return {"why": "the problem's own outputs are its inputs, so no operation at all would be right"}
         return {"why": None}
-
-    def ways(self):
-        """Return {"ways": in which the reference was computed where it could not be in float64, on the device, at once}."""
-        return {"ways": sorted(self.oracle.ways | ({self.sample.text} if self.sample.is_part else set()))}
 
     def _prepare(self, probe, problem, seed, inputs):
         """Whether the probe has gradients."""
@@ -372,7 +355,7 @@ class Referee:
         expected, _ = self._permitting(probe, declared)
         uniform = all(_is_uniform(reference.float64) for reference in expected)
         unseen = {"note": None, "stale": False, "uniform": uniform}
-        if isinstance(declared, str) and probe not in (*probes.FORWARD_PROBES, probes.OF_SEEDS) and special.unusable(expected):
+        if isinstance(declared, str) and probe not in probes.REQUIRED and special.unusable(expected):
             note = f"not judged: {declared} itself is too inexact, or overflows, on these inputs"
             return vars(wrong(None)) | unseen | {"note": note}
         try:

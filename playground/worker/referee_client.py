@@ -91,7 +91,7 @@ class RefereeClient:
                 seed = self._seed_of(probe.removesuffix(AT_OWN_SIZE))
                 given = {"probe": probe, "size": size_of(probe), "seed": seed, "inputs": self.inputs(probe)}
                 self._prepared[probe] = self.ask("prepare", **given)
-                self.ways = self.ask("ways")["ways"]
+                self.ways = self._prepared[probe].get("ways", self.ways)
             return self._prepared[probe]
 
     def _seed_of(self, what):

@@ -124,14 +124,14 @@ def all_but(count):
 def test_a_judgement_by_a_sample(tmp_path, forward, complaint):
     referee = referee_of(tmp_path, PROBLEM, share=LEAST, secret=2)
     inputs, outputs = str(tmp_path / "inputs"), str(tmp_path / "outputs")
-    referee.prepare("own", "own", 3, inputs)
+    prepared = referee.prepare("own", "own", 3, inputs)
     (reference,), _ = referee.references["own"]
     assert reference.float64.numel() < 4 * 400001 * 2 * LEAST
     (given,) = Drawing(**tensors.load(inputs)["drawing"]).make(referee.problem, "cpu").inputs
     tensors.save_results(tensors.Results([forward(given)]), outputs)
     found = referee.compare_outputs("own", outputs, remark=False)
     assert (complaint in found["complaint"]) if complaint else found["complaint"] is None, found
-    assert "was compared with float64" in referee.ways()["ways"][0]
+    assert "was compared with float64" in prepared["ways"][0]
 
 
 LARGER = PROBLEM.replace("400001", "401").replace("torch.tanh(x)", "torch.tanh(x)[..., None].repeat(1, 1, 2000)")
