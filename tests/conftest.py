@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import textwrap
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,6 @@ os.environ.setdefault("PLAYGROUND_PATIENCE", "0")
 
 from playground import catalog
 
-TESTS = Path(__file__).parent
 TINY_PROBLEM = """
 import torch
 import torch.nn as nn
@@ -66,6 +64,9 @@ def pytest_configure(config):
 SLOWEST_FIRST = [
     *("test_exhibits", "test_load_inline", "test_process", "test_foreign_programs", "test_shapes"),
     *("test_timing", "test_problems", "test_deceit", "test_api", "test_cuda_texts", "test_oracle"),
+    # In the full tier:
+    *(f"test_checked_{model.name}" for model in catalog.models()),
+    *("test_first_use", "test_edges", "test_commands", "test_notebook", "test_following_docs", "test_sandbox"),
 ]
 
 

@@ -22,10 +22,11 @@ RAISES = "raise ValueError('no')\n"
 
 
 @pytest.fixture
-def left_behind(tmp_path, monkeypatch):
+def left_behind(tmp_path, tmp_path_factory, monkeypatch):
     """left_behind() counts what a call could leave: open files, processes, threads, temporary files."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # where tensors are exchanged
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))  # PyTorch's own, which stays
     return lambda: {
         "files": len(list(Path("/proc/self/fd").iterdir())),
         "processes": len(psutil.Process().children(recursive=True)),

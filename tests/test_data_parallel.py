@@ -14,21 +14,16 @@ from playground import catalog, tensors
 from playground.judge.oracle import Oracle, gradients_of
 from playground.judge.probes import Probe
 from playground.judge.tolerance import Reference
+from tests.kernels.project_variants import variants
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
 
 GPUS, SEED = 2, 20240229
 WARM_UP = 11  # steps before a capture: what DistributedDataParallel needs, by PyTorch's notes on CUDA graphs
 ROUNDS = ("as it is", "compiled", "accumulated", "both", "in a CUDA graph")
-VARIANTS = [
-    pytest.param(model.name, variant.name, id=f"{model.name} {variant.name}")
-    for model in catalog.models()
-    for variant in catalog.variants(model)
-    if variant.backend == "cuda"
-]
 
 
-@pytest.mark.parametrize(("model", "variant"), VARIANTS)
+@pytest.mark.parametrize("model, variant", variants("cuda"))
 def test_gradients(model, variant):
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -43,14 +38,13 @@ def examine(rank, port, model, variant):
     torch.cuda.set_device(device)
     address = f"tcp://localhost:{port}"
     torch.distributed.init_process_group("nccl", address, rank=rank, world_size=GPUS, device_id=device)
-    model = catalog.find_model(model)
     problem = catalog.load_problem(model.path, model.settings("cuda"))
     original = tensors.make_model(problem, problem.Model, SEED).to(device)
     inputs = tensors.to(tensors.make_inputs(problem, SEED + 1), device)
     torch.manual_seed(SEED + 2)
     with torch.no_grad():
         upstream = torch.randn(original(*inputs).shape).to(device)
-    module = catalog.load_variant(catalog.find_variant(model, variant).path)
+    module = catalog.load_variant(variant.path)
 
     def fresh():
         new = tensors.make_model(problem, module.ModelNew, SEED).to(device)

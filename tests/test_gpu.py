@@ -14,6 +14,7 @@ from playground.stopwatch import timer
 from playground.stopwatch.workload import Graphed, Workload
 from tests.conftest import TINY_PROBLEM
 from tests.judge.exhibits import cases
+from tests.kernels.project_variants import variants
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -42,8 +43,7 @@ class ModelNew(torch.nn.Module):
 
 
 EXHIBITS = Path(__file__).parent / "judge" / "exhibits"
-CUDA_VARIANTS = [(m, v) for m in catalog.models() for v in catalog.variants(m) if v.backend == "cuda"]
-OF_CUDA = pytest.mark.parametrize("model, variant", CUDA_VARIANTS, ids=[f"{m.name}.{v.name}" for m, v in CUDA_VARIANTS])
+OF_CUDA = pytest.mark.parametrize("model, variant", variants("cuda"))
 
 
 def run(tasks, **options):
@@ -83,34 +83,22 @@ def test_faults_are_verdicts_and_the_rest_goes_on(tiny_problem, write_variant, w
 
 ODD_SIZES = {
     "conv_pool_sigmoid_sum": [
-        {"batch_size": 1, "height": 23, "width": 31},
-        {
-            "batch_size": 3,
-            "in_channels": 5,
-            "out_channels": 7,
-            "kernel_size": 5,
-            "pool_kernel_size": 3,
-            "height": 40,
-            "width": 29,
-        },
-        {"batch_size": 200, "height": 64, "width": 64},
-        {
-            "batch_size": 2,
-            "in_channels": 1,
-            "out_channels": 130,
-            "kernel_size": 1,
-            "pool_kernel_size": 1,
-            "height": 9,
-            "width": 9,
-        },
+        "batch_size=1 height=23 width=31",
+        "batch_size=3 in_channels=5 out_channels=7 kernel_size=5 pool_kernel_size=3 height=40 width=29",
+        "batch_size=200 height=64 width=64",
+        "batch_size=2 in_channels=1 out_channels=130 kernel_size=1 pool_kernel_size=1 height=9 width=9",
     ],
     "conv3d_div_max_gap_bias_sum": [
-        {"batch_size": 1, "depth": 5, "height": 9, "width": 11},
-        {"batch_size": 3, "divisor": -3.0, "pool_size": (1, 3, 2), "depth": 6, "height": 13, "width": 17},
-        {"batch_size": 2, "sum_dim": (0, 2), "in_channels": 3, "out_channels": 5, "depth": 7, "height": 8, "width": 9},
-        {"batch_size": 300, "depth": 4, "height": 10, "width": 10},
+        "batch_size=1 depth=5 height=9 width=11",
+        "batch_size=3 divisor=-3.0 pool_size=(1,3,2) depth=6 height=13 width=17",
+        "batch_size=2 sum_dim=(0,2) in_channels=3 out_channels=5 depth=7 height=8 width=9",
+        "batch_size=300 depth=4 height=10 width=10",
     ],
-    "alexnet_conv1": [{"batch_size": 1}, {"batch_size": 3, "height": 35, "width": 50}, {"batch_size": 300, "height": 63}],
+    "alexnet_conv1": [
+        "batch_size=1",
+        "batch_size=3 height=35 width=50",
+        "batch_size=300 height=63",
+    ],
 }
 
 
@@ -123,9 +111,9 @@ LEFT_TO_PYTORCH = {  # (model, height): the variants whose kernels do not take t
 }
 
 
-@pytest.mark.parametrize("name, settings", [(name, s) for name, sizes in ODD_SIZES.items() for s in sizes])
-def test_cuda_variants_at_odd_sizes(name, settings):
-    model = catalog.find_model(name)
+@pytest.mark.parametrize("name, sizes", [(name, each) for name, all_sizes in ODD_SIZES.items() for each in all_sizes])
+def test_cuda_variants_at_odd_sizes(name, sizes):
+    model, settings = catalog.find_model(name), catalog.parse_settings(sizes.split())
     cuda = [variant for variant in catalog.variants(model) if variant.backend == "cuda"]
     results = run([Task(model, variant, "cuda", settings) for variant in cuda])
     left = LEFT_TO_PYTORCH.get((name, settings.get("height")), ())

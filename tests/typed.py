@@ -19,7 +19,7 @@ def run(*arguments, **environment):
 
 @contextlib.contextmanager
 def running(*arguments, **environment):
-    """A program of the project's under way, whose stdout and stderr are texts."""
+    """A program of the project's under way, in a process group of its own, whose stdout and stderr are texts."""
     command, given = [sys.executable, *map(str, arguments)], {**os.environ, **environment}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=ROOT, env=given, start_new_session=True, **pipes) as process:

@@ -144,6 +144,7 @@ MACHINES = {
         r".*tiny\.py, .* \(File exists\): set TORCH_EXTENSIONS_DIR to a f",
     ),
     "no compiler": ({"CXX": "/nowhere/c++"}, r"no C\+\+ compiler: CXX is '/nowhere/c\+\+', which does not run: export CXX="),
+    "nothing on the path": ({"CXX": "", "PATH": "/nowhere"}, r"no C\+\+ compiler: CXX is '', which does not run"),
 }
 
 MODEL = "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return x + x\n"
@@ -256,6 +257,7 @@ def test_a_machine(name, filled):
     status, out, err = run("compare.py", *filled(TINY).split(), **given)
     assert (status, out) == (2, "")
     require(pattern, err)
+    assert len(err.splitlines()) == 1
 
 
 def test_a_place_for_the_emulators_builds(filled, monkeypatch, as_before, compare):

@@ -97,13 +97,6 @@ def test_a_machine_without_the_sanitizer(monkeypatch, tmp_path):
         needs.require_sanitizer([SimpleNamespace(place="cpu"), SimpleNamespace(place="cuda")], "auto", operator.call)
 
 
-def test_a_machine_without_a_compiler(tiny_problem, right, tmp_path):
-    (tmp_path / "python").symlink_to(sys.executable)
-    status, out, err = run("compare.py", "--model", tiny_problem, "--variant", right, PATH=str(tmp_path), CXX="")
-    assert (status, out) == (2, "")
-    assert len(err.strip().splitlines()) == 1 and "compiler" in err
-
-
 @pytest.mark.full
 def test_a_stale_lock_is_named_and_removed(tiny_problem, right, tmp_path):
     build = tmp_path / "some_extension"
@@ -111,7 +104,7 @@ def test_a_stale_lock_is_named_and_removed(tiny_problem, right, tmp_path):
     take = "import sys, os; os.open(sys.argv[1], os.O_CREAT | os.O_EXCL); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", take, str(build / "lock")], check=False)
     assert (build / "lock").exists()
-    command = ["compare.py", "--model", tiny_problem, "--variant", right]
+    command = ["compare.py", "--model", tiny_problem, "--variant", right, "--check-only"]
     status, _, err = run(*command, TORCH_EXTENSIONS_DIR=str(tmp_path))
     assert status == 0, err
     if hasattr(cpp_extension, "FileBaton"):  # torch before 2.14.1

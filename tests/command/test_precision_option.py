@@ -1,11 +1,8 @@
 """--precision strict: TF32 is forbidden in every process of a run."""
 
-import pytest
+import json
 
-from playground import catalog
-from playground.command import main
-from playground.driver.runner import Options, Runner, Task
-from playground.report.progress import Progress
+import pytest
 
 WANTS_STRICT = """
 settings = torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul
@@ -15,21 +12,13 @@ return torch.tanh(self.linear(x))
 """
 
 
-@pytest.mark.parametrize(
-    "arguments, strict", [([], False), (["--precision", "default"], False), (["--precision", "strict"], True)]
-)
-@pytest.mark.parametrize("command, model", [("run_all", "--models"), ("compare", "--model")])
-def test_both_commands_take_it(command, model, arguments, strict, monkeypatch):
-    monkeypatch.setattr(main, "_run", lambda given, tasks, show: main._options(given))
-    assert getattr(main, command)([model, "alexnet_conv1", *arguments]).strict is strict
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("strict", [True, False])
-def test_variants_see_it(tiny_problem, write_forward, strict):
+def test_variants_see_it(tiny_problem, write_forward, compare, tmp_path, strict):
     """What every process does then is in tests/judge/test_declared_precision.py."""
-    task = Task(catalog.find_model(tiny_problem), write_forward("wants_strict", WANTS_STRICT), "emulator")
-    with Progress() as progress:
-        (result,) = Runner(Options(strict=strict), progress).run([task])
+    variant, file = write_forward("wants_strict", WANTS_STRICT).path, tmp_path / "out.json"
+    options = ["--precision", "strict" if strict else "default", "--device", "emulator", "--check-only", "--json", file]
+    status, _, err = compare("--model", tiny_problem, "--variant", variant, *options)
+    (result,) = json.loads(file.read_text())["results"]
     expected = ("pass", None, "fp32") if strict else ("error", "RuntimeError: TF32 is permitted", result["precision"])
-    assert (result["verdict"], result["reason"], result["precision"]) == expected
+    assert (result["verdict"], result["reason"], result["precision"]) == expected and status == (not strict), err

@@ -12,6 +12,7 @@ from playground import catalog
 from playground.driver.runner import Task, blank_result
 from playground.driver.verdict import give_failure, give_loaded, judge
 from playground.worker import WorkerFailure, WorkerProcess, referee_client
+from playground.worker.referee import Referee
 
 SEED, PROBE_SEED, LIMIT = 20261120, 4711, 60
 
@@ -36,6 +37,14 @@ def one_worker():
         unittest.mock.patch.object(referee_client, "WorkerProcess", lambda *_: Lasting(referee)),
     ):
         yield worker
+
+
+def referee_of(folder, text, place="cpu", **more):
+    """A Referee that has loaded a problem's text, which leaves out what pairs.whole adds, and is written to the folder."""
+    (folder / "problem.py").write_text(pairs.whole(text))
+    made = Referee()
+    made.load(str(folder / "problem.py"), {}, place, str(folder / "weights"), seed=1, **more)
+    return made
 
 
 @contextlib.contextmanager

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from judged import judged_texts, one_worker
-from problems import pairs
+from judged import judged_texts, one_worker, referee_of
 
 from playground import tensors
 from playground.judge import accuracy, reordered
@@ -13,7 +12,6 @@ from playground.judge.oracle import Oracle
 from playground.judge.precision import cut_to_tf32
 from playground.judge.probes import Probe
 from playground.judge.tolerance import Reference
-from playground.worker.referee import Referee
 
 CPU = torch.device("cpu")
 
@@ -248,9 +246,7 @@ def get_inputs():
 
 def gradients_at(tmp_path, problem, place, name):
     """(x, upstream, the model, its gradients of both, the class of a changed gradient of that name) of a problem's text."""
-    (tmp_path / "problem.py").write_text(pairs.whole(problem))
-    referee, inputs, file = Referee(), str(tmp_path / "inputs"), str(tmp_path / "gradients")
-    referee.load(str(tmp_path / "problem.py"), {}, place, str(tmp_path / "weights"), seed=1)
+    referee, inputs, file = referee_of(tmp_path, problem, place), str(tmp_path / "inputs"), str(tmp_path / "gradients")
     referee.prepare("scaled", "own", 3, inputs)
     given = tensors.load(inputs)
     model = tensors.copy_model(referee.model)

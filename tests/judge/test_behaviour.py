@@ -3,12 +3,11 @@
 import pytest
 import torch
 import torch.nn as nn
-from problems import pairs
+from judged import referee_of
 
 from playground.judge import behaviour
 from playground.judge.behaviour import SideEffects, StressTests
 from playground.judge.checks import STRESS_TESTS
-from playground.worker.referee import Referee
 
 CPU = torch.device("cpu")
 X = torch.arange(12.0).reshape(4, 3)
@@ -56,25 +55,23 @@ def test_a_call_that_does_more(function, check, reason):
     assert effects(function).get(check) == reason
 
 
-@pytest.mark.parametrize("name", ["the default dtype", "the number of threads", "the deterministic mode", "the grad mode"])
-def test_flags_are_read_anew(name):
-    threads = torch.get_num_threads()
-    change, restore = {
-        "the default dtype": (lambda: torch.set_default_dtype(torch.float64), lambda: torch.set_default_dtype(torch.float32)),
-        "the number of threads": (lambda: torch.set_num_threads(threads + 1), lambda: torch.set_num_threads(threads)),
-        "the deterministic mode": (
-            lambda: torch.use_deterministic_algorithms(True),
-            lambda: torch.use_deterministic_algorithms(False),
-        ),
-        "the grad mode": (lambda: torch.set_grad_enabled(False), lambda: torch.set_grad_enabled(True)),
-    }[name]
+@pytest.mark.parametrize(
+    "name, change, other, usual",
+    [
+        ("the default dtype", torch.set_default_dtype, torch.float64, torch.float32),
+        ("the number of threads", torch.set_num_threads, torch.get_num_threads() + 1, torch.get_num_threads()),
+        ("the deterministic mode", torch.use_deterministic_algorithms, True, False),
+        ("the grad mode", torch.set_grad_enabled, False, True),
+    ],
+)
+def test_flags_are_read_again(name, change, other, usual):
     before = behaviour.flags()
     assert behaviour.changed(before, behaviour.flags()) is None
     try:
-        change()
+        change(other)
         assert behaviour.changed(before, behaviour.flags()).startswith(f"changes {name} from ")
     finally:
-        restore()
+        change(usual)
     assert behaviour.changed(before, behaviour.flags()) is None
 
 
@@ -237,13 +234,10 @@ def get_inputs():
     ],
 )
 def test_what_an_original_does_besides(edits, side_effects, tmp_path):
-    path, text = tmp_path / "problem.py", UNSTEADY
+    text = UNSTEADY
     for old, new in edits.items():
         text = text.replace(old, new)
-    path.write_text(pairs.whole(text))
-    referee = Referee()
-    referee.load(str(path), {}, "cpu", tmp_path / "weights", 1)
-    assert referee.side_effects()["side_effects"] == side_effects
+    assert referee_of(tmp_path, text).side_effects()["side_effects"] == side_effects
 
 
 @pytest.mark.parametrize(

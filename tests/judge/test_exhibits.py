@@ -177,19 +177,6 @@ def test_what_needs_a_gpu_was_run_on_one():
     assert entries and not wrong, f"on a machine with two GPUs run: {command}"
 
 
-def test_a_record_counts_for_the_present_file_only():
-    exhibit = next(exhibit for exhibit in exhibits() if exhibit.path.stem == "default_stream")
-    good = hashes(exhibit) | {"verdict": "forward only", "reason": "a side stream: the output is off by 1"}
-    said = {
-        "it has changed since it was recorded": [good | {"code_sha256": "0" * 64}, good | {"problem_sha256": "0" * 64}],
-        "recorded is pass: None": [good | {"verdict": "pass", "reason": None}],
-        "recorded is forward only: out of memory": [good | {"reason": "out of memory"}],
-        None: [good],
-    }
-    assert complaint_about_records(exhibit, []) == "it was never recorded"
-    assert all(complaint_about_records(exhibit, [entry]) == why for why, entries in said.items() for entry in entries)
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["decorative_kernel", "own_cuda_kernel", "whole_blocks"])
 @pytest.mark.skipif(NO_COMPILER is not None, reason="needs a C++ compiler")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from problems import pairs
+from judged import referee_of
 from torch import nn
 
 from playground import tensors
@@ -12,7 +12,6 @@ from playground.judge.oracle import Oracle
 from playground.judge.probes import Drawing, Probe
 from playground.judge.sample import ALL, LEAST, MOST, SMALL, Sample
 from playground.worker.candidate import Candidate
-from playground.worker.referee import Referee
 
 BIG = 3 * SMALL + 5
 
@@ -123,10 +122,8 @@ def all_but(count):
     ],
 )
 def test_a_judgement_by_a_sample(tmp_path, forward, complaint):
-    (tmp_path / "problem.py").write_text(pairs.whole(PROBLEM))
-    referee = Referee()
+    referee = referee_of(tmp_path, PROBLEM, share=LEAST, secret=2)
     inputs, outputs = str(tmp_path / "inputs"), str(tmp_path / "outputs")
-    referee.load(str(tmp_path / "problem.py"), {}, "cpu", str(tmp_path / "weights"), seed=1, share=LEAST, secret=2)
     prepared = referee.prepare("own", "own", 3, inputs)
     (reference,), _ = referee.references["own"]
     assert reference.float64.numel() < 4 * 400001 * 2 * LEAST
@@ -143,11 +140,9 @@ UNSEEDED = "import random\n" + LARGER.replace("[torch.rand", "[random.SystemRand
 
 def sides(tmp_path, text):
     """A referee that compares a part, and the original as a candidate."""
-    problem, weights = tmp_path / "problem.py", str(tmp_path / "weights")
-    problem.write_text(pairs.whole(text))
-    referee, candidate = Referee(), Candidate()
-    referee.load(str(problem), {}, "cpu", weights, seed=1, share=LEAST, secret=2)
-    candidate.load(None, weights, problem=str(problem), settings={}, place="cpu", seed=1)
+    referee, candidate = referee_of(tmp_path, text, share=LEAST, secret=2), Candidate()
+    weights, problem = str(tmp_path / "weights"), str(tmp_path / "problem.py")
+    candidate.load(None, weights, problem=problem, settings={}, place="cpu", seed=1)
     return referee, candidate
 
 

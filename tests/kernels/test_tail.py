@@ -20,7 +20,7 @@ def emulated():
         yield
 
 
-def made(path, **changes):
+def made(path):
     torch.manual_seed(0)
     return catalog.load_variant(path).ModelNew(2, 3, 2, 2), torch.rand(2, 2, 9, 8)
 
@@ -57,12 +57,10 @@ def test_an_argument_that_depends_on_another(path, create_graph, emulated):
     pool = model.avg_pool.kernel_size
     found = []
     if path == V1:
-        operator, original = getattr(torch.ops, model.namespace()).forward, module.original
         call = lambda f, y: f(y, [pool, pool]) + f(y * y.mean(), [pool, pool])  # noqa: E731
     else:
-        operator, original = getattr(torch.ops, model.namespace()).forward, module.original
         call = lambda f, y: f(y, model.conv.weight * y.mean(), model.conv.bias, [pool, pool])  # noqa: E731
-    for function in (operator, original):
+    for function in (getattr(torch.ops, model.namespace()).forward, module.original):
         y = x.clone().requires_grad_()
         (gradient,) = torch.autograd.grad(call(function, y).sum(), y, create_graph=create_graph)
         found.append(torch.autograd.grad(gradient.square().sum(), y)[0] if create_graph else gradient)

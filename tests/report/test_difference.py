@@ -7,10 +7,7 @@ from drawn import printed
 
 from playground import catalog
 from playground.report import difference
-
-VARIANTS = [
-    pytest.param(each, id=f"{model.name}/{each.name}") for model in catalog.models() for each in catalog.variants(model)
-]
+from tests.kernels.project_variants import variants
 
 OLD = '''"""m, v1: one.
 
@@ -113,8 +110,8 @@ def test_a_file_and_itself(pair):
     assert shown(pair[0], pair[0]).endswith("docstring: the same\n\nPython: the same\n\nCUDA text: the same\n")
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_every_variant(variant):
+@pytest.mark.parametrize("model, variant", variants())
+def test_every_variant(model, variant):
     """Every line that is not blank is in one piece, but for the quotes around a text, and every kernel is found."""
     sections = difference.sections(variant.path)
     numbers = sorted(number for section in sections.values() for piece in section.values() for number, _ in piece)

@@ -5,8 +5,7 @@ from drawn import printed
 
 from playground import catalog
 from playground.report import explanation
-
-VARIANTS = [pytest.param(m, v, id=f"{m.name}/{v.name}") for m in catalog.models() for v in catalog.variants(m)]
+from tests.kernels.project_variants import variants
 
 DOCSTRING = """pool, v2: one kernel.
 
@@ -37,7 +36,7 @@ def shown(variant, width, model=None, **console):
     return printed(lambda console: explanation.show(variant, console, siblings), width, **console)
 
 
-@pytest.mark.parametrize("model, variant", VARIANTS)
+@pytest.mark.parametrize("model, variant", variants())
 def test_every_variant_in_a_narrow_terminal(model, variant):
     text = shown(variant, 60, model)
     assert max(map(len, text.splitlines())) <= 60

@@ -10,7 +10,6 @@ from playground import catalog
 from playground.report import drawing, memories
 
 PICTURES = sorted((catalog.ROOT / "docs" / "pictures").glob("*.svg"))
-KIB = {"KB": 1024, "KiB": 1024}
 
 
 @pytest.mark.parametrize(("model", "variant"), memories.PICTURES)

@@ -183,30 +183,23 @@ Verdict: fail: the output is off by
     "cumulative_product": """A cumulative product, which soon overflows where values are larger than the problem's.
 [problem]
 class Model(nn.Module):
-    def __init__(self, dim):
-        super().__init__()
-        self.dim = dim
-
     def forward(self, x):
-        return torch.cumprod(x, dim=self.dim)
+        return torch.cumprod(x, dim=1)
 
 batch_size, length = 8, 40
 
 def get_inputs():
     return [0.5 + torch.rand(batch_size, length)]
-
-def get_init_inputs():
-    return [1]
 [right] By logarithms' elder sister: each product from the one before.
 def forward(self, x):
-    columns = list(x.unbind(self.dim))
+    columns = list(x.unbind(1))
     for i in range(1, len(columns)):
         columns[i] = columns[i - 1] * columns[i]
-    return torch.stack(columns, self.dim)
+    return torch.stack(columns, 1)
 [wrong] Starts with the second factor.
 Verdict: fail: the output is off by
 def forward(self, x):
-    return torch.cumprod(torch.cat([torch.ones_like(x[:, :1]), x[:, 1:]], 1), dim=self.dim)""",
+    return torch.cumprod(torch.cat([torch.ones_like(x[:, :1]), x[:, 1:]], 1), dim=1)""",
     "divergence": """The Kullback-Leibler divergence of two distributions, which is none of anything else.
 [problem]
 class Model(nn.Module):
@@ -425,16 +418,11 @@ Verdict: fail: the output is off by
     "masked_cumsum": """A running sum over the elements that a mask leaves.
 [problem]
 class Model(nn.Module):
-    def __init__(self, dim):
-        super().__init__()
-        self.dim = dim
-
     def forward(self, x, mask):
-        return torch.cumsum(x * mask, dim=self.dim)
+        return torch.cumsum(x * mask, dim=1)
 
 batch_size = 4
 length = 90
-dim = 1
 
 def get_inputs():
     return [torch.rand(batch_size, length), torch.randint(0, 2, (batch_size, length)).bool()]
