@@ -49,7 +49,11 @@ CUDA_TEXT = re.compile(
 )
 
 
-class CatalogError(Exception):
+class Impossible(Exception):
+    """What was asked for cannot be done here; the text, of one line, says what is wrong or missing and what to do."""
+
+
+class CatalogError(Impossible):
     """A name or a path that stands for nothing, or a file without what its kind must define; the text says what to do."""
 
 

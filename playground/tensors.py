@@ -112,16 +112,23 @@ def save_results(results, path):
         file.truncate()
 
 
+@contextlib.contextmanager
+def _opened(path, mode, flags):
+    """A file of a variant's, neither through a link, nor waiting for the other end of a pipe. Raises NotTensors, OSError."""
+    with os.fdopen(os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), mode) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            raise NotTensors("the file of results is no regular file of its own")
+        yield file
+
+
 def erase_results(path):
     """Erase a file of results, whose memory `save_results` uses again. Returns whether it was a regular file of its own."""
     try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "wb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-                return False
+        with _opened(path, "wb", os.O_WRONLY) as file:
             file.write(LENGTH.pack(0))
             return True
-    except OSError:
+    except (OSError, NotTensors):
         return False
 
 
@@ -132,8 +139,7 @@ def load_results(path, most, device="cpu"):
     or holds something else, and torch.OutOfMemoryError where the device has no room.
     """
     try:
-        # Neither through a link, nor waiting for the other end of a pipe.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        with _opened(path, "rb", os.O_RDONLY) as file:
             return _read_results(file, most, device)
     except torch.OutOfMemoryError:
         raise
@@ -144,18 +150,16 @@ def load_results(path, most, device="cpu"):
 
 
 def _read_results(file, most, device):
-    found = os.fstat(file.fileno())
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-        raise NotTensors("the file of results is no regular file of its own")
-    if found.st_size > most:
-        raise NotTensors(f"the file of results has {found.st_size} bytes, expected at most {most}")
+    size = os.fstat(file.fileno()).st_size
+    if size > most:
+        raise NotTensors(f"the file of results has {size} bytes, expected at most {most}")
     (length,) = LENGTH.unpack(file.read(LENGTH.size))
     if length > LONGEST_HEADER:
         raise ValueError(length)
     header = json.loads(file.read(length))
     outputs, gradients = [], {}
     for name, kind, shape in header["tensors"]:
-        value = None if kind is None else _read_tensor(file, DTYPES[kind], shape, found.st_size, device)
+        value = None if kind is None else _read_tensor(file, DTYPES[kind], shape, size, device)
         if name == f"{OUTPUT}{len(outputs)}" and value is not None:
             outputs.append(value)
         elif name.startswith(GRADIENT):

@@ -121,7 +121,7 @@ def result_of(tiny_problem, write_forward, monkeypatch):
     def run(body):
         variant = write_forward("says_no", body)
         candidate = Candidate()
-        candidate.load(str(tiny_problem), str(variant.path), {}, "cpu", None, 0)
+        candidate.load(str(variant.path), None, problem=str(tiny_problem), settings={}, place="cpu", seed=0)
         with pytest.raises(RuntimeError) as raised:
             candidate.build(0)
         reason, details = describe(raised.value)

@@ -21,7 +21,8 @@ def run(*arguments, **environment):
 def running(*arguments, **environment):
     """A program of the project's under way, whose stdout and stderr are texts."""
     command, given = [sys.executable, *map(str, arguments)], {**os.environ, **environment}
-    with subprocess.Popen(command, cwd=ROOT, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env=given, start_new_session=True, **pipes) as process:
         try:
             yield process
         finally:

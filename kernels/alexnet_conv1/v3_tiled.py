@@ -44,12 +44,13 @@ CUDA = r"""
 #include <cuda_runtime.h>
 #include <cstdint>
 
+#define DEVICE __device__ __forceinline__
 #define UNROLL _Pragma("unroll")
 #define UNROLL_1 _Pragma("unroll 1")
 
 using Element = float;  // of all tensors
 
-constexpr int WARP = 32;
+constexpr int WARP = 32, PACK_THREADS = 256, STAGE_FLOATS = 6144;  // of two stages: one is filled, one is computed with
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 __host__ __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
@@ -63,21 +64,21 @@ struct Image {
     int height, width, pad_h, pad_w, out_h, out_w;
 };
 
-// Copies 4 bytes to shared memory without waiting, or writes zeros; then `from` is not read. With CUDA's own
-// __pipeline_memcpy_async the compiler branches.
-__device__ __forceinline__ void async_copy_4(float* to, const Element* from, bool exists) {
+DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+// Copies 4 bytes, or writes a zero where `bytes` is 0; then `from` is not read.
+DEVICE void cp_async_ca_4(uint32_t to, const void* from, int bytes) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+// Copies a value, or writes a zero, without waiting. With CUDA's own __pipeline_memcpy_async the compiler branches.
+DEVICE void async_copy(float* to, const Element* from, bool exists) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800  // there is no cp.async: a copy is a load, which waits, and a store
     *to = exists ? *from : 0;
 #else
-    const unsigned address = (unsigned)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(exists ? 4 : 0) : "memory");
+    cp_async_ca_4(shared_address(to), from, exists ? 4 : 0);
 #endif
 }
 // Waits for all copies of this thread.
-__device__ __forceinline__ void async_copy_wait_all() { __pipeline_commit(), __pipeline_wait_prior(0); }
-
-// Shared memory holds two stages: one is computed with while the other is filled.
-constexpr int STAGE_FLOATS = 6144;
+DEVICE void async_copy_wait_all() { __pipeline_commit(), __pipeline_wait_prior(0); }
 
 // Output channels in groups of equal size, at most 96.
 constexpr int OUT_GROUPS = ceil_div(OUT_CHANNELS, 96), OUT_BLOCK = round_up(ceil_div(OUT_CHANNELS, OUT_GROUPS), 8);
@@ -138,7 +139,6 @@ static_assert(sizeof(Stage) <= STAGE_FLOATS * sizeof(float));
 
 // weight (OUT_CHANNELS, IN_CHANNELS, KERNEL_H, KERNEL_W) -> packed (OUT_GROUPS, SLICES, a Stage's weights), in the order in
 // which a block reads them. Zeros stand for what does not exist.
-constexpr int PACK_THREADS = 256;
 __global__ void __launch_bounds__(PACK_THREADS) pack_weights(const Element* __restrict__ weight, Element* __restrict__ packed) {
     const int64_t index = (int64_t)blockIdx.x * PACK_THREADS + threadIdx.x;
     if (index >= PACKED) return;
@@ -167,8 +167,8 @@ struct Tile {
 
 // Asks for a slice of the weights, and for what the tile's positions read of the image under it: a warp for each row. Columns
 // outside the image are zero.
-__device__ __forceinline__ void fill(Stage& stage, const Image& image, const Tile& tile, const Element* __restrict__ x,
-                                     const Element* __restrict__ packed, int slice_index) {
+DEVICE void fill(Stage& stage, const Image& image, const Tile& tile, const Element* __restrict__ x,
+                 const Element* __restrict__ packed, int slice_index) {
     const Slice slice(slice_index);
     const int left = tile.column * STRIDE_W - image.pad_w + slice.v;
     UNROLL_1 for (int k = threadIdx.x / WARP; k < SLICE_C * ROWS; k += THREADS / WARP) {
@@ -178,8 +178,8 @@ __device__ __forceinline__ void fill(Stage& stage, const Image& image, const Til
         const Element* row = x + ((tile.sample * IN_CHANNELS + c) * image.height + h) * image.width;
         UNROLL for (int first = 0; first < WIDTH; first += WARP) {
             const int s = first + threadIdx.x % WARP, w = left + s / STEP_W * STRIDE_W + s % STEP_W;
-            float* const to = &stage.inputs[k / ROWS][r][s];
-            if (first + WARP <= WIDTH || s < WIDTH) async_copy_4(to, row + w, (unsigned)w < (unsigned)width);
+            if (first + WARP <= WIDTH || s < WIDTH)
+                async_copy(&stage.inputs[k / ROWS][r][s], row + w, (unsigned)w < (unsigned)width);
         }
     }
     float* weights = &stage.weights[0][0][0][0];

@@ -28,7 +28,6 @@ import ctypes
 import functools
 import hashlib
 import inspect
-import math
 import os
 import re
 import sys
@@ -141,8 +140,6 @@ constexpr float LARGEST_POWER = 0x1p127f;
 constexpr uint32_t INFINITE = 0x7f800000u;  // magnitudes are ordered as their bits are
 constexpr int MOST_EXPONENT = 124;
 DEVICE float power_of_2(int exponent) { return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23); }
-// v * 2^exponent, for exponents of -252 to 254.
-DEVICE float scaled(float v, int exponent) { return v * power_of_2(exponent / 2) * power_of_2(exponent - exponent / 2); }
 // The exponent of the power of two that brings `largest` below 2^target, and not below half of that unless it is tiny.
 DEVICE int scale_exponent(uint32_t largest, int target) {
     return smaller(target + 126 - static_cast<int>(largest >> 23), MOST_EXPONENT);  // largest < 2^((largest >> 23) - 126)
@@ -336,7 +333,7 @@ struct Forward {
                 if (channel > 0 && change != 0)
                     UNROLL for (int i = 0; i < M_TILES * N_TILES * 4; ++i) {
                         float& sum = sums[i / (4 * N_TILES)][i / 4 % N_TILES][i % 4];
-                        sum = scaled(sum, change);
+                        sum = sum * power_of_2(change / 2) * power_of_2(change - change / 2);  // for -252 to 254
                     }
                 uint32_t x[M_TILES];
                 UNROLL for (int m = 0; m < M_TILES; ++m) x[m] = pipeline.address() + units[m];
@@ -547,13 +544,11 @@ __global__ void __launch_bounds__(PACK_THREADS) pack_weights(const Element* __re
 // ---- launches
 template <class F>
 static cudaError_t launch(const Plan& plan, uint4* packed, cudaStream_t stream) {
-    const auto pack = pack_weights<F>;
-    pack<<<F::GROUPS * F::OUTS, PACK_THREADS, 0, stream>>>(plan.weight, packed);
-    const auto convolution = convolve<F>;
+    pack_weights<F><<<F::GROUPS * F::OUTS, PACK_THREADS, 0, stream>>>(plan.weight, packed);
     const int bytes = static_cast<int>(F::bytes(plan));
-    const cudaError_t error = cudaFuncSetAttribute(convolution, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    const cudaError_t error = cudaFuncSetAttribute(convolve<F>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error != cudaSuccess) return error;
-    convolution<<<plan.blocks * F::GROUPS, THREADS, bytes, stream>>>(plan, packed);
+    convolve<F><<<plan.blocks * F::GROUPS, THREADS, bytes, stream>>>(plan, packed);
     return cudaGetLastError();
 }
 
@@ -640,7 +635,7 @@ def sizes(kernels, x, weight, bias, stride, padding, strict):
         raise RuntimeError(f"{NAME}: expected a GPU of compute capability 8.0 or later; v1_direct runs on any")
     shape = batch, outs, *[size // step + 1 for size, step in zip(room, stride, strict=True)]
     numbers = strict, batch, *image, x[2].index or 0
-    floats = kernels.count_packed(*numbers) if math.prod(shape) else 1
+    floats = 1 if 0 in shape else kernels.count_packed(*numbers)
     if not floats:
         limits = "a stride of 4 across and an even one down, weights for 24 outputs and a stage in shared memory"
         warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")

@@ -10,7 +10,7 @@ Mathematics
     A tile of x is fp16 times a power of two, and so are an output's weights. x is off by at most 2^-11 of itself, as in TF32,
     or 2^-35 of the tile's largest; a weight by 2^-11 of itself or 2^-38 of its output's largest. Strict (PyTorch forbids TF32):
     high and low parts (fp16x3), low * high + high * low + high * high; an infinite weight may give NaN, since a low part has
-    either sign. A consumer's tiles from its first with a NaN or infinity in x to its last are computed in plain fp32.
+    either sign. A tile that reads a NaN or an infinity in x is computed in plain fp32.
 
 Launches
     convolve: one block of 512 threads per SM, 219 KiB (strict: 218); persistent and warp-specialized: two producer warpgroups
@@ -28,7 +28,6 @@ import ctypes
 import functools
 import hashlib
 import inspect
-import math
 import os
 import re
 import sys
@@ -72,14 +71,14 @@ __host__ DEVICE constexpr T larger(T a, T b) { return a > b ? a : b; }
 //
 // What a block keeps in shared memory, from the top; bytes at the original's size. Strict: the same with 48 outputs, 2 stages.
 //
-//     weights  82,944   [high, low][channel][unit][output], 16 B       bulk copies fill it once; wgmma's right operand
-//     stages  102,144   [consumer][4][high, low][plane][row][unit]     a producer fills one (full mbarrier), its consumer's
-//                                                                      wgmma reads it: the left operand (empty mbarrier)
+//     weights  82,944   [high, low][channel][unit][output], 16 B       a bulk copy fills it once; wgmma's right operand
 //     staging  37,632   [consumer][3][8 channels][196 floats]          a consumer fills it, its bulk copies empty it
-//     the rest  1,096   scales, biases: all threads, at first; StageInfo [consumer][4]: with its stage; largest:
-//                       [consumer][2][4], between a producer's warps; mbarriers: the weights', [consumer][full, empty][4]
+//     the rest    848   scales, biases: all threads, at first; largest: between a producer's warps; the weights' mbarrier
+//     stages  102,400   [consumer][4]: [high, low][plane][row][unit],  a producer fills one (full mbarrier), its consumer's
+//                       StageInfo, mbarriers: full, empty              wgmma reads it: the left operand (empty mbarrier)
 // Named barriers: 1 and 2 of a consumer's threads, for staging; 3 and 4 of a producer's, for `largest`.
 constexpr int WARP = 32, WARPGROUP = 128, MAX_SHARED_BYTES = 227 * 1024;
+constexpr bool FITS_UNITS = STRIDE_W == 4 && STRIDE_H % 2 == 0;  // or PyTorch computes
 constexpr int TAPS = KERNEL_H * KERNEL_W, UNIT_BYTES = 16, QUADS = ceil_div(KERNEL_W, 4);  // QUADS: units across the kernel
 constexpr int PHASES = ceil_div(STRIDE_H, 2), TAP_PAIRS = ceil_div(KERNEL_H, 2);
 constexpr int PLANES = smaller(PHASES, TAP_PAIRS), TAP_ROWS = ceil_div(TAP_PAIRS, PHASES);
@@ -96,11 +95,25 @@ constexpr int STAGING_BUFFERS = 3, STAGING_ROW = TILE_M + 4, STAGING = 8 * STAGI
 constexpr int PRODUCER_WARPS = WARPGROUP / WARP, BATCH_PAIRS = 2, BATCH_PASSES = 4;
 using Batch = float2[BATCH_PAIRS][BATCH_PASSES][2];  // [row pair][column pair][row]: two columns
 
-__host__ __device__ constexpr int64_t weight_units(int outs) { return static_cast<int64_t>(IN_CHANNELS) * STEPS * 2 * outs; }
-// The part of make_plan's answer that needs no image size; false: the kernel is left empty.
-__host__ __device__ constexpr bool weights_fit(int outs, bool strict) {
-    return STRIDE_W == 4 && STRIDE_H % 2 == 0 && (strict ? 2 : 1) * weight_units(outs) * UNIT_BYTES <= MAX_SHARED_BYTES;
+// Units of a group's weights; strict: of high and low parts.
+__host__ __device__ constexpr int64_t weight_units(int outs, bool strict) {
+    return static_cast<int64_t>(strict ? 2 : 1) * IN_CHANNELS * STEPS * 2 * outs;
 }
+template <int OUTS, bool STRICT>
+struct Shared {  // the stages lie behind it
+    uint4 weights[weight_units(OUTS, STRICT)];
+    float staging[CONSUMERS][STAGING_BUFFERS][STAGING];
+    float unscales[OUTS], biases[OUTS];
+    uint32_t largest[CONSUMERS][2][PRODUCER_WARPS];
+    alignas(16) uint64_t weights_full;
+};
+// What a consumer has to know of a stage.
+struct StageInfo {
+    int exponent;           // x was scaled by 2^exponent
+    int is_first, is_last;  // channel of an attempt at the tile: the first one drops the sums of the attempt before
+    int not_finite;         // the tile reads a NaN or an infinity: its outputs are computed without the tensor core
+};
+constexpr int STAGE_MORE = sizeof(StageInfo) + 2 * 8;  // bytes behind the units of a stage: this, and its two mbarriers
 
 // ---- PTX
 DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
@@ -224,10 +237,8 @@ struct Plan {
     __host__ DEVICE int groups() const { return ceil_div(OUT_CHANNELS, outs); }
     DEVICE int64_t x_size() const { return static_cast<int64_t>(height) * width; }  // of a channel
     DEVICE int64_t out_size() const { return static_cast<int64_t>(out_h) * out_w; }
-    // Blocks and their consumers take tiles in turn. `ordinal` counts a consumer's own.
-    DEVICE int64_t tile_number(int ordinal, int consumer) const {
-        return blockIdx.x / groups() + (static_cast<int64_t>(ordinal) * CONSUMERS + consumer) * blocks;
-    }
+    // Blocks and their consumers take tiles in turn: this one, and then each CONSUMERS * blocks later.
+    DEVICE int64_t first_tile(int consumer) const { return blockIdx.x / groups() + static_cast<int64_t>(consumer) * blocks; }
 };
 
 struct Tile {
@@ -266,66 +277,33 @@ struct ChannelRange {
     static DEVICE int misalignment(const Element* p) { return reinterpret_cast<uintptr_t>(p) / 4 % 4; }
 };
 
-// What a consumer has to know of a stage.
-struct StageInfo {
-    int exponent;           // x was scaled by 2^exponent
-    int is_first, is_last;  // channel of an attempt at the tile: the first one drops the sums of the attempt before
-    int not_finite;         // the tile reads a NaN or an infinity: its outputs are computed without the tensor core
-};
-
-// Byte offsets in a block's shared memory; see the drawing above.
-struct SharedLayout {
-    int stages, staging, scales, infos, largest, barriers;
-    int64_t bytes;
-
-    __host__ DEVICE SharedLayout(const Plan& plan, bool strict) {
-        const int64_t weight_bytes = (strict ? 2 : 1) * weight_units(plan.outs) * UNIT_BYTES;
-        const int64_t end = weight_bytes + static_cast<int64_t>(CONSUMERS) * plan.stages * plan.stage_bytes(strict);
-        stages = weight_bytes, staging = end, scales = end + CONSUMERS * STAGING_BUFFERS * STAGING * 4;
-        infos = scales + 2 * plan.outs * 4;
-        largest = infos + CONSUMERS * plan.stages * static_cast<int>(sizeof(StageInfo));
-        barriers = largest + CONSUMERS * 2 * PRODUCER_WARPS * 4;
-        bytes = end + (barriers - staging) + (2 * CONSUMERS * plan.stages + 1) * 8;
-    }
-};
-
 // The pipeline of one consumer and its producer, at a stage and its parity. All 128 threads of a warpgroup arrive.
 struct Pipeline {
-    uint32_t data, barriers;  // shared addresses; barriers: full, then empty
-    StageInfo* infos;
-    int stage_bytes, stages, stage = 0;
+    char* const first;  // of its stages, each `data_bytes` and STAGE_MORE
+    const int data_bytes, stages;
+    char* data = first;
+    int stage = 0;
     uint32_t parity = 0;
 
-    DEVICE Pipeline(char* memory, const SharedLayout& layout, const Plan& plan, bool strict, int consumer) {
-        stage_bytes = plan.stage_bytes(strict), stages = plan.stages;
-        data = shared_address(memory + layout.stages) + consumer * stages * stage_bytes;
-        infos = reinterpret_cast<StageInfo*>(memory + layout.infos) + consumer * stages;
-        barriers = shared_address(memory + layout.barriers) + 8 + consumer * stages * 16;  // + 8: the weights' first
+    DEVICE uint32_t address() const { return shared_address(data); }
+    DEVICE StageInfo& info() const { return *reinterpret_cast<StageInfo*>(data + data_bytes); }
+    DEVICE uint32_t full() const { return shared_address(data) + data_bytes + sizeof(StageInfo); }
+    DEVICE uint32_t empty() const { return full() + 8; }
+    DEVICE void advance() {
+        data += data_bytes + STAGE_MORE;
+        if (++stage == stages) stage = 0, data = first, parity ^= 1;
     }
-    DEVICE uint32_t address() const { return data + stage * stage_bytes; }
-    DEVICE StageInfo& info() const { return infos[stage]; }
-    DEVICE uint32_t full() const { return barriers + stage * 8; }
-    DEVICE uint32_t empty() const { return barriers + (stages + stage) * 8; }
-    DEVICE void advance() { if (++stage == stages) stage = 0, parity ^= 1; }
 };
 
-// Where a producer is: a tile, a channel of it, and the first row pair and column pair of a batch.
+// Where a producer is in a tile: a channel, and the first row pair and column pair of a batch.
 struct Cursor {
     const Element* sample;     // of x
     int row, left, row_pairs;  // as the tile has them; row pairs that its products read
-    int ordinal = 0;           // of the tile among the producer's own
-    int channel, row_pair, column_pair;
+    int channel = 0, row_pair = 0, column_pair = 0;
 
-    // False where there is no such tile.
-    DEVICE bool begin_tile(const Plan& plan, int consumer) {
-        const int64_t number = plan.tile_number(ordinal, consumer);
-        if (number >= plan.all_tiles) return false;
-        const Tile tile(plan, number);
+    DEVICE Cursor(const Plan& plan, const Tile& tile) : row(tile.row), left(tile.left) {
         sample = plan.x + tile.sample * IN_CHANNELS * plan.x_size();
-        row = tile.row, left = tile.left;
         row_pairs = ((tile.column + TILE_M - 1 + QUADS - 1) / plan.pitch + TAP_ROWS) * PLANES;
-        channel = 0, row_pair = 0, column_pair = 0;
-        return true;
     }
     // Moves to the next batch; returns whether it lies in the next stage.
     DEVICE bool next(const Plan& plan) {
@@ -342,31 +320,27 @@ struct Cursor {
 template <int OUTS, bool STRICT>
 struct Block {
     const Plan& plan;
-    char* const memory;
-    const SharedLayout layout;
+    Shared<OUTS, STRICT>& shared;
 
     // Warpgroups 0 and 1 consume, 2 and 3 produce for them. The weights come while the first tiles are on their way.
     DEVICE void run(const uint4* __restrict__ packed) const {
-        const int groups = plan.groups(), group = blockIdx.x % groups;
-        const uint32_t weights_full = shared_address(memory + layout.barriers);
+        const int group = blockIdx.x % plan.groups();
         if (threadIdx.x == 0) {
+            const uint32_t weights_full = shared_address(&shared.weights_full);
             mbarrier_init(weights_full, 1);
             for (int consumer = 0; consumer < CONSUMERS; ++consumer)
-                for (Pipeline each = pipeline_of(consumer); each.stage < plan.stages; ++each.stage)
+                for (Pipeline each = pipeline_of(consumer); each.parity == 0; each.advance())
                     mbarrier_init(each.full(), WARPGROUP), mbarrier_init(each.empty(), WARPGROUP);
             fence_mbarrier_init();
-            constexpr int PARTS = (STRICT ? 2 : 1) * IN_CHANNELS, BYTES = STEPS * 2 * OUTS * UNIT_BYTES;
-            mbarrier_arrive_expect_tx(weights_full, PARTS * BYTES);
-            const uint4* from = packed + static_cast<int64_t>(group) * PARTS * (BYTES / UNIT_BYTES);
-            for (int part = 0; part < PARTS; ++part, from += BYTES / UNIT_BYTES)
-                cp_async_bulk_load(shared_address(memory) + part * BYTES, from, BYTES, weights_full);
+            mbarrier_arrive_expect_tx(weights_full, sizeof(shared.weights));
+            const uint4* const from = packed + group * weight_units(OUTS, STRICT);
+            cp_async_bulk_load(shared_address(shared.weights), from, sizeof(shared.weights), weights_full);
         }
-        const float* const unscales = reinterpret_cast<const float*>(packed + groups * (STRICT ? 2 : 1) * weight_units(OUTS));
         if (threadIdx.x < OUTS) {
             const int o = group * OUTS + threadIdx.x;
-            float* const scales = reinterpret_cast<float*>(memory + layout.scales);
-            scales[threadIdx.x] = unscales[o];
-            scales[OUTS + threadIdx.x] = plan.bias && o < OUT_CHANNELS ? plan.bias[o] : 0;
+            const uint4* const after_weights = packed + plan.groups() * weight_units(OUTS, STRICT);
+            shared.unscales[threadIdx.x] = reinterpret_cast<const float*>(after_weights)[o];
+            shared.biases[threadIdx.x] = plan.bias && o < OUT_CHANNELS ? plan.bias[o] : 0;
         }
         __syncthreads();
         const int warpgroup = uniform(static_cast<int>(threadIdx.x / WARPGROUP));
@@ -378,7 +352,10 @@ struct Block {
             consume(warpgroup);
         }
     }
-    DEVICE Pipeline pipeline_of(int consumer) const { return {memory, layout, plan, STRICT, consumer}; }
+    DEVICE Pipeline pipeline_of(int consumer) const {
+        const int bytes = plan.stage_bytes(STRICT);
+        return {reinterpret_cast<char*>(&shared + 1) + consumer * plan.stages * (bytes + STAGE_MORE), bytes, plan.stages};
+    }
 
     // A producer warpgroup: for each tile of its consumer, for each channel, fills a stage, batch by batch. A tile's power of
     // two comes from its first batch that is not all zeros, with room for values 31 times as large. Where a later batch needs
@@ -388,14 +365,15 @@ struct Block {
     DEVICE void produce(int consumer) const {
         constexpr int FIRST_TARGET = 11, NO_EXPONENT = 1000;
         Pipeline pipeline = pipeline_of(consumer);
-        Cursor at;
-        if (!at.begin_tile(plan, consumer)) return;
+        int64_t number = plan.first_tile(consumer);
+        if (number >= plan.all_tiles) return;
+        Cursor at(plan, {plan, number});
         Batch values;
         load_batch<PAIRED>(at, values);
         int exponent = NO_EXPONENT, slot = 0;
         bool not_finite = false;
         UNROLL_1 while (true) {
-            const uint32_t largest = largest_of_batch(values, consumer, slot);
+            const uint32_t largest = largest_of_batch(values, shared.largest[consumer][slot], consumer);
             slot ^= 1;
             if (largest >= INFINITE) not_finite = true;
             else if (!not_finite && largest > 0) {
@@ -420,9 +398,9 @@ struct Block {
                 mbarrier_arrive(pipeline.full());
                 pipeline.advance();
                 if (is_last) {
-                    ++at.ordinal;
-                    if (!at.begin_tile(plan, consumer)) break;
-                    exponent = NO_EXPONENT, not_finite = false;
+                    number += CONSUMERS * plan.blocks;
+                    if (number >= plan.all_tiles) break;
+                    at = Cursor(plan, {plan, number}), exponent = NO_EXPONENT, not_finite = false;
                 }
             }
             load_batch<PAIRED>(at, values);
@@ -431,12 +409,11 @@ struct Block {
 
     // A consumer warpgroup: for each of its tiles, multiplies stage by stage, then writes the outputs.
     DEVICE void consume(int consumer) const {
-        const int first_channel = blockIdx.x % plan.groups() * OUTS, first_weight = shared_address(memory) / UNIT_BYTES;
+        const int first_weight = shared_address(&shared) / UNIT_BYTES;
         Pipeline pipeline = pipeline_of(consumer);
-        int first_fp32 = 1 << 30, last_fp32 = -1;  // ordinals
-        mbarrier_try_wait(shared_address(memory + layout.barriers), 0);  // the weights
-        UNROLL_1 for (int ordinal = 0; plan.tile_number(ordinal, consumer) < plan.all_tiles; ++ordinal) {
-            const Tile tile(plan, plan.tile_number(ordinal, consumer));
+        mbarrier_try_wait(shared_address(&shared.weights_full), 0);
+        UNROLL_1 for (int64_t number = plan.first_tile(consumer); number < plan.all_tiles; number += CONSUMERS * plan.blocks) {
+            const Tile tile(plan, number);
             float sums[M_TILES][OUTS / 2];
             StageInfo info;
             int channel = 0;
@@ -453,7 +430,7 @@ struct Block {
                     mbarrier_arrive(pipeline.empty());
                 } else {
                     // The tensor core rounds sums towards zero, always: so each stage begins at zero, small terms first.
-                    const int low_x = plan.stage_bytes(false) / UNIT_BYTES, low_weights = static_cast<int>(weight_units(OUTS));
+                    const int low_x = plan.stage_bytes(false) / UNIT_BYTES, low_weights = IN_CHANNELS * STEPS * 2 * OUTS;
                     UNROLL for (int m = 0; m < M_TILES; ++m) {
                         float part[1][OUTS / 2];
                         UNROLL_1 for (int k = 0; k < 3; ++k)  // low * high, high * low, high * high
@@ -466,12 +443,10 @@ struct Block {
                 }
                 pipeline.advance(), ++channel;
             } while (!info.is_last);
-            if (info.not_finite) last_fp32 = ordinal, first_fp32 = smaller(first_fp32, ordinal);
-            else write_tile(sums, tile, info.exponent, first_channel, consumer);
+            if (info.not_finite) write_fp32_tile(tile);
+            else write_tile(sums, tile, info.exponent, consumer);
         }
         cp_async_bulk_wait();
-        bar_sync(1 + consumer, WARPGROUP);  // all copies are done: fp32 tiles may write over them
-        UNROLL_1 for (int k = first_fp32; k <= last_fp32; ++k) write_fp32_tile({plan, plan.tile_number(k, consumer)});
     }
 
     // ---- a producer's parts: from device memory through registers to a stage
@@ -485,7 +460,7 @@ struct Block {
             const bool in_stage = first_pair + WARP * k < 2 * plan.pitch;
             const unsigned column = left + 2 * WARP * k, width = plan.width;  // less than 0 is very large
             left_exists[k] = in_stage && column < width;
-            right_exists[k] = PAIRED ? left_exists[k] : in_stage && column + 1 < width;
+            right_exists[k] = in_stage && column + 1 < width;
         }
         UNROLL for (int i = 0; i < BATCH_PAIRS; ++i) {
             // pair -> plane pair % PLANES, row pair / PLANES; where PLANES < PHASES, pairs that no tap reads are skipped.
@@ -507,8 +482,7 @@ struct Block {
     }
 
     // The bits of the largest magnitude in the batch of all four warps. One barrier is enough, since calls alternate two slots.
-    DEVICE uint32_t largest_of_batch(const Batch& values, int consumer, int slot) const {
-        auto* const of_warps = reinterpret_cast<uint32_t*>(memory + layout.largest) + (consumer * 2 + slot) * PRODUCER_WARPS;
+    static DEVICE uint32_t largest_of_batch(const Batch& values, uint32_t (&of_warps)[PRODUCER_WARPS], int consumer) {
         int largest_positive = 0;  // numbers of one sign are ordered as their bits are
         uint32_t largest_negative = 0;
         UNROLL for (int i = 0; i < BATCH_PAIRS * BATCH_PASSES * 2; ++i) {
@@ -569,11 +543,9 @@ struct Block {
     // Writes a tile's outputs through staging, 8 channels at a time: a channel's positions lie there as they will lie in device
     // memory. Two channels of each 8 go out by a warp: one lane issues the bulk copies, six lanes a channel write what is
     // around them. A buffer is written while the copies of the two before may still read theirs.
-    DEVICE void write_tile(const float(&sums)[M_TILES][OUTS / 2], const Tile& tile, int exponent, int first_channel,
-                           int consumer) const {
-        const int channels = smaller(OUTS, OUT_CHANNELS - first_channel);
-        const float* const scales = reinterpret_cast<const float*>(memory + layout.scales);
-        float* const staging = reinterpret_cast<float*>(memory + layout.staging) + consumer * STAGING_BUFFERS * STAGING;
+    DEVICE void write_tile(const float(&sums)[M_TILES][OUTS / 2], const Tile& tile, int exponent, int consumer) const {
+        const int first_channel = blockIdx.x % plan.groups() * OUTS, channels = smaller(OUTS, OUT_CHANNELS - first_channel);
+        float* const staging = shared.staging[consumer][0];
         const int64_t out_size = plan.out_size();
         Element* const out = plan.out + (tile.sample * OUT_CHANNELS + first_channel) * out_size;
         const int warp = uniform(static_cast<int>(threadIdx.x / WARP % 4));
@@ -612,8 +584,8 @@ struct Block {
         static_assert(OUTS / 8 % STAGING_BUFFERS == 0);  // each tile begins with buffer 0
         UNROLL for (int j = 0; j < OUTS / 8; ++j) {
             const int buffer = j % STAGING_BUFFERS * STAGING;
-            const float2 unscale = *reinterpret_cast<const float2*>(scales + 8 * j + 2 * t);
-            const float2 bias = *reinterpret_cast<const float2*>(scales + OUTS + 8 * j + 2 * t);
+            const float2 unscale = *reinterpret_cast<const float2*>(shared.unscales + 8 * j + 2 * t);
+            const float2 bias = *reinterpret_cast<const float2*>(shared.biases + 8 * j + 2 * t);
             const float factor_x = fminf(half_unscale * unscale.x, LARGEST_POWER);
             const float factor_y = fminf(half_unscale * unscale.y, LARGEST_POWER);
             UNROLL for (int i = 0; i < 2 * M_TILES; ++i) {
@@ -662,7 +634,8 @@ struct Block {
 template <int OUTS, bool STRICT>
 __global__ void __launch_bounds__(THREADS, 1) convolve(const Plan plan, const uint4* __restrict__ packed) {
     extern __shared__ __align__(128) char memory[];
-    if constexpr (weights_fit(OUTS, STRICT)) Block<OUTS, STRICT>{plan, memory, {plan, STRICT}}.run(packed);
+    if constexpr (FITS_UNITS && sizeof(Shared<OUTS, STRICT>) <= MAX_SHARED_BYTES)  // or it is left empty, and never launched
+        Block<OUTS, STRICT>{plan, *reinterpret_cast<Shared<OUTS, STRICT>*>(memory)}.run(packed);
 }
 
 // ---- weights, for each group of outputs as in shared memory; then what undoes their scales. One block per output channel.
@@ -682,7 +655,7 @@ __global__ void __launch_bounds__(WARPGROUP)
     __syncthreads();
     for (int warp = 0; warp < WARPGROUP / WARP; ++warp) largest = larger(largest, warp_largest[warp]);
     const int exponent = smaller(scale_exponent(__uint_as_float(largest), WEIGHT_TARGET), MOST_WEIGHT_EXPONENT);
-    const int64_t part = weight_units(outs);
+    const int64_t part = weight_units(outs, false);
     for (int i = threadIdx.x; i < IN_CHANNELS * STEPS * 2; i += WARPGROUP) {
         const int channel = i / (2 * STEPS), unit = i % (2 * STEPS);
         const int top = (unit / QUADS % TAP_ROWS * PHASES + unit / (QUADS * TAP_ROWS)) * 2, left = unit % QUADS * 4;
@@ -703,17 +676,20 @@ __global__ void __launch_bounds__(WARPGROUP)
 }
 
 // ---- launches
-// Whether the kernel takes the strides, and weights and two stages or more fit into shared memory; if so, plan says how.
-static bool make_plan(Plan& plan, bool strict, int64_t batch, int64_t height, int64_t width, int device) {
+// The bytes of shared memory, and how in `plan`; 0 where the strides, or weights and two stages, do not fit.
+static int make_plan(Plan& plan, bool strict, int64_t batch, int64_t height, int64_t width, int device) {
     constexpr int OVERLAP = 3, MOST_STAGES = 4, WIDEST = 4096;  // WIDEST: so that stage_bytes fits an int
+    if (!FITS_UNITS) return 0;
     int sm_count, shared_bytes;
     cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
     cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     plan.height = height, plan.out_h = (height + 2 * PAD_H - KERNEL_H) / STRIDE_H + 1;
     plan.width = width, plan.out_w = (width + 2 * PAD_W - KERNEL_W) / STRIDE_W + 1;
-    for (const int outs : {strict || OUT_CHANNELS <= FEW_OUTS ? FEW_OUTS : MOST_OUTS, FEW_OUTS})
+    for (const int outs : {strict || OUT_CHANNELS <= FEW_OUTS ? FEW_OUTS : MOST_OUTS, FEW_OUTS}) {
+        const int64_t few_bytes = strict ? sizeof(Shared<FEW_OUTS, true>) : sizeof(Shared<FEW_OUTS, false>);
+        const int64_t fixed_bytes = outs == FEW_OUTS ? few_bytes : sizeof(Shared<MOST_OUTS, false>);
         for (const bool by_rows : {false, true}) {
-            if (!weights_fit(outs, strict) || (!by_rows && plan.out_w > WIDEST)) continue;
+            if (fixed_bytes > shared_bytes || (!by_rows && plan.out_w > WIDEST)) continue;
             plan.outs = outs, plan.by_rows = by_rows;
             plan.columns = by_rows ? TILE_M : plan.out_w, plan.pitch = plan.columns + QUADS - 1;
             plan.lines = by_rows ? plan.out_h : 1;
@@ -726,17 +702,21 @@ static bool make_plan(Plan& plan, bool strict, int64_t batch, int64_t height, in
             plan.tiles_per_line = plan.line_size <= fewest ? 1 : 1 + (plan.line_size - fewest + plan.step - 1) / plan.step;
             plan.all_tiles = batch * plan.lines * plan.tiles_per_line;
             plan.blocks = smaller<int64_t>(plan.all_tiles, larger(sm_count / plan.groups(), 1));
-            for (plan.stages = MOST_STAGES; plan.stages >= 2; --plan.stages)
-                if (SharedLayout(plan, strict).bytes <= shared_bytes) return true;
+            for (plan.stages = MOST_STAGES; plan.stages >= 2; --plan.stages) {
+                const int64_t stage_bytes = plan.stage_bytes(strict) + STAGE_MORE;
+                const int64_t bytes = fixed_bytes + CONSUMERS * plan.stages * stage_bytes;
+                if (bytes <= shared_bytes) return bytes;
+            }
         }
-    return false;
+    }
+    return 0;
 }
 
 // The floats of the weights as pack_weights leaves them, and what undoes their scales; 0: what the kernel does not take.
 extern "C" int64_t count_packed(int64_t strict, int64_t batch, int64_t height, int64_t width, int64_t device) {
     Plan plan;
     if (!make_plan(plan, strict, batch, height, width, device)) return 0;
-    return plan.groups() * ((strict ? 2 : 1) * weight_units(plan.outs) * (UNIT_BYTES / 4) + plan.outs);
+    return plan.groups() * (weight_units(plan.outs, strict) * (UNIT_BYTES / 4) + plan.outs);
 }
 
 // out (batch, OUT_CHANNELS, out_h, out_w); `packed` has count_packed() floats; bias may be null.
@@ -744,14 +724,14 @@ extern "C" int launch_convolve(const Element* x, const Element* weight, const El
                                int64_t strict, int64_t batch, int64_t height, int64_t width, int64_t device,
                                cudaStream_t stream) {
     Plan plan;
-    if (!make_plan(plan, strict, batch, height, width, device)) return cudaErrorNotSupported;
+    const int bytes = make_plan(plan, strict, batch, height, width, device);
+    if (!bytes) return cudaErrorNotSupported;
     plan.x = x, plan.weight = weight, plan.bias = bias, plan.out = out;
     plan.paired = width % 2 == 0 && PAD_W % 2 == 0 && reinterpret_cast<uintptr_t>(x) % 8 == 0;
     uint4* const units = reinterpret_cast<uint4*>(packed);
     pack_weights<<<plan.groups() * plan.outs, WARPGROUP, 0, stream>>>(weight, units, plan.outs, strict);
     auto kernel = plan.outs == MOST_OUTS ? convolve<MOST_OUTS, false> : convolve<FEW_OUTS, false>;
     if (strict) kernel = convolve<FEW_OUTS, true>;
-    const int bytes = static_cast<int>(SharedLayout(plan, strict).bytes);
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error != cudaSuccess) return error;
     kernel<<<plan.blocks * plan.groups(), THREADS, bytes, stream>>>(plan, units);
@@ -783,7 +763,7 @@ def sizes(kernels, x, weight, bias, stride, padding, strict):
         raise RuntimeError(f"{NAME}: expected a GPU of compute capability 9.0 (Hopper); v4_tensor_core runs on 8.0 and later")
     shape = batch, outs, *[size // step + 1 for size, step in zip(room, stride, strict=True)]
     numbers = strict, batch, *image, x[2].index or 0
-    floats = kernels.count_packed(*numbers) if math.prod(shape) else 1
+    floats = 1 if 0 in shape else kernels.count_packed(*numbers)
     if not floats:
         limits = "a stride of 4 across and an even one down, weights for 48 outputs and two stages in shared memory"
         warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")

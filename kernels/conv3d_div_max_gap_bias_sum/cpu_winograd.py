@@ -1,7 +1,7 @@
 """conv3d_div_max_gap_bias_sum on the CPU: Winograd in three dimensions, with everything behind the convolution in the cache.
 
 The convolution is computed in tiles of 2 x 4 x 4 positions: Winograd's F(2,3) along depth, F(4,3) along height and width.
-Division, maximum, average, bias and sum follow before anything is written; so do the sums of the weights' gradient.
+Division, maximum and average follow before anything is written; so do the sums of the weights' gradient.
 
 Why it is faster
     PyTorch writes the convolution, 27.6 MB at batch 8, and passes over it twice more; its backward pass multiplies mostly
@@ -42,7 +42,7 @@ import torch.nn as nn
 
 NAME = "conv3d_div_max_gap_bias_sum_cpu_winograd"
 EXAMPLE = (8, 16, 3, 2.0, 2, (16, 1, 1, 1), 1), (8, 8, 16, 64, 64), (4, 8, 6, 12, 20), 1e-3  # of ModelNew, x, x emulated, limit
-SCHEMA = "forward(Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor, int[3] pool) -> Tensor"
+SCHEMA = "forward(Tensor x, Tensor weight, Tensor conv_bias, float divisor, int[3] pool) -> Tensor"
 
 CPP = r"""
 #include <omp.h>
@@ -75,7 +75,8 @@ typedef float unaligned_vec __attribute__((vector_size(LANES * 4), aligned(4), m
 constexpr int OCT = 8;  // channels that lie beside each other where gradients are taken
 typedef float oct __attribute__((vector_size(OCT * 4), aligned(4), may_alias));
 
-constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+constexpr int64_t ceil_div(int64_t n, int64_t divisor) { return (n + divisor - 1) / divisor; }
+constexpr int64_t round_up(int64_t n, int64_t multiple) { return ceil_div(n, multiple) * multiple; }
 
 // What this is made for: a kernel of 3 x 3 x 3 and windows of 2 x 2 x 2 positions, of which each reads 4 x 4 x 4 pixels.
 constexpr int KERNEL = 3, PLANE_TAPS = 9, TAPS = 27, POSITIONS = 8, WINDOW_DEPTH = 4;
@@ -83,8 +84,10 @@ constexpr int TILE = 4, POINTS = 6, SLICES = POINTS * POINTS, DEPTHS = 4;  // F(
 // A unit of work is WINDOW_ROWS x WINDOW_COLUMNS windows at all depths. Winograd's lanes are tiles beside each other.
 constexpr int WINDOW_ROWS = 2 * ROWS, WINDOW_COLUMNS = 2 * LANES, WINDOWS = WINDOW_ROWS * WINDOW_COLUMNS;
 constexpr int TILE_INPUTS = TILE * ROWS + 2;  // input rows of a unit's tiles
-constexpr int REGION_ROWS = WINDOW_ROWS * 2 + 2, REGION_COLUMNS = WINDOW_COLUMNS * 2 + 2;  // of x, that a unit's windows read
-constexpr int SLOTS = 2 * WINDOW_DEPTH - 1, SLOT = REGION_ROWS * REGION_COLUMNS * OCT;     // see load_region
+// Planes [WINDOW_DEPTH][OCT_ROWS][OCT_COLUMNS][OCT] with channels innermost: what a unit's windows read of x, or add to its
+// gradient, where the windows before the unit's reach into it.
+constexpr int OCT_ROWS = (WINDOW_ROWS + 2) * 2 + 2, OCT_COLUMNS = (int)round_up((WINDOW_COLUMNS + 2) * 2 + 2, LANES);
+constexpr int64_t OCT_ROW = OCT_COLUMNS * OCT, OCT_PLANE = OCT_ROWS * OCT_ROW, OCT_PLANES = WINDOW_DEPTH * OCT_PLANE;
 
 struct Shape {
     int64_t batch, channels, depth, height, width, outputs;  // of x, and out_channels
@@ -92,11 +95,11 @@ struct Shape {
     int64_t rows() const { return (height - 2) / 2; }
     int64_t columns() const { return (width - 2) / 2; }
     int64_t windows() const { return slabs() * rows() * columns(); }
-    int64_t chunks() const { return (columns() + WINDOW_COLUMNS - 1) / WINDOW_COLUMNS; }
-    int64_t sample_units() const { return (rows() + WINDOW_ROWS - 1) / WINDOW_ROWS * chunks(); }
+    int64_t chunks() const { return ceil_div(columns(), WINDOW_COLUMNS); }
+    int64_t sample_units() const { return ceil_div(rows(), WINDOW_ROWS) * chunks(); }
     int64_t plane() const { return height * width; }
-    int64_t octs() const { return round_up(channels, OCT) / OCT; }
-    int64_t groups() const { return round_up(outputs, OUTS) / OUTS; }
+    int64_t octs() const { return ceil_div(channels, OCT); }
+    int64_t groups() const { return ceil_div(outputs, OUTS); }
     int64_t padded_outputs() const { return round_up(outputs, LANES); }
     int64_t patch_floats() const { return octs() * TAPS * OCT; }
     // Of the first of a row of windows among a batch's argmax indices [batch][outputs][slab][row][column].
@@ -106,8 +109,7 @@ struct Shape {
 };
 
 // What all threads read, and where they write; `patches` and `argmax` are null where no gradient needs them.
-struct Job {
-    Shape shape;
+struct Job : Shape {
     bool tame;  // the weights are far from float32's limit
     const float* x;
     const float* transformed;  // weights: transform_weights
@@ -125,19 +127,17 @@ struct Workspace {
     vec* products;    // [point h][group][2][OUTS][ROWS]: transformed back along depth
     vec* folded;      // [point w][group][2][4][OUTS][ROWS]: and along rows
     vec* totals;      // [outputs]: of the maxima, in lanes of windows
-    vec* direct;      // [outputs / LANES]: of those that are computed directly, in lanes of outputs
-    float* region;    // [oct][SLOTS][REGION_ROWS][REGION_COLUMNS][OCT]: the input with channels innermost
+    float* region;    // [oct][OCT_PLANES]: the input with channels innermost
     int32_t* argmax;  // [outputs][WINDOWS], see argmax_index; below zero where it is not clear
     std::unique_ptr<vec[]> memory;
 
     explicit Workspace(Shape s) {
         const int64_t row = s.channels * ROWS, outputs = s.groups() * OUTS, padded = s.padded_outputs();
         const int64_t sizes[] = {SLICES * DEPTHS * row, DEPTHS * row, POINTS * 2 * outputs * ROWS, POINTS * 8 * outputs * ROWS,
-                                 outputs, padded / LANES, s.octs() * SLOTS * SLOT / LANES + 1, padded * WINDOWS / LANES};
+                                 padded, s.octs() * OCT_PLANES / LANES, padded * WINDOWS / LANES};
         memory.reset(new vec[std::accumulate(std::begin(sizes), std::end(sizes), int64_t{0})]);
         planes = memory.get(), slice = planes + sizes[0], products = slice + sizes[1], folded = products + sizes[2];
-        totals = folded + sizes[3], direct = totals + sizes[4];
-        region = (float*)(direct + sizes[5]), argmax = (int32_t*)(direct + sizes[5] + sizes[6]);
+        totals = folded + sizes[3], region = (float*)(totals + sizes[4]), argmax = (int32_t*)(totals + sizes[4] + sizes[5]);
     }
 };
 
@@ -162,25 +162,41 @@ constexpr int64_t argmax_index(int64_t row, int64_t column) { return row * WINDO
 inline vec load(const float* from) { return *(const unaligned_vec*)from; }
 inline vec larger(vec a, vec b) { return a > b ? a : b; }
 inline vec smaller(vec a, vec b) { return a < b ? a : b; }
-inline float add_lanes(float sum, vec v) {
+inline float add_lanes(vec v) {
+    float sum = 0;
     for (int k = 0; k < LANES; ++k) sum += v[k];
     return sum;
 }
 
-// Lane k of the result is lane FIRST + STEP * (k / GROUP) + LANES * (k % GROUP) of a and b put end to end.
-template <int FIRST, int STEP, int GROUP, int... K>
-inline vec shuffle(vec a, vec b, std::integer_sequence<int, K...>) {
+// Lane i of the result is lane from(i) of a and b put end to end.
+template <class From, int... I>
+inline vec shuffle(vec a, vec b, From from, std::integer_sequence<int, I...>) {
 #if defined(__clang__)
-    return __builtin_shufflevector(a, b, (FIRST + STEP * (K / GROUP) + LANES * (K % GROUP))...);
+    return __builtin_shufflevector(a, b, from(I)...);
 #else
-    return __builtin_shuffle(a, b, ivec{(FIRST + STEP * (K / GROUP) + LANES * (K % GROUP))...});
+    return __builtin_shuffle(a, b, ivec{from(I)...});
 #endif
 }
-// Every STEP-th lane from FIRST on; or, in groups of 2, a0 b0 a1 b1 ...
-template <int FIRST, int STEP, int GROUP = 1>
-inline vec pick(vec a, vec b) {
-    return shuffle<FIRST, STEP, GROUP>(a, b, std::make_integer_sequence<int, LANES>());
+#define LANES_FROM(a, b, index) shuffle(a, b, [](int i) constexpr { return index; }, std::make_integer_sequence<int, LANES>())
+
+// COUNT vectors of consecutive floats -> a vector for each remainder of their positions modulo COUNT (unzip), and back (zip).
+template <int COUNT, bool BACK>
+inline void reorder(vec* v) {
+    if constexpr (COUNT > 1) {
+        vec even[COUNT / 2], odd[COUNT / 2];
+        for (int i = 0; i < COUNT / 2; ++i) {
+            even[i] = BACK ? v[2 * i] : LANES_FROM(v[2 * i], v[2 * i + 1], 2 * i);
+            odd[i] = BACK ? v[2 * i + 1] : LANES_FROM(v[2 * i], v[2 * i + 1], 2 * i + 1);
+        }
+        reorder<COUNT / 2, BACK>(even), reorder<COUNT / 2, BACK>(odd);
+        for (int i = 0; i < COUNT / 2; ++i) {
+            v[2 * i] = BACK ? LANES_FROM(even[i], odd[i], i % 2 * LANES + i / 2) : even[i];
+            v[2 * i + 1] = BACK ? LANES_FROM(even[i], odd[i], i % 2 * LANES + (i + LANES) / 2) : odd[i];
+        }
+    }
 }
+template <int COUNT> inline void unzip(vec* v) { reorder<COUNT, false>(v); }
+template <int COUNT> inline void zip(vec* v) { reorder<COUNT, true>(v); }
 
 // F(4,3) with the points 0, +-P, +-Q and infinity, whose coefficients are exact in float32.
 constexpr float P = 0.75f, Q = 1.5f;
@@ -212,9 +228,9 @@ inline void transform_axis(const double (&g)[N][KERNEL], const double* in, doubl
         for (int n = 0; n < N; ++n) out[j * N + n] = g[n][0] * in[j] + g[n][1] * in[rest + j] + g[n][2] * in[2 * rest + j];
 }
 
-// weight (outputs, channels, 3, 3, 3) * sign -> [point w][point h][group][point d][channel][OUTS], in float64 until the end.
+// weight (outputs, channels, 3, 3, 3) -> [point w][point h][group][point d][channel][OUTS], in float64 until the end.
 // Points d are in the order 1, 2, 0, 3, in which they are multiplied.
-void transform_weights(const float* weight, float* transformed, float sign, Shape s) {
+void transform_weights(const float* weight, float* transformed, Shape s) {
     constexpr double G2[DEPTHS][KERNEL] = {{0.5, 0.5, 0.5}, {0.5, -0.5, 0.5}, {1, 0, 0}, {0, 0, 1}};
     // A point's difference to all others, over the point, by which output_transform divides.
     constexpr double p = 2 * P * (P * P - Q * Q), q = 2 * Q * (Q * Q - P * P), zero = P * P * Q * Q;
@@ -224,7 +240,7 @@ void transform_weights(const float* weight, float* transformed, float sign, Shap
         for (int64_t c = 0; c < s.channels; ++c) {
             // [d][h][w], [h][w][point d], [w][point d][point h], [point d][point h][point w]
             double w[TAPS] = {}, along_d[PLANE_TAPS * DEPTHS], along_h[KERNEL * DEPTHS * POINTS], all[DEPTHS * SLICES];
-            for (int i = 0; i < TAPS && o < s.outputs; ++i) w[i] = sign * weight[(o * s.channels + c) * TAPS + i];
+            for (int i = 0; i < TAPS && o < s.outputs; ++i) w[i] = weight[(o * s.channels + c) * TAPS + i];
             transform_axis(G2, w, along_d, PLANE_TAPS);
             transform_axis(G4, along_d, along_h, KERNEL * DEPTHS);
             transform_axis(G4, along_h, all, DEPTHS * POINTS);
@@ -236,15 +252,15 @@ void transform_weights(const float* weight, float* transformed, float sign, Shap
         }
 }
 
-// weight (outputs, channels, taps) * sign -> packed [outputs / LANES][channel][tap][LANES]; and tolerance[o], see Job. Returns
+// weight (outputs, channels, taps) -> packed [outputs / LANES][channel][tap][LANES]; and tolerance[o], see Job. Returns
 // whether the weights are so small that no sum in Winograd's algorithm can overflow where the input's squares do not.
-bool pack(const float* weight, float* packed, float* tolerance, float sign, Shape s) {
+bool pack(const float* weight, float* packed, float* tolerance, Shape s) {
     const int64_t inner = s.channels * TAPS;
     double all = 0;
     for (int64_t o = 0; o < s.padded_outputs(); ++o) {
         double squares = 0;
         for (int64_t k = 0; k < inner; ++k) {
-            const double value = o < s.outputs ? sign * weight[o * inner + k] : 0;
+            const double value = o < s.outputs ? weight[o * inner + k] : 0;
             packed[(o / LANES * inner + k) * LANES + o % LANES] = value;
             squares += value * value, all += std::abs(value);
         }
@@ -256,7 +272,7 @@ bool pack(const float* weight, float* packed, float* tolerance, float sign, Shap
 // What is seen of the input on the way: a sum of squares, which is finite if all is, and the largest value.
 struct Seen {
     vec squares = {}, peak = {};
-    bool finite() const { return add_lanes(0, squares) <= std::numeric_limits<float>::max(); }
+    bool finite() const { return add_lanes(squares) <= std::numeric_limits<float>::max(); }
     float largest() const {
         float value = 0;
         for (int k = 0; k < LANES; ++k) value = std::max(value, peak[k]);
@@ -276,12 +292,10 @@ inline void transform_row(const float* row, int64_t valid, vec (&v)[POINTS], See
         std::fill(copy + valid, copy + TILE * LANES, 0.0f);
         row = copy;
     }
-    const vec in[] = {load(row), load(row + LANES), load(row + 2 * LANES), load(row + 3 * LANES)};
-    const vec even[] = {pick<0, 2>(in[0], in[1]), pick<0, 2>(in[2], in[3])};
-    const vec odd[] = {pick<1, 2>(in[0], in[1]), pick<1, 2>(in[2], in[3])};
-    vec x[POINTS] = {pick<0, 2>(even[0], even[1]), pick<0, 2>(odd[0], odd[1]), pick<1, 2>(even[0], even[1]),
-                     pick<1, 2>(odd[0], odd[1])};
-    for (int k = 0; k < 2; ++k) x[4 + k] = pick<1, 1>(x[k], next[k]);
+    vec x[POINTS];
+    for (int k = 0; k < TILE; ++k) x[k] = load(row + k * LANES);
+    unzip<TILE>(x);
+    for (int k = 0; k < 2; ++k) x[TILE + k] = LANES_FROM(x[k], next[k], i + 1);
     input_transform(x, v);
     seen.squares += v[0] * v[0];  // of x[0], x[2], x[4], and of the others
     seen.squares += v[5] * v[5];
@@ -438,10 +452,9 @@ __attribute__((noinline)) void direct_window(const float* corner, const float* p
     }
 }
 
-// The direct way for a slab of windows: for all, whose maxima it adds to `direct`, or for those where two of the largest values
+// The direct way for a slab of windows: for all, whose maxima it adds to totals, or for those where two of the largest values
 // are so near to each other that Winograd's rounding could decide. Gives argmax indices.
-void compute_directly(const Job& job, const Part& part, const float* corner, bool all, Workspace& work) {
-    const Shape& s = job.shape;
+void compute_directly(const Job& s, const Part& part, const float* corner, bool all, Workspace& work) {
     for (int64_t row = 0; row < part.rows; ++row)
         for (int64_t w = 0; w < part.columns; ++w) {
             bool wanted = all;
@@ -449,51 +462,43 @@ void compute_directly(const Job& job, const Part& part, const float* corner, boo
             for (int64_t o = 0; wanted && o < s.padded_outputs(); o += LANES) {
                 vec best;
                 ivec position;
-                direct_window(corner + 2 * (row * s.width + w), job.packed + o * s.channels * TAPS, s, best, position);
-                if (all) work.direct[o / LANES] += best;
-                for (int k = 0; k < LANES; ++k) work.argmax[(o + k) * WINDOWS + argmax_index(row, w)] = position[k];
+                direct_window(corner + 2 * (row * s.width + w), s.packed + o * s.channels * TAPS, s, best, position);
+                for (int k = 0; k < LANES; ++k) {
+                    if (all) work.totals[o + k][0] += best[k];
+                    work.argmax[(o + k) * WINDOWS + argmax_index(row, w)] = position[k];
+                }
             }
         }
 }
 
 // ---- the sums of the patches at the maxima
-// Brings depths first to end of x into the region, with channels innermost. Depth d is in slot d % WINDOW_DEPTH and once more
-// WINDOW_DEPTH slots later, so that the depths of any window follow each other.
-void load_region(const Job& job, const Part& part, int64_t first, int64_t end, float* region) {
-    const Shape& s = job.shape;
-    const int64_t rows = std::min<int64_t>(REGION_ROWS, s.height - part.row * 2), channel = s.depth * s.plane();
-    const int64_t columns = std::min<int64_t>(REGION_COLUMNS, s.width - part.column * 2);
-    for (int64_t g = 0; g < s.octs(); ++g)
-        for (int64_t d = first; d < end; ++d) {
-            float* slot = region + (g * SLOTS + d % WINDOW_DEPTH) * SLOT;
-            const int64_t channels = std::min<int64_t>(OCT, s.channels - g * OCT);
+// Brings the depths of a slab's windows of x into the region, with channels innermost; the first two are there, but for slab 0.
+void load_region(const Job& s, const Part& part, int64_t slab, float* region) {
+    const int64_t rows = std::min<int64_t>(WINDOW_ROWS * 2 + 2, s.height - part.row * 2), channel = s.depth * s.plane();
+    const int64_t columns = std::min<int64_t>(WINDOW_COLUMNS * 2 + 2, s.width - part.column * 2);
+    for (int64_t g = 0; g < s.octs(); ++g, region += OCT_PLANES) {
+        const int64_t channels = std::min<int64_t>(OCT, s.channels - g * OCT);
+        if (slab) std::copy_n(region + 2 * OCT_PLANE, 2 * OCT_PLANE, region);
+        for (int64_t d = slab ? 2 : 0; d < WINDOW_DEPTH; ++d)
             for (int64_t r = 0; r < rows; ++r) {
-                const float* from = job.x + part.corner(s) + g * OCT * channel + d * s.plane() + r * s.width;
-                float* to = slot + r * REGION_COLUMNS * OCT;
+                const float* from = s.x + part.corner(s) + g * OCT * channel + (slab * 2 + d) * s.plane() + r * s.width;
+                float* to = region + d * OCT_PLANE + r * OCT_ROW;
                 int64_t w = 0;
                 for (; w + LANES <= columns; w += LANES) {
-                    vec a[OCT] = {}, b[OCT];
-                    for (int64_t c = 0; c < channels; ++c) a[c] = load(from + c * channel + w);
-                    for (int stage = 0; stage < 3; ++stage) {
-                        for (int c = 0; c < 4; ++c) {
-                            b[2 * c] = pick<0, 1, 2>(a[c], a[c + 4]);
-                            b[2 * c + 1] = pick<LANES / 2, 1, 2>(a[c], a[c + 4]);
-                        }
-                        std::copy_n(b, OCT, a);
-                    }
-                    for (int c = 0; c < OCT; ++c) *(unaligned_vec*)(to + w * OCT + c * LANES) = a[c];
+                    vec v[OCT] = {};
+                    for (int64_t c = 0; c < channels; ++c) v[c] = load(from + c * channel + w);
+                    zip<OCT>(v);
+                    for (int c = 0; c < OCT; ++c) *(unaligned_vec*)(to + w * OCT + c * LANES) = v[c];
                 }
                 for (; w < columns; ++w)
                     for (int c = 0; c < OCT; ++c) to[w * OCT + c] = c < channels ? from[c * channel + w] : 0.0f;
             }
-            if (d % WINDOW_DEPTH + WINDOW_DEPTH < SLOTS) std::copy_n(slot, SLOT, slot + WINDOW_DEPTH * SLOT);
-        }
+    }
 }
 
-// Distances, with channels innermost, from a window's corner to those of the patches at its positions.
-template <int H, int W>  // of a plane
-constexpr int32_t PATCH_OFFSETS[POSITIONS] = {0,           OCT,               W * OCT,           (W + 1) * OCT,
-                                              H * W * OCT, (H * W + 1) * OCT, (H + 1) * W * OCT, ((H + 1) * W + 1) * OCT};
+// From a window's corner in these planes to the patches at its positions.
+constexpr int64_t PATCHES[POSITIONS] = {0,         OCT,             OCT_ROW,             OCT_ROW + OCT,
+                                        OCT_PLANE, OCT_PLANE + OCT, OCT_PLANE + OCT_ROW, OCT_PLANE + OCT_ROW + OCT};
 
 // Kernel depths whose taps are summed at the same time, as many as registers hold. A row of taps has PAIRS vectors of two taps,
 // where vectors are that wide, and SINGLES of one.
@@ -505,9 +510,9 @@ __attribute__((noinline)) void add_patches(const float* region, int64_t columns,
     vec pairs[PASS_ROWS][PAIRS + 1] = {};
     oct singles[PASS_ROWS][SINGLES] = {};
     for (int64_t w = 0; w < columns; ++w) {
-        const float* patch = region + w * 2 * OCT + PATCH_OFFSETS<REGION_ROWS, REGION_COLUMNS>[argmax[argmax_index(0, w)]];
+        const float* patch = region + w * 2 * OCT + PATCHES[argmax[argmax_index(0, w)]];
         UNROLL for (int i = 0; i < PASS_ROWS; ++i) {
-            const float* from = patch + (i / KERNEL * REGION_ROWS + i % KERNEL) * REGION_COLUMNS * OCT;
+            const float* from = patch + i / KERNEL * OCT_PLANE + i % KERNEL * OCT_ROW;
             UNROLL for (int k = 0; k < PAIRS; ++k) pairs[i][k] += load(from + 2 * k * OCT);
             UNROLL for (int k = 0; k < SINGLES; ++k) singles[i][k] += *(const oct*)(from + (2 * PAIRS + k) * OCT);
         }
@@ -519,19 +524,18 @@ __attribute__((noinline)) void add_patches(const float* region, int64_t columns,
 }
 
 // Where the maxima of a slab of windows are is known: what gradients need of it.
-void keep_for_gradients(const Job& job, const Part& part, int64_t unit, int64_t slab, Workspace& work) {
-    const Shape& s = job.shape;
-    if (job.patches) load_region(job, part, slab ? slab * 2 + 2 : 0, slab * 2 + WINDOW_DEPTH, work.region);
+void keep_for_gradients(const Job& s, const Part& part, int64_t unit, int64_t slab, Workspace& work) {
+    if (s.patches) load_region(s, part, slab, work.region);
     for (int64_t row = 0; row < part.rows; ++row)
         for (int64_t o = 0; o < s.outputs; ++o) {
             const int32_t* argmax = work.argmax + o * WINDOWS + argmax_index(row, 0);
-            for (int64_t i = 0; job.patches && i < s.octs() * KERNEL; i += PASS) {
-                const int64_t slot = i / KERNEL * SLOTS + slab * 2 % WINDOW_DEPTH + i % KERNEL;
-                add_patches(work.region + slot * SLOT + row * 2 * REGION_COLUMNS * OCT, part.columns, argmax,
-                            job.patches + (unit * s.outputs + o) * s.patch_floats() + i * PLANE_TAPS * OCT);
+            for (int64_t i = 0; s.patches && i < s.octs() * KERNEL; i += PASS) {
+                const int64_t plane = i / KERNEL * WINDOW_DEPTH + i % KERNEL;
+                add_patches(work.region + plane * OCT_PLANE + row * 2 * OCT_ROW, part.columns, argmax,
+                            s.patches + (unit * s.outputs + o) * s.patch_floats() + i * PLANE_TAPS * OCT);
             }
-            if (!job.argmax) continue;
-            uint8_t* to = job.argmax + s.argmax_row(part.sample, o, slab, part.row + row) + part.column;
+            if (!s.argmax) continue;
+            uint8_t* to = s.argmax + s.argmax_row(part.sample, o, slab, part.row + row) + part.column;
             for (int64_t w = 0; w < part.columns; ++w) to[w] = argmax[argmax_index(0, w)];
         }
 }
@@ -549,27 +553,25 @@ inline void prefetch(const float* corner, int64_t begin, int64_t end, int64_t de
 // The sums of a unit's maxima, and what gradients need. From the first slab on whose input is not finite, or nearly so, it is
 // computed directly: sums and differences would not give what the convolution gives.
 template <bool TRAIN>
-void compute_unit(const Job& job, int64_t unit, Workspace& work) {
-    const Shape& s = job.shape;
+void compute_unit(const Job& s, int64_t unit, Workspace& work) {
     const Part part(unit, s);
-    const float* corner = job.x + part.corner(s);
+    const float* corner = s.x + part.corner(s);
     const int64_t stride = s.channels * DEPTHS * ROWS, groups = s.groups();
     ivec exists[2];
     for (int k = 0; k < WINDOW_COLUMNS; ++k) exists[k % 2][k / 2] = k < part.columns ? -1 : 0;
-    std::fill_n(work.totals, groups * OUTS, vec{});
-    std::fill_n(work.direct, s.padded_outputs() / LANES, vec{});
+    std::fill_n(work.totals, s.padded_outputs(), vec{});
     Seen seen;
     for (int64_t slab = 0; slab < s.slabs(); ++slab) {
         for (int64_t c = 0; c < s.channels; ++c)
             for (int64_t d = slab ? 2 * slab + 2 : 0; d < 2 * slab + 4; ++d)
                 transform_plane<TRAIN>(corner + (c * s.depth + d) * s.plane(), s.width, s.height - part.row * 2,
                                        s.width - part.column * 2, work.planes + (c * DEPTHS + d % DEPTHS) * ROWS, stride, seen);
-        const bool directly = !job.tame || !seen.finite();
+        const bool directly = !s.tame || !seen.finite();
         // While this slab is computed, what comes next is fetched: two more depths, or the next unit below.
         const bool last = slab + 1 == s.slabs();
         const float* next = last ? corner + TILE * ROWS * s.width : corner + (2 * slab + 4) * s.plane();
         const int64_t depths = last ? DEPTHS : 2, lines = depths * s.channels * TILE_INPUTS;
-        const float* u = job.transformed;
+        const float* u = s.transformed;
         for (int i = 0; i < SLICES && !directly; ++i) {
             prefetch(next, lines * i / SLICES, lines * (i + 1) / SLICES, depths, s);
             transform_depth(work.planes + i * stride, work.slice, s.channels, 2 * slab);
@@ -578,20 +580,16 @@ void compute_unit(const Job& job, int64_t unit, Workspace& work) {
             if (i % POINTS == POINTS - 1)
                 fold_rows(work.products, work.folded + i / POINTS * groups * 2 * TILE * OUTS * ROWS, groups);
         }
-        const bool unclear = !directly && fold_columns<TRAIN>(work.folded, work.totals, work.argmax, job.tolerance,
+        const bool unclear = !directly && fold_columns<TRAIN>(work.folded, work.totals, work.argmax, s.tolerance,
                                                               seen.largest(), exists, part.rows, groups);
-        if (directly || unclear) compute_directly(job, part, corner + 2 * slab * s.plane(), directly, work);
-        if (TRAIN) keep_for_gradients(job, part, unit, slab, work);
+        if (directly || unclear) compute_directly(s, part, corner + 2 * slab * s.plane(), directly, work);
+        if (TRAIN) keep_for_gradients(s, part, unit, slab, work);
     }
     for (int64_t o = 0; o < s.outputs; ++o)
-        job.sums[unit * s.outputs + o] = add_lanes(work.direct[o / LANES][o % LANES], work.totals[o]);
+        s.sums[unit * s.outputs + o] = add_lanes(work.totals[o]);
 }
 
 // ---- the gradient of x
-// A unit owns the rows and columns of its windows' first inputs; the windows before them reach into it, too.
-constexpr int GRAD_ROWS = (WINDOW_ROWS + 2) * 2 + 2, GRAD_COLUMNS = (int)round_up((WINDOW_COLUMNS + 2) * 2 + 2, LANES);
-constexpr int64_t GRAD_PLANE = GRAD_ROWS * GRAD_COLUMNS * OCT;
-
 // Adds the weights `taps` [tap][OCT], PASS kernel depths, to the patches of a row of windows. Every second window comes first:
 // what was just stored cannot be loaded again at once by a vector that begins elsewhere.
 __attribute__((noinline)) void scatter(float* planes, int64_t columns, const uint8_t* argmax, const float* taps) {
@@ -603,9 +601,9 @@ __attribute__((noinline)) void scatter(float* planes, int64_t columns, const uin
     }
     for (int parity = 0; parity < 2; ++parity)
         for (int64_t w = parity; w < columns; w += 2) {
-            float* patch = planes + w * 2 * OCT + PATCH_OFFSETS<GRAD_ROWS, GRAD_COLUMNS>[argmax[w]];
+            float* patch = planes + w * 2 * OCT + PATCHES[argmax[w]];
             UNROLL for (int i = 0; i < PASS_ROWS; ++i) {
-                float* to = patch + (i / KERNEL * GRAD_ROWS + i % KERNEL) * GRAD_COLUMNS * OCT;
+                float* to = patch + i / KERNEL * OCT_PLANE + i % KERNEL * OCT_ROW;
                 UNROLL for (int k = 0; k < PAIRS; ++k) *(unaligned_vec*)(to + 2 * k * OCT) += pairs[i][k];
                 UNROLL for (int k = 0; k < SINGLES; ++k) *(oct*)(to + (2 * PAIRS + k) * OCT) += singles[i][k];
             }
@@ -615,53 +613,47 @@ __attribute__((noinline)) void scatter(float* planes, int64_t columns, const uin
 // One depth of the gradient, `rows` x `columns` from `from` on, with channels innermost, to grad_x, with channels apart.
 void store_depth(const float* from, float* to, int64_t rows, int64_t columns, int64_t channels, Shape s) {
     const int64_t channel = s.depth * s.plane();
-    for (int64_t r = 0; r < rows; ++r, from += GRAD_COLUMNS * OCT, to += s.width) {
+    for (int64_t r = 0; r < rows; ++r, from += OCT_ROW, to += s.width) {
         int64_t w = 0;
         for (; w + LANES <= columns; w += LANES) {
-            vec a[OCT], b[OCT];
-            for (int c = 0; c < OCT; ++c) a[c] = load(from + w * OCT + c * LANES);
-            for (int stage = 0; stage < 3; ++stage) {
-                for (int c = 0; c < 4; ++c) {
-                    b[c] = pick<0, 2>(a[2 * c], a[2 * c + 1]);
-                    b[c + 4] = pick<1, 2>(a[2 * c], a[2 * c + 1]);
-                }
-                std::copy_n(b, OCT, a);
-            }
-            for (int64_t c = 0; c < channels; ++c) *(unaligned_vec*)(to + c * channel + w) = a[c];
+            vec v[OCT];
+            for (int c = 0; c < OCT; ++c) v[c] = load(from + w * OCT + c * LANES);
+            unzip<OCT>(v);
+            for (int64_t c = 0; c < channels; ++c) *(unaligned_vec*)(to + c * channel + w) = v[c];
         }
         for (; w < columns; ++w)
             for (int64_t c = 0; c < channels; ++c) to[c * channel + w] = from[w * OCT + c];
     }
 }
 
-// The gradient of a unit's part of x. planes: [WINDOW_DEPTH][GRAD_ROWS][GRAD_COLUMNS][OCT], of the slab that is added. taps:
-// [batch][oct][outputs][tap][OCT], weights times the gradient of a window's maximum.
+// The gradient of a unit's part of x: the rows and columns of its windows' first inputs. planes: [OCT_PLANES], of the slab that
+// is added. taps: [batch][oct][outputs][tap][OCT], weights times the gradient of a window's maximum.
 void input_gradient_unit(Shape s, const float* taps, const uint8_t* argmax, float* grad_x, int64_t unit, float* planes) {
     const Part part(unit, s);
     const int64_t row = std::max<int64_t>(0, part.row - 1), rows = part.row + part.rows - row;
     const int64_t column = std::max<int64_t>(0, part.column - 1), columns = part.column + part.columns - column;
     const int64_t bottom = part.row + part.rows < s.rows() ? part.row * 2 + WINDOW_ROWS * 2 : s.height;
     const int64_t right = part.column + part.columns < s.columns() ? part.column * 2 + WINDOW_COLUMNS * 2 : s.width;
-    const float* owned = planes + 2 * ((part.row - row) * GRAD_COLUMNS + part.column - column) * OCT;
+    const float* owned = planes + 2 * ((part.row - row) * OCT_ROW + (part.column - column) * OCT);
     for (int64_t g = 0; g < s.octs(); ++g) {
         float* to = grad_x + part.corner(s) + g * OCT * s.depth * s.plane();
-        std::fill_n(planes, WINDOW_DEPTH * GRAD_PLANE, 0.0f);
+        std::fill_n(planes, OCT_PLANES, 0.0f);
         for (int64_t slab = 0; slab < s.slabs(); ++slab) {
             for (int64_t r = 0; r < rows; ++r)
                 for (int64_t o = 0; o < s.outputs; ++o)
                     for (int d = 0; d < KERNEL; d += PASS)
-                        scatter(planes + d * GRAD_PLANE + r * 2 * GRAD_COLUMNS * OCT, columns,
+                        scatter(planes + d * OCT_PLANE + r * 2 * OCT_ROW, columns,
                                 argmax + s.argmax_row(part.sample, o, slab, row + r) + column,
                                 taps + (((part.sample * s.octs() + g) * s.outputs + o) * TAPS + d * PLANE_TAPS) * OCT);
             // The first two depths are done. The last slab leaves all that there are, and zeros behind them.
             const int64_t done = slab + 1 < s.slabs() ? 2 : s.depth - slab * 2;
             for (int64_t d = 0; d < done; ++d) {
-                if (d == WINDOW_DEPTH) std::fill_n(planes, GRAD_PLANE, 0.0f);
-                store_depth(owned + d % WINDOW_DEPTH * GRAD_PLANE, to + (slab * 2 + d) * s.plane(), bottom - part.row * 2,
+                if (d == WINDOW_DEPTH) std::fill_n(planes, OCT_PLANE, 0.0f);
+                store_depth(owned + d % WINDOW_DEPTH * OCT_PLANE, to + (slab * 2 + d) * s.plane(), bottom - part.row * 2,
                             right - part.column * 2, std::min<int64_t>(OCT, s.channels - g * OCT), s);
             }
-            std::copy(planes + 2 * GRAD_PLANE, planes + WINDOW_DEPTH * GRAD_PLANE, planes);
-            std::fill_n(planes + 2 * GRAD_PLANE, 2 * GRAD_PLANE, 0.0f);
+            std::copy_n(planes + 2 * OCT_PLANE, 2 * OCT_PLANE, planes);
+            std::fill_n(planes + 2 * OCT_PLANE, 2 * OCT_PLANE, 0.0f);
         }
     }
 }
@@ -673,7 +665,7 @@ constexpr int DONE = 0, NO_MEMORY = 12;
 // torch's.
 template <class F>
 int parallel_for(int64_t count, int64_t threads, F f) {
-    const int64_t parts = omp_in_parallel() ? 1 : std::clamp<int64_t>(count, 1, threads), each = (count + parts - 1) / parts;
+    const int64_t parts = omp_in_parallel() ? 1 : std::clamp<int64_t>(count, 1, threads), each = ceil_div(count, parts);
     int error = DONE;
 #pragma omp parallel for num_threads(parts) schedule(static, 1) reduction(max : error)
     for (int64_t part = 0; part < parts; ++part) try {
@@ -685,40 +677,28 @@ int parallel_for(int64_t count, int64_t threads, F f) {
     return error;
 }
 
-// The outputs: averages (batch, outputs), or with `biases`, 1 or one a channel, their sum with these (batch,).
-static void finish(const std::vector<float>& sums, const float* conv_bias, const float* bias, int64_t biases, double divisor,
-                   float* out, Shape s) {
-    for (int64_t b = 0; b < s.batch; ++b) {
-        double total = 0;
-        for (int64_t o = 0; o < s.outputs; ++o) {
-            double sum = 0;
-            for (int64_t i = 0; i < s.sample_units(); ++i) sum += sums[(b * s.sample_units() + i) * s.outputs + o];
-            const double average = (sum / s.windows() + (divisor < 0 ? -1 : 1) * conv_bias[o]) / std::abs(divisor);
-            if (biases) total += average + bias[biases == 1 ? 0 : o];
-            else out[b * s.outputs + o] = average;
-        }
-        if (biases) out[b] = total;
-    }
-}
-
-// For training `patches` [unit][outputs][oct][tap][OCT], zeros, to which the patches of x that gave the
-// maxima are added, and `argmax` (batch, outputs, slabs, rows, columns); either may be null.
-extern "C" int run_forward(const float* x, const float* weight, const float* conv_bias, const float* bias, float* out,
-                           float* patches, uint8_t* argmax, double divisor, int64_t biases, int64_t batch, int64_t channels,
-                           int64_t depth, int64_t height, int64_t width, int64_t outputs, int64_t threads) try {
+// out (batch, outputs) = the averages. For training `patches` [unit][outputs][oct][tap][OCT], zeros, to which the patches of x
+// are added that gave the maxima, and `argmax` (batch, outputs, slabs, rows, columns); either may be null.
+extern "C" int run_forward(const float* x, const float* weight, const float* conv_bias, float* out, float* patches,
+                           uint8_t* argmax, double divisor, int64_t batch, int64_t channels, int64_t depth, int64_t height,
+                           int64_t width, int64_t outputs, int64_t threads) try {
     const Shape s{batch, channels, depth, height, width, outputs};
     std::vector<float> transformed(DEPTHS * SLICES * channels * s.groups() * OUTS), tolerance(s.padded_outputs());
     std::vector<float> packed(s.padded_outputs() * channels * TAPS), sums(batch * s.sample_units() * outputs);
-    const float sign = divisor < 0 ? -1 : 1;
-    const bool tame = pack(weight, packed.data(), tolerance.data(), sign, s);
-    if (tame) transform_weights(weight, transformed.data(), sign, s);
+    const bool tame = pack(weight, packed.data(), tolerance.data(), s);
+    if (tame) transform_weights(weight, transformed.data(), s);
     const Job job{s, tame, x, transformed.data(), packed.data(), tolerance.data(), sums.data(), patches, argmax};
     const int error = parallel_for(batch * s.sample_units(), threads, [&](int64_t begin, int64_t end) {
         Workspace work(s);
         for (int64_t unit = begin; unit < end; ++unit)
             patches || argmax ? compute_unit<true>(job, unit, work) : compute_unit<false>(job, unit, work);
     });
-    finish(sums, conv_bias, bias, biases, divisor, out, s);
+    for (int64_t b = 0; b < batch; ++b)
+        for (int64_t o = 0; o < outputs; ++o) {
+            double sum = 0;
+            for (int64_t i = 0; i < s.sample_units(); ++i) sum += sums[(b * s.sample_units() + i) * outputs + o];
+            out[b * outputs + o] = (sum / s.windows() + conv_bias[o]) / divisor;
+        }
     return error;
 } catch (const std::bad_alloc&) {
     return NO_MEMORY;
@@ -728,7 +708,7 @@ extern "C" int run_input_gradient(const float* taps, const uint8_t* argmax, floa
                                   int64_t depth, int64_t height, int64_t width, int64_t outputs, int64_t threads) {
     const Shape s{batch, channels, depth, height, width, outputs};
     return parallel_for(batch * s.sample_units(), threads, [&](int64_t begin, int64_t end) {
-        std::vector<float> planes(WINDOW_DEPTH * GRAD_PLANE + LANES);
+        std::vector<float> planes(OCT_PLANES + LANES);
         for (int64_t unit = begin; unit < end; ++unit) input_gradient_unit(s, taps, argmax, grad_x, unit, planes.data());
     });
 }
@@ -737,13 +717,12 @@ extern "C" int64_t count_units(int64_t height, int64_t width) { return Shape{1, 
 
 
 @functools.lru_cache(maxsize=1024)
-def sizes(kernels, x, weight, conv_bias, bias, *pool):
+def sizes(kernels, x, weight, conv_bias, *pool):
     """Return a sample's units, windows of a channel, sizes; None where PyTorch computes. Raises RuntimeError for bad input."""
     shape, outs, kernel = x[0], weight[0][0], weight[0][2:]
     check(kernels, "x", x, x, (*shape[:1], *shape[1:2], *shape[-3:]))
     check(kernels, "weight", weight, x, (outs, *shape[1:2], *weight[0][-3:]))
     check(kernels, "conv_bias", conv_bias, x, (outs,))
-    check(kernels, "bias", bias, x, bias[0] if bias[0].numel() in (0, 1, outs) else (outs,))
     fits = len(pool) == 3 and all(size >= k + p - 1 > 0 for size, k, p in zip(shape[2:], kernel, pool, strict=True))
     if not fits:
         raise RuntimeError(f"{NAME}: a window of {list(pool)} behind a kernel of {kernel} does not fit into {list(shape[2:])}")
@@ -753,43 +732,43 @@ def sizes(kernels, x, weight, conv_bias, bias, *pool):
     return kernels.count_units(*shape[3:]), math.prod((size - 2) // 2 for size in shape[2:]), (*shape, outs)
 
 
-def plan(kernels, x, weight, conv_bias, bias, divisor, pool, needs):
+def plan(kernels, x, weight, conv_bias, divisor, pool, needs):
     """Return `needs`; None for what PyTorch computes. Sizes may be symbols here, which `sizes` cannot take."""
     return needs if (*weight.shape[2:], *pool) == (3, 3, 3, 2, 2, 2) else None
 
 
-def saved(kernels, x, weight, conv_bias, bias, divisor, pool, plan):
+def saved(kernels, x, weight, conv_bias, divisor, pool, plan):
     """Return the output, sums of the patches at the maxima (plan & 2), and the argmax indices (plan & 1)."""
     batch, outs, windows = x.shape[0], weight.shape[0], [(size - 2) // 2 for size in x.shape[2:]]
     argmax = x.new_empty((batch, outs, *windows) if plan & 1 else 0, dtype=torch.uint8)
     patches = x.new_empty((batch, outs, (weight.shape[1] + 7) // 8, 27, 8) if plan & 2 else 0)
-    return x.new_empty(batch, *([] if bias.numel() else [outs]), 1, 1, 1), patches, argmax
+    return x.new_empty(batch, outs, 1, 1, 1), patches, argmax
 
 
-def save(kernels, x, weight, conv_bias, bias, divisor, pool, plan, sizes=sizes):
-    units, _, numbers = sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), *pool)
-    out, patches, argmax = kernels.saved(kernels, x, weight, conv_bias, bias, divisor, pool, plan)
+def save(kernels, x, weight, conv_bias, divisor, pool, plan, sizes=sizes):
+    units, _, numbers = sizes(kernels, kind(x), kind(weight), kind(conv_bias), *pool)
+    out, patches, argmax = kernels.saved(kernels, x, weight, conv_bias, divisor, pool, plan)
     of_units = x.new_zeros(len(x), units, *patches.shape[1:]) if plan & 2 else None
     if len(x):
-        given = x.contiguous(), weight.contiguous(), conv_bias.contiguous(), bias.contiguous(), out, of_units
-        rest = divisor, bias.numel(), *numbers, torch.get_num_threads()
-        launch(kernels.run_forward, *given, argmax if plan & 1 else None, *rest)
+        parameters = (weight, conv_bias) if divisor > 0 else (-weight, -conv_bias)  # the largest of these is what counts
+        given = x.contiguous(), *[each.contiguous() for each in parameters], out, of_units, argmax if plan & 1 else None
+        launch(kernels.run_forward, *given, abs(divisor), *numbers, torch.get_num_threads())
     return out, patches.copy_(of_units.sum(1, dtype=torch.float64)) if plan & 2 else patches, argmax
 
 
-def forward(kernels, x, weight, conv_bias, bias, divisor, pool, sizes=sizes):
-    """Return each sample's sum (batch, 1, 1, 1); for an empty bias the averages (batch, outputs, 1, 1, 1)."""
-    if not sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), *pool):
-        return kernels.original(x, weight, conv_bias, bias, divisor, pool)
-    return kernels.save(kernels, x, weight, conv_bias, bias, divisor, pool, 0)[0]
+def forward(kernels, x, weight, conv_bias, divisor, pool, sizes=sizes):
+    """Return the averages, (batch, outputs, 1, 1, 1)."""
+    if not sizes(kernels, kind(x), kind(weight), kind(conv_bias), *pool):
+        return kernels.original(x, weight, conv_bias, divisor, pool)
+    return kernels.save(kernels, x, weight, conv_bias, divisor, pool, 0)[0]
 
 
-def gradient(kernels, grad, x, weight, conv_bias, bias, divisor, pool, patches, argmax, plan, sizes=sizes):
-    _, windows, numbers = sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), *pool)
+def gradient(kernels, grad, x, weight, conv_bias, divisor, pool, patches, argmax, plan, sizes=sizes):
+    _, windows, numbers = sizes(kernels, kind(x), kind(weight), kind(conv_bias), *pool)
     outs, channels = weight.shape[:2]
-    of_averages = grad.double().flatten(1).expand(len(x), outs)
+    of_averages = grad.double().flatten(1)
     of_maxima = of_averages / divisor / windows
-    found = [each.new_empty(each.shape if plan & bit else 0) for each, bit in ((x, 1), (weight, 2), (conv_bias, 2), (bias, 2))]
+    found = [each.new_empty(each.shape if plan & bit else 0) for each, bit in ((x, 1), (weight, 2), (conv_bias, 2))]
     if found[0].numel():
         octs = nn.functional.pad(weight.flatten(2), (0, 0, 0, -channels % 8)).view(outs, -1, 8, 27)
         taps = of_maxima.view(-1, 1, outs, 1, 1) * octs.permute(1, 0, 3, 2)
@@ -798,16 +777,14 @@ def gradient(kernels, grad, x, weight, conv_bias, bias, divisor, pool, patches, 
         summed = (of_maxima.view(-1, outs, 1, 1, 1) * patches).sum(0).transpose(2, 3)  # outputs, octs, 8, taps
         found[1].copy_(summed.reshape(outs, -1, 27)[:, :channels].reshape(weight.shape))
         found[2].copy_(of_averages.sum(0) / divisor)
-        if bias.numel():
-            found[3].copy_(of_averages.sum(0).reshape(-1, bias.numel()).sum(0).view(bias.shape))
     return tuple(found)
 
 
-def original(x, weight, conv_bias, bias, divisor, pool):
+def original(x, weight, conv_bias, divisor, pool, bias=None, sum_dim=None):
     """The gradient is PyTorch's: it takes several times the 27.6 MB that this file avoids."""
-    y = nn.functional.max_pool3d(nn.functional.conv3d(x, weight, conv_bias) / divisor, pool)
-    averages = y.mean(dim=(2, 3, 4), keepdim=True)
-    return (averages + bias.view(-1, 1, 1, 1)).sum(dim=1) if bias.numel() else averages
+    maxima = nn.functional.max_pool3d(nn.functional.conv3d(x, weight, conv_bias) / divisor, pool)
+    averages = maxima.mean(dim=(2, 3, 4), keepdim=True)
+    return averages if bias is None else torch.sum(averages + bias, dim=sum_dim)
 
 
 class ModelNew(nn.Module):
@@ -828,20 +805,17 @@ class ModelNew(nn.Module):
         self.conv = nn.Conv3d(in_channels, out_channels, kernel_size)
         self.divisor, self.sum_dim = divisor, sum_dim
         self.bias = nn.Parameter(torch.randn(bias_shape))
-        one_each_channel = (1,) * (5 - self.bias.dim()) + self.bias.shape in ((1, 1, 1, 1, 1), (1, out_channels, 1, 1, 1))
-        self.sums_channels = one_each_channel and sum_dim in (1, -4, (1,), (-4,), [1], [-4])  # else the kernel gives averages
 
     def namespace(self):
         return build(*self.sources, (fuse, *self.fused), self.flags)
 
     def operands(self, x):
         conv = self._modules["conv"]  # self.conv takes nn.Module half a microsecond
-        bias = self.bias if self.sums_channels else self.bias.new_empty(0)
-        return x, conv.weight, conv.bias, bias, self.divisor, self.pool_size
+        return x, conv.weight, conv.bias, self.divisor, self.pool_size, self.bias, self.sum_dim
 
     def forward(self, x):
-        out = getattr(torch.ops, self.namespace()).forward(*self.operands(x))
-        return out if self.sums_channels else torch.sum(out + self.bias, dim=self.sum_dim)
+        *given, bias, sum_dim = self.operands(x)
+        return torch.sum(getattr(torch.ops, self.namespace()).forward(*given) + bias, dim=sum_dim)
 
 
 # ---- A gradient of its own: the same text in all files that have one.

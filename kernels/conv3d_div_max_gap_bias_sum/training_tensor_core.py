@@ -40,7 +40,6 @@ import torch
 import torch.nn as nn
 
 NAME = "conv3d_div_max_gap_bias_sum_training_tensor_core"
-SHARED_LIMIT_KB = 0  # builds as for a device with that much shared memory a block; 0: what the device has
 EXAMPLE = (8, 16, 3, 2.0, 2, (16, 1, 1, 1), 1), (128, 8, 16, 64, 64), (4, 8, 6, 12, 20), 2e-2  # see main; limit: TF32's
 SCHEMA = "forward(Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor, int[3] pool) -> Tensor"
 
@@ -58,64 +57,25 @@ extern "C" int64_t is_served() { return SERVED; }
 
 #if SERVED
 using Element = float;  // of x and the parameters
-
 #define DEVICE __device__ __forceinline__
 #define UNROLL _Pragma("unroll")
 #define UNROLL_1 _Pragma("unroll 1")
 
-constexpr int WARP = 32;
-
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
-DEVICE float warp_sum(float v) {  // in all lanes
-    UNROLL for (int offset = WARP / 2; offset > 0; offset /= 2) v += __shfl_xor_sync(0xffffffffu, v, offset);
-    return v;
-}
-
-constexpr int TAPS = KERNEL_D * KERNEL_H * KERNEL_W, WEIGHTS = TAPS * IN_CHANNELS * OUT_CHANNELS;
-
-struct Problem {
-    const Element *x, *weight;
-    int64_t batch;
-    int depth, height, width, slabs, rows, columns;  // of x, and of its windows; a channel has less than 2^31 pixels
-    bool strict;
-
-    // Where a sample's slabs do not fit into shared memory, or its columns into a band, it is cut along these; and along its
-    // rows, where samples are too few to fill all SMs. A block has one part of one sample: a segment.
-    int slab_parts, part_slabs, column_parts, part_columns, row_parts, part_rows, parts, band_bytes, dynamic_bytes;
-    int64_t gradients;  // parts that the weights' gradient is summed in: rows of WEIGHTS values
-    __host__ __device__ int64_t windows() const { return static_cast<int64_t>(slabs) * rows * columns; }
-};
-
-// What a sample's sums become: with a bias the sum over all outputs, else the average of each.
-struct Result {
-    const Element *conv_bias, *bias;
-    int biases;  // 1 or OUT_CHANNELS
-    float divisor, windows;
-    float* out;
-};
-
-// Gradients of the averages: one a sample, or one a channel of it.
-struct Upstream {
-    const float* grad;
-    bool by_sample;
-    float scale;  // 1 / (windows * divisor)
-    __host__ __device__ float at(int64_t sample, int o) const { return grad[by_sample ? sample : sample * OUT_CHANNELS + o]; }
-};
-
-// ---- geometry
+// ---- words
 // A window of 2 x 2 x 2 positions reads 4 x 4 x 4 pixels. A tile is 8 windows side by side in 16 outputs. A slab is a layer of
-// windows along depth. A band is two rows of x, in all planes of a segment: a row of windows reads two bands. A segment is
-// scaled by a power of two that its first values suggest, and attempted again if one overflows fp16.
+// windows along depth. Where a sample's slabs do not fit into shared memory, or its columns into a band, it is cut along these;
+// and along its rows, where samples are too few to fill all SMs. A block has one part of one sample: a segment. A band is two
+// rows of x, in all planes of a segment: a row of windows reads two bands. A segment is scaled by a power of two that its first
+// values suggest, and attempted again if one overflows fp16.
+constexpr int WARP = 32, STAGES = 3, CONSUMER_WARPS = 8, PRODUCER_WARPS = 4;
+constexpr int CONSUMERS = CONSUMER_WARPS * WARP, PRODUCERS = PRODUCER_WARPS * WARP, THREADS = CONSUMERS + PRODUCERS;
 constexpr int CHANNELS = 8, OUTPUTS = 16, TILE_WINDOWS = 8;  // of the tensor core's operands; what does not exist is zero
 constexpr int SIDE = 4, COLUMNS = 64, PIECES = COLUMNS / 4;  // of x: a window's pixels in each direction, a row's columns
-
-// ---- who works: a warp-specialized kernel
-// Producer warps load x, scale it, and store it as fp16 into a multistage pipeline; consumer warps multiply.
-constexpr int STAGES = 3, CONSUMER_WARPS = 8, PRODUCER_WARPS = 4;
-constexpr int CONSUMERS = CONSUMER_WARPS * WARP, PRODUCERS = PRODUCER_WARPS * WARP, THREADS = CONSUMERS + PRODUCERS;
-constexpr int LINES = PRODUCERS / PIECES;  // rows of a band that the producers load at a time
+constexpr int LINES = PRODUCERS / PIECES;                    // rows of a band that the producers load at a time
+constexpr int TAPS = KERNEL_D * KERNEL_H * KERNEL_W, WEIGHTS = TAPS * IN_CHANNELS * OUT_CHANNELS;
 
 // ---- shared memory of a block, for the original's size
 //   0        32       64       96 KB                          strict: 0        64       128      192     206 KB
@@ -124,8 +84,13 @@ constexpr int LINES = PRODUCERS / PIECES;  // rows of a band that the producers 
 //             plane 0: row 0: columns 0 2 4 .. 62, then 1 3 5 .. 63, 8 channels of fp16 each; row 1; plane 1 ..
 //             strict: the high parts of all planes, then the low parts; weights: [high, low][tap][lane]
 // The pixels of one column in 8 windows are 8 rows of 16 bytes side by side: a matrix for ldmatrix, free of bank conflicts.
+//
+//             filled by                                         emptied by
+//   a band    4 producer warps, from registers: `full`          8 consumer warps: `empty`; all threads arrive
+//   weights   8 consumer warps, once: in the last band, from    nobody
+//             where registers take them; strict: in their place
 constexpr int COLUMN_BYTES = CHANNELS * 2, ODD_COLUMNS = COLUMNS / 2 * COLUMN_BYTES, ROW_BYTES = 2 * ODD_COLUMNS;
-constexpr int PLANE_BYTES = 2 * ROW_BYTES, TAP_BYTES = WARP * 8, WEIGHT_BYTES = TAPS * TAP_BYTES;
+constexpr int PLANE_BYTES = 2 * ROW_BYTES, TAP_BYTES = WARP * 8, WEIGHT_BYTES = TAPS * TAP_BYTES;  // of high or low parts
 
 struct Shared {
     uint64_t full[STAGES], empty[STAGES];      // mbarriers
@@ -134,6 +99,27 @@ struct Shared {
     float weight_largest[CONSUMER_WARPS];
     float sums[CONSUMER_WARPS][OUTPUTS];
     DEVICE int exponent_after(int bands_of_all, int bands) const { return exponents[bands_of_all > bands]; }
+};
+
+struct Problem {
+    int64_t batch;
+    int depth, height, width, slabs, rows, columns;  // of x, and of its windows; a channel has less than 2^31 pixels
+    bool strict;
+    int slab_parts, part_slabs, column_parts, part_columns, row_parts, part_rows, parts, band_bytes, dynamic_bytes;
+    const Element *x, *weight, *conv_bias, *bias;
+    float* out;  // (batch,), without `bias` (batch, OUT_CHANNELS)
+    float divisor;
+    int biases;  // 1, OUT_CHANNELS or 0
+    int64_t gradients;  // parts that the weights' gradient is summed in: rows of WEIGHTS values
+    __host__ __device__ int64_t windows() const { return static_cast<int64_t>(slabs) * rows * columns; }
+};
+
+// Gradients of the averages: one a sample, or one a channel of it.
+struct Upstream {
+    const float* grad;
+    bool by_sample;
+    float scale;  // 1 / (windows * divisor)
+    __host__ __device__ float at(int64_t sample, int o) const { return grad[by_sample ? sample : sample * OUT_CHANNELS + o]; }
 };
 
 // ---- PTX
@@ -212,6 +198,10 @@ DEVICE int scale_exponent(float largest, int target) {
     return smaller(target - exponent, 126);
 }
 DEVICE float finite_or_zero(float x) { return fabsf(x) < INFINITY ? x : 0; }
+DEVICE float warp_sum(float v) {  // in all lanes
+    UNROLL for (int offset = WARP / 2; offset > 0; offset /= 2) v += __shfl_xor_sync(0xffffffffu, v, offset);
+    return v;
+}
 // The largest of the values of WARPS whole warps, which all call it. Two calls with one array need a barrier between them.
 template <int WARPS>
 DEVICE float largest_of_warps(float v, float (&by_warp)[WARPS], int warp, int barrier) {
@@ -275,9 +265,185 @@ struct Pipeline {
     DEVICE void consumer_release(unsigned n) const { mbarrier_arrive(empty + n % STAGES * 8); }
 };
 
-// ---- producers
+// ---- consumers
+// A warp's tile: tiles are numbered along columns, then slabs, then rows of windows.
+struct Tile {
+    int group, slab;  // a slab beyond the segment's is of a later row
+    DEVICE Tile next(const Segment& segment, int tiles) const {
+        const int groups = ceil_div(segment.columns, TILE_WINDOWS);
+        Tile tile = {group + tiles, slab};
+        for (; tile.group >= groups; tile.group -= groups) ++tile.slab;
+        return tile;
+    }
+    DEVICE static Tile first(const Segment& segment) { return Tile{0, 0}.next(segment, threadIdx.x / WARP); }
+    DEVICE int first_window() const { return group * TILE_WINDOWS; }
+};
+
+// Calls visit(tile, its two bands) for the warp's tiles, every CONSUMER_WARPS-th, and releases the stages. Warps may be a row
+// apart. n counts the bands. Producers arrive in their order: where a row's second one is full, the first is, too.
+template <class Visit>
+DEVICE void for_tiles(const Segment& segment, const Pipeline& pipeline, unsigned& n, Visit visit) {
+    Tile tile = Tile::first(segment);
+    UNROLL_1 for (const unsigned end = n + segment.rows; n != end; ++n) {
+        pipeline.consumer_wait(n + 1);
+        UNROLL_1 for (; tile.slab < segment.slabs; tile = tile.next(segment, CONSUMER_WARPS))
+            visit(tile, pipeline.band(n), pipeline.band(n + 1));
+        tile.slab -= segment.slabs;
+        pipeline.consumer_release(n);
+    }
+    pipeline.consumer_release(n++);
+}
+
+// Where in a band the row of 16 bytes lies that the lane names when a warp loads column `column` of a tile's windows.
+DEVICE uint32_t matrix_row(int lane, const Tile& tile, int column) {
+    const int pair = (tile.first_window() + lane % 8 + column / 2) % (COLUMNS / 2);  // beyond the row: of no window
+    return 2 * tile.slab * PLANE_BYTES + column % 2 * ODD_COLUMNS + pair * COLUMN_BYTES;
+}
+
+// weight[o][c][tap] as left operands, [tap][lane], scaled, and what rounding leaves of them; the consumers call it.
+__device__ void store_weights(const Element* __restrict__ weight, float scale, uint2* high, uint2* low) {
+    for (int i = threadIdx.x; i < TAPS * WARP; i += CONSUMERS) {
+        const int g = i % WARP / 4, t = i % 4, tap = i / WARP;
+        const auto scaled = [&](int o, int c) {
+            return o < OUT_CHANNELS && c < IN_CHANNELS ? scale * weight[(o * IN_CHANNELS + c) * TAPS + tap] : 0;
+        };
+        float w[4] = {scaled(g, 2 * t), scaled(g, 2 * t + 1), scaled(g + 8, 2 * t), scaled(g + 8, 2 * t + 1)};
+        high[i] = make_uint2(fp16_pair(w[0], w[1]), fp16_pair(w[2], w[3]));
+        if (!low) continue;
+        UNROLL for (float& each : w) each = fp16_residual(each);
+        low[i] = make_uint2(fp16_pair(w[0], w[1]), fp16_pair(w[2], w[3]));
+    }
+}
+
+// A plane of 8 windows: [row][column], channels 2t and 2t + 1 of window g. Two taps at once take neighbouring registers. As
+// ldmatrix loads columns 0 2 1 3, taps 0 and 2 of a row need no moves, at a window's even and odd positions.
+using Plane = uint32_t[SIDE][SIDE];
+DEVICE void load_plane(uint32_t band, uint32_t next_band, Plane& x) {
+    UNROLL for (int row = 0; row < SIDE; ++row) {
+        const uint4 v = ldmatrix_m8n8_x4((row < 2 ? band : next_band) + row % 2 * ROW_BYTES);
+        x[row][0] = v.x, x[row][2] = v.y, x[row][1] = v.z, x[row][3] = v.w;
+    }
+}
+
+// Nine taps of a plane of the kernel: the pairs 0 2, 3 5, 6 8 and 1 7, and the middle one. Positions of a window are numbered
+// d, h, w in binary; hw is 0 to 3.
+constexpr int PLANE_TAPS = 9, PAIRS = 4, MIDDLE = 4;
+DEVICE constexpr int first_of_pair(int pair) { return pair < 3 ? 3 * pair : 1; }
+DEVICE constexpr int second_of_pair(int pair) { return pair < 3 ? 3 * pair + 2 : 7; }
+DEVICE uint32_t pixels(const Plane& x, int hw, int tap) { return x[hw / 2 + tap / 3][hw % 2 + tap % 3]; }
+
+using Sums = float[8][4];  // [position][element: window 2t, 2t + 1 of output g, then of g + 8]
+
+template <int STRIDE>  // of weights: from tap to tap
+DEVICE void add_pair(float (*sums)[4], const uint2* w, const Plane& x, int tap, int next_tap) {
+    UNROLL for (int hw = 0; hw < 4; ++hw)
+        mma_pair(sums[hw], w[tap * STRIDE], w[next_tap * STRIDE], pixels(x, hw, tap), pixels(x, hw, next_tap));
+}
+
+// The convolution of a tile, a plane of x at a time. Plane p meets plane r = p - d of the kernel at positions of depth d. All
+// positions add in the same order, so equal inputs give equal bits.
+DEVICE void convolve(const uint2 (&weights)[TAPS], uint32_t band, uint32_t next_band, Sums& sums) {
+    uint32_t middle[4] = {};  // of the plane before: its middle tap waits for this plane's, to make a pair
+    UNROLL for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] = 0;
+    UNROLL for (int p = 0; p < SIDE; ++p) {
+        Plane x;
+        load_plane(band + p * PLANE_BYTES, next_band + p * PLANE_BYTES, x);
+        UNROLL for (int d = 0; d < 2; ++d) {
+            const int r = p - d;
+            if (r < 0 || r > 2) continue;
+            const uint2* const w = weights + r * PLANE_TAPS;
+            UNROLL for (int hw = 0; hw < 4 && r == 1; ++hw)
+                mma_pair(sums[4 * d + hw], weights[MIDDLE], w[MIDDLE], middle[hw], pixels(x, hw, MIDDLE));
+            UNROLL for (int pair = 0; pair < PAIRS; ++pair)
+                add_pair<1>(sums + 4 * d, w, x, first_of_pair(pair), second_of_pair(pair));
+            UNROLL for (int hw = 0; hw < 4 && r == 2; ++hw)
+                mma_m16n8k8_f32_f16(sums[4 * d + hw], w[MIDDLE], pixels(x, hw, MIDDLE));
+        }
+        UNROLL for (int hw = 0; hw < 4; ++hw) middle[hw] = pixels(x, hw, MIDDLE);
+    }
+}
+
+// The same, error-compensated: low * high + high * low + high * high. The tensor core truncates its sums, so each plane's begin
+// at zero and are added as fp32 numbers. The small ones are kept apart, and do not count where x is infinite: the low part of a
+// weight may have the other sign.
+DEVICE void convolve_strictly(const uint2* weights, uint32_t band, uint32_t next_band, int lower, Sums& sums) {
+    Sums small;
+    UNROLL for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] = small[i / 4][i % 4] = 0;
+    UNROLL_1 for (int p = 0; p < SIDE; ++p) {
+        Plane high, low;
+        load_plane(band + p * PLANE_BYTES, next_band + p * PLANE_BYTES, high);
+        load_plane(band + lower + p * PLANE_BYTES, next_band + lower + p * PLANE_BYTES, low);
+        UNROLL for (int d = 0; d < 2; ++d) {
+            if (p < d || p > d + 2) continue;
+            const uint2 *const high_w = weights + (p - d) * PLANE_TAPS * WARP, *const low_w = high_w + TAPS * WARP;
+            float part[4][4] = {};
+            UNROLL for (int pair = 0; pair < PAIRS; ++pair) {
+                add_pair<WARP>(small + 4 * d, low_w, high, first_of_pair(pair), second_of_pair(pair));
+                add_pair<WARP>(part, high_w, high, first_of_pair(pair), second_of_pair(pair));
+                add_pair<WARP>(small + 4 * d, high_w, low, first_of_pair(pair), second_of_pair(pair));
+            }
+            const uint2 w = high_w[MIDDLE * WARP], small_w = low_w[MIDDLE * WARP];
+            UNROLL for (int hw = 0; hw < 4; ++hw) {
+                mma_pair(small[4 * d + hw], small_w, w, pixels(high, hw, MIDDLE), pixels(low, hw, MIDDLE));
+                mma_m16n8k8_f32_f16(part[hw], w, pixels(high, hw, MIDDLE));
+            }
+            UNROLL for (int i = 0; i < 16; ++i) sums[4 * d + i / 4][i % 4] += part[i / 4][i % 4];
+        }
+    }
+    UNROLL for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] += finite_or_zero(small[i / 4][i % 4]);
+}
+
+struct Maximum {
+    float value;
+    uint32_t index;  // a bit: 1 << position
+};
+
+// A lane's four maxima as PyTorch finds them: the last NaN, else the first of the largest. Neighbours meet in pairs, then
+// pairs, then fours: of equal ones the first goes on.
+template <bool INDICES>
+DEVICE void find_maxima(const Sums& sums, Maximum (&maxima)[4]) {
+    UNROLL for (int element = 0; element < 4; ++element) {
+        Maximum best[8];
+        UNROLL for (int i = 0; i < 8; ++i) best[i] = {sums[i][element], 1u << i};
+        UNROLL for (int step = 1; step < 8; step *= 2)
+            UNROLL for (int i = 0; i < 8; i += 2 * step) {
+                const Maximum next = best[i + step];
+                if (INDICES) best[i].index = next.value > best[i].value ? next.index : best[i].index;
+                best[i].value = max_nan(best[i].value, next.value);
+            }
+        maxima[element] = best[0];
+    }
+    if (!INDICES) return;
+    const float total = (maxima[0].value + maxima[1].value) + (maxima[2].value + maxima[3].value);
+    if (total == total) return;
+    UNROLL for (int i = 0; i < 32; ++i)  // perhaps one of them is a NaN
+        if (sums[i / 4][i % 4] != sums[i / 4][i % 4]) maxima[i % 4].index = 1u << i / 4;
+}
+
+// A window's argmax indices are 16 bytes with a bit in each: output o in byte o / 4 of word o % 4. Two lanes have parts of the
+// same words and exchange them.
+DEVICE uint32_t argmax_word(int g, const uint32_t (&indices)[4]) {
+    const bool upper = g >= 4;
+    const int to_bytes = upper ? 0x4101 : 0x1410;  // 1 and 3, or 0 and 2; the second byte of an index is zero
+    const uint32_t even = __byte_perm(indices[0], indices[2], to_bytes), odd = __byte_perm(indices[1], indices[3], to_bytes);
+    return (upper ? odd : even) | __shfl_xor_sync(0xffffffffu, upper ? even : odd, 16);
+}
+
+// A warp writes a sample's result: with a bias the sum over outputs, else the average of each. Lane o has output o's sum.
+DEVICE void write_result(const Problem& p, int64_t sample, float sum) {
+    const int o = threadIdx.x % WARP;
+    float average = 0;
+    if (o < OUT_CHANNELS) {
+        average = (sum / p.windows() + copysignf(1, p.divisor) * p.conv_bias[o]) / fabsf(p.divisor);
+        if (!p.biases) p.out[sample * OUT_CHANNELS + o] = average;
+        else average += p.bias[p.biases == 1 ? 0 : o];
+    }
+    average = warp_sum(average);
+    if (p.biases && o == 0) p.out[sample] = average;
+}
+
+// ---- the kernel: producer warps, then consumer warps
 constexpr int FIRST_TARGET = 11, LAST_TARGET = 15, REJECTED = 1000;  // the first leaves room for values 31 times as large
-constexpr float LARGEST_FP16 = 65504;
 
 using Piece = float[CHANNELS * 4];  // four columns of a row, in all channels
 DEVICE float largest_finite(float largest, const Piece& v) {
@@ -351,7 +517,7 @@ DEVICE void produce(const Problem& problem, const Segment& segment, const Pipeli
         }
         if (++band == segment.bands()) {  // consumers read the exponent behind the last band's barrier
             largest = largest_of_warps(largest, shared.producer_largest[1], thread / WARP, 1);
-            const bool accepted = exact || largest * power_of_2(exponent) <= LARGEST_FP16;
+            const bool accepted = exact || largest * power_of_2(exponent) <= 65504;  // fp16's largest
             if (thread == 0) shared.exponents[exact] = accepted ? exponent : REJECTED;
             exponent = scale_exponent(largest, LAST_TARGET);
             if (!accepted) exact = true, band = 0;
@@ -360,192 +526,10 @@ DEVICE void produce(const Problem& problem, const Segment& segment, const Pipeli
     }
 }
 
-// ---- consumers
-// A warp's tile: tiles are numbered along columns, then slabs, then rows of windows.
-struct Tile {
-    int group, slab;  // a slab beyond the segment's is of a later row
-    DEVICE Tile next(const Segment& segment, int tiles) const {
-        const int groups = ceil_div(segment.columns, TILE_WINDOWS);
-        Tile tile = {group + tiles, slab};
-        for (; tile.group >= groups; tile.group -= groups) ++tile.slab;
-        return tile;
-    }
-    DEVICE static Tile first(const Segment& segment) { return Tile{0, 0}.next(segment, threadIdx.x / WARP); }
-    DEVICE int first_window() const { return group * TILE_WINDOWS; }
-};
-
-// Calls visit(tile, its two bands) for the warp's tiles, every CONSUMER_WARPS-th, and releases the stages. Warps may be a row
-// apart. n counts the bands.
-template <class Visit>
-DEVICE void for_tiles(const Segment& segment, const Pipeline& pipeline, unsigned& n, Visit visit) {
-    Tile tile = Tile::first(segment);
-    pipeline.consumer_wait(n);
-    UNROLL_1 for (; segment.row_of_band(n) < segment.rows; ++n) {
-        pipeline.consumer_wait(n + 1);
-        UNROLL_1 for (; tile.slab < segment.slabs; tile = tile.next(segment, CONSUMER_WARPS))
-            visit(tile, pipeline.band(n), pipeline.band(n + 1));
-        tile.slab -= segment.slabs;
-        pipeline.consumer_release(n);
-    }
-    pipeline.consumer_release(n++);
-}
-
-// Where in a band the row of 16 bytes lies that the lane names when a warp loads column `column` of a tile's windows.
-DEVICE uint32_t matrix_row(int lane, const Tile& tile, int column) {
-    const int pair = (tile.first_window() + lane % 8 + column / 2) % (COLUMNS / 2);  // beyond the row: of no window
-    return 2 * tile.slab * PLANE_BYTES + column % 2 * ODD_COLUMNS + pair * COLUMN_BYTES;
-}
-
-// weight[o][c][tap] as left operands, [tap][lane], scaled, and what rounding leaves of them; the consumers call it.
-__device__ void store_weights(const Element* __restrict__ weight, float scale, uint2* high, uint2* low) {
-    for (int i = threadIdx.x; i < TAPS * WARP; i += CONSUMERS) {
-        const int g = i % WARP / 4, t = i % 4, tap = i / WARP;
-        const auto scaled = [&](int o, int c) {
-            return o < OUT_CHANNELS && c < IN_CHANNELS ? scale * weight[(o * IN_CHANNELS + c) * TAPS + tap] : 0;
-        };
-        float w[4] = {scaled(g, 2 * t), scaled(g, 2 * t + 1), scaled(g + 8, 2 * t), scaled(g + 8, 2 * t + 1)};
-        high[i] = make_uint2(fp16_pair(w[0], w[1]), fp16_pair(w[2], w[3]));
-        if (!low) continue;
-        UNROLL for (float& each : w) each = fp16_residual(each);
-        low[i] = make_uint2(fp16_pair(w[0], w[1]), fp16_pair(w[2], w[3]));
-    }
-}
-
-// A plane of 8 windows: [row][column], channels 2t and 2t + 1 of window g. Two taps at once take neighbouring registers. As
-// ldmatrix loads columns 0 2 1 3, taps 0 and 2 of a row need no moves, at a window's even and odd positions.
-using Plane = uint32_t[SIDE][SIDE];
-DEVICE void load_plane(uint32_t band, uint32_t next_band, Plane& x) {
-    UNROLL for (int row = 0; row < SIDE; ++row) {
-        const uint4 v = ldmatrix_m8n8_x4((row < 2 ? band : next_band) + row % 2 * ROW_BYTES);
-        x[row][0] = v.x, x[row][2] = v.y, x[row][1] = v.z, x[row][3] = v.w;
-    }
-}
-
-// Nine taps of a plane of the kernel: the pairs 0 2, 3 5, 6 8 and 1 7, and the middle one. Positions of a window are numbered
-// d, h, w in binary; hw is 0 to 3.
-constexpr int PLANE_TAPS = 9, PAIRS = 4, MIDDLE = 4;
-DEVICE constexpr int first_of_pair(int pair) { return pair < 3 ? 3 * pair : 1; }
-DEVICE constexpr int second_of_pair(int pair) { return pair < 3 ? 3 * pair + 2 : 7; }
-DEVICE uint32_t pixels(const Plane& x, int hw, int tap) { return x[hw / 2 + tap / 3][hw % 2 + tap % 3]; }
-
-using Sums = float[8][4];  // [position][element: window 2t, 2t + 1 of output g, then of g + 8]
-
-DEVICE void add_pair(float (*sums)[4], const Plane& x, int tap, int next_tap, uint2 w, uint2 next_w) {
-    UNROLL for (int hw = 0; hw < 4; ++hw) mma_pair(sums[hw], w, next_w, pixels(x, hw, tap), pixels(x, hw, next_tap));
-}
-
-// The convolution of a tile, a plane of x at a time. Plane p meets plane r = p - d of the kernel at positions of depth d. All
-// positions add in the same order, so equal inputs give equal bits.
-DEVICE void convolve(const uint2 (&weights)[TAPS], uint32_t band, uint32_t next_band, Sums& sums) {
-    uint32_t middle[4] = {};  // of the plane before: its middle tap waits for this plane's, to make a pair
-    UNROLL for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] = 0;
-    UNROLL for (int p = 0; p < SIDE; ++p) {
-        Plane x;
-        load_plane(band + p * PLANE_BYTES, next_band + p * PLANE_BYTES, x);
-        UNROLL for (int d = 0; d < 2; ++d) {
-            const int r = p - d;
-            if (r < 0 || r > 2) continue;
-            const uint2* const w = weights + r * PLANE_TAPS;
-            UNROLL for (int hw = 0; hw < 4 && r == 1; ++hw)
-                mma_pair(sums[4 * d + hw], weights[MIDDLE], w[MIDDLE], middle[hw], pixels(x, hw, MIDDLE));
-            UNROLL for (int pair = 0; pair < PAIRS; ++pair) {
-                const int tap = first_of_pair(pair), second = second_of_pair(pair);
-                add_pair(sums + 4 * d, x, tap, second, w[tap], w[second]);
-            }
-            UNROLL for (int hw = 0; hw < 4 && r == 2; ++hw)
-                mma_m16n8k8_f32_f16(sums[4 * d + hw], w[MIDDLE], pixels(x, hw, MIDDLE));
-        }
-        UNROLL for (int hw = 0; hw < 4; ++hw) middle[hw] = pixels(x, hw, MIDDLE);
-    }
-}
-
-// The same, error-compensated: low * high + high * low + high * high. The tensor core truncates its sums, so each plane's begin
-// at zero and are added as fp32 numbers. The small ones are kept apart, and do not count where x is infinite: the low part of a
-// weight may have the other sign.
-DEVICE void convolve_strictly(uint32_t weights, uint32_t band, uint32_t next_band, int lower, Sums& sums) {
-    Sums small;
-    UNROLL for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] = small[i / 4][i % 4] = 0;
-    UNROLL_1 for (int p = 0; p < SIDE; ++p) {
-        Plane high, low;
-        load_plane(band + p * PLANE_BYTES, next_band + p * PLANE_BYTES, high);
-        load_plane(band + lower + p * PLANE_BYTES, next_band + lower + p * PLANE_BYTES, low);
-        UNROLL for (int d = 0; d < 2; ++d) {
-            if (p < d || p > d + 2) continue;
-            const uint32_t at = weights + (p - d) * PLANE_TAPS * TAP_BYTES;
-            const auto high_w = [&](int tap) { return ld_shared_v2_u32(at + tap * TAP_BYTES); };
-            const auto low_w = [&](int tap) { return ld_shared_v2_u32(at + WEIGHT_BYTES + tap * TAP_BYTES); };
-            float part[4][4] = {};
-            UNROLL for (int pair = 0; pair < PAIRS; ++pair) {
-                const int tap = first_of_pair(pair), second = second_of_pair(pair);
-                const uint2 w = high_w(tap), next_w = high_w(second), small_w = low_w(tap), next_small_w = low_w(second);
-                add_pair(small + 4 * d, high, tap, second, small_w, next_small_w);
-                add_pair(part, high, tap, second, w, next_w);
-                add_pair(small + 4 * d, low, tap, second, w, next_w);
-            }
-            const uint2 w = high_w(MIDDLE), small_w = low_w(MIDDLE);
-            UNROLL for (int hw = 0; hw < 4; ++hw) {
-                mma_pair(small[4 * d + hw], small_w, w, pixels(high, hw, MIDDLE), pixels(low, hw, MIDDLE));
-                mma_m16n8k8_f32_f16(part[hw], w, pixels(high, hw, MIDDLE));
-            }
-            UNROLL for (int i = 0; i < 16; ++i) sums[4 * d + i / 4][i % 4] += part[i / 4][i % 4];
-        }
-    }
-    UNROLL for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] += finite_or_zero(small[i / 4][i % 4]);
-}
-
-struct Maximum {
-    float value;
-    uint32_t index;  // a bit: 1 << position
-};
-
-// A lane's four maxima as PyTorch finds them: the last NaN, else the first of the largest. Neighbours meet in pairs, then
-// pairs, then fours: of equal ones the first goes on.
-template <bool INDICES>
-DEVICE void find_maxima(const Sums& sums, Maximum (&maxima)[4]) {
-    UNROLL for (int element = 0; element < 4; ++element) {
-        Maximum best[8];
-        UNROLL for (int i = 0; i < 8; ++i) best[i] = {sums[i][element], 1u << i};
-        UNROLL for (int step = 1; step < 8; step *= 2)
-            UNROLL for (int i = 0; i < 8; i += 2 * step) {
-                const Maximum next = best[i + step];
-                if (INDICES) best[i].index = next.value > best[i].value ? next.index : best[i].index;
-                best[i].value = max_nan(best[i].value, next.value);
-            }
-        maxima[element] = best[0];
-    }
-    if (!INDICES) return;
-    const float total = (maxima[0].value + maxima[1].value) + (maxima[2].value + maxima[3].value);
-    if (total == total) return;
-    UNROLL for (int i = 0; i < 32; ++i)  // perhaps one of them is a NaN
-        if (sums[i / 4][i % 4] != sums[i / 4][i % 4]) maxima[i % 4].index = 1u << i / 4;
-}
-
-// A window's argmax indices are 16 bytes with a bit in each: output o in byte o / 4 of word o % 4. Two lanes have parts of the
-// same words and exchange them.
-DEVICE uint32_t argmax_word(int g, const uint32_t (&indices)[4]) {
-    const bool upper = g >= 4;
-    const int to_bytes = upper ? 0x4101 : 0x1410;  // 1 and 3, or 0 and 2; the second byte of an index is zero
-    const uint32_t even = __byte_perm(indices[0], indices[2], to_bytes), odd = __byte_perm(indices[1], indices[3], to_bytes);
-    return (upper ? odd : even) | __shfl_xor_sync(0xffffffffu, upper ? even : odd, 16);
-}
-
-// A warp writes a sample's result; lane o has the sum of output o's maxima.
-DEVICE void write_result(const Result& result, int64_t sample, float sum) {
-    const int o = threadIdx.x % WARP;
-    float average = 0;
-    if (o < OUT_CHANNELS) {
-        average = (sum / result.windows + copysignf(1, result.divisor) * result.conv_bias[o]) / fabsf(result.divisor);
-        if (!result.bias) result.out[sample * OUT_CHANNELS + o] = average;
-        else average += result.bias[result.biases == 1 ? 0 : o];
-    }
-    average = warp_sum(average);
-    if (result.bias && o == 0) result.out[sample] = average;
-}
-
 // `part_sums` (parts, batch, OUTPUTS) where a sample has several, else null; `argmax` (batch, slabs, rows, columns, 4).
 template <bool STRICT, bool INDICES>
 __global__ void __launch_bounds__(THREADS, 1)
-    conv_max_mean(const Problem problem, const Result result, float* __restrict__ part_sums, uint32_t* __restrict__ argmax) {
+    conv_max_mean(const Problem problem, float* __restrict__ part_sums, uint32_t* __restrict__ argmax) {
     extern __shared__ __align__(128) char memory[];
     __shared__ Shared shared;
     __shared__ Segment segment;  // in no registers, which are short
@@ -555,12 +539,11 @@ __global__ void __launch_bounds__(THREADS, 1)
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const int weight_exponent = scale_exponent(largest_weight<CONSUMER_WARPS>(problem.weight, shared.weight_largest, 2), 14);
     uint2* const stored = reinterpret_cast<uint2*>(memory + (STRICT ? STAGES : STAGES - 1) * pipeline.band_bytes);
-    store_weights(problem.weight, copysignf(power_of_2(weight_exponent), result.divisor), stored,
+    store_weights(problem.weight, copysignf(power_of_2(weight_exponent), problem.divisor), stored,
                   STRICT ? stored + TAPS * WARP : nullptr);
     bar_sync(2, CONSUMERS);
-    const uint32_t stored_weights = shared_address(stored) + lane * 8;
     uint2 weights[TAPS];
-    if (!STRICT) UNROLL for (int tap = 0; tap < TAPS; ++tap) weights[tap] = ld_shared_v2_u32(stored_weights + tap * TAP_BYTES);
+    if (!STRICT) UNROLL for (int tap = 0; tap < TAPS; ++tap) weights[tap] = stored[tap * WARP + lane];
     pipeline.consumer_release(STAGES - 1);
 
     float totals[2];  // of outputs g and g + 8
@@ -571,7 +554,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             const uint32_t offset = matrix_row(lane, tile, lane / 8 % 2 * 2 + lane / 16);
             Sums sums;
             if constexpr (STRICT)
-                convolve_strictly(stored_weights, band + offset, next_band + offset, pipeline.band_bytes / 2, sums);
+                convolve_strictly(stored + lane, band + offset, next_band + offset, pipeline.band_bytes / 2, sums);
             else
                 convolve(weights, band + offset, next_band + offset, sums);
             Maximum maxima[4];
@@ -600,18 +583,17 @@ __global__ void __launch_bounds__(THREADS, 1)
     float sum = 0;
     if (lane < OUTPUTS)
         for (int other = 0; other < CONSUMER_WARPS; ++other) sum += shared.sums[other][lane];
-    const int scale = -shared.exponent_after(n, segment.bands()) - weight_exponent;  // may be beyond a float's: two factors
-    sum = sum * power_of_2(scale / 2) * power_of_2(scale - scale / 2);
-    if (!part_sums) write_result(result, segment.sample, sum);
+    sum = ldexpf(sum, -shared.exponent_after(n, segment.bands()) - weight_exponent);
+    if (!part_sums) write_result(problem, segment.sample, sum);
     else if (lane < OUTPUTS) part_sums[static_cast<int64_t>(blockIdx.x) * OUTPUTS + lane] = sum;
 }
 
 // A warp adds the parts of a sample, in order.
-__global__ void __launch_bounds__(WARP) finish_samples(const float* __restrict__ sums, int parts, const Result result) {
+__global__ void __launch_bounds__(WARP) finish_samples(const float* __restrict__ sums, const Problem problem) {
     float sum = 0;
-    for (int part = 0; part < parts; ++part)
+    for (int part = 0; part < problem.parts; ++part)
         if (threadIdx.x < OUTPUTS) sum += sums[(static_cast<int64_t>(part) * gridDim.x + blockIdx.x) * OUTPUTS + threadIdx.x];
-    write_result(result, blockIdx.x, sum);
+    write_result(problem, blockIdx.x, sum);
 }
 
 // ---- gradients
@@ -860,7 +842,7 @@ __global__ void __launch_bounds__(WARP)
 // ---- launches
 // The problem, cut into parts for that device.
 static Problem planned(int64_t batch, int depth, int height, int width, bool strict, int device) {
-    Problem p = {nullptr, nullptr, batch, depth, height, width, (depth - 2) / 2, (height - 2) / 2, (width - 2) / 2, strict};
+    Problem p = {batch, depth, height, width, (depth - 2) / 2, (height - 2) / 2, (width - 2) / 2, strict};
     int limit = 0, sm_count = 0;
     cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
@@ -896,22 +878,19 @@ extern "C" int64_t count_gradients(int64_t batch, int64_t depth, int64_t height,
     return planned(batch, depth, height, width, strict, device).gradients;
 }
 
-// argmax (batch, slabs, rows, columns, OUTPUTS bytes) may be null. scratch: OUTPUTS floats a block. out: (batch,), without a
-// bias (batch, OUT_CHANNELS).
+// argmax (batch, slabs, rows, columns, OUTPUTS bytes) may be null. scratch: OUTPUTS floats a block.
 extern "C" int launch_conv_max_mean(const Element* x, const Element* weight, const Element* conv_bias, const Element* bias,
                                     float* scratch, float* out, uint32_t* argmax, double divisor, int64_t biases,
                                     int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t strict,
                                     int64_t device, cudaStream_t stream) {
     Problem p = planned(batch, depth, height, width, strict, device);
-    p.x = x, p.weight = weight;
-    const Result result = {conv_bias, biases ? bias : nullptr, static_cast<int>(biases), static_cast<float>(divisor),
-                           static_cast<float>(p.windows()), out};
+    p.x = x, p.weight = weight, p.conv_bias = conv_bias, p.bias = bias, p.out = out, p.divisor = divisor, p.biases = biases;
     const auto kernel = strict ? (argmax ? conv_max_mean<true, true> : conv_max_mean<true, false>)
                                : (argmax ? conv_max_mean<false, true> : conv_max_mean<false, false>);
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.dynamic_bytes);
     if (error != cudaSuccess) return error;
-    kernel<<<batch * p.parts, THREADS, p.dynamic_bytes, stream>>>(p, result, p.parts > 1 ? scratch : nullptr, argmax);
-    if (p.parts > 1) finish_samples<<<batch, WARP, 0, stream>>>(scratch, p.parts, result);
+    kernel<<<batch * p.parts, THREADS, p.dynamic_bytes, stream>>>(p, p.parts > 1 ? scratch : nullptr, argmax);
+    if (p.parts > 1) finish_samples<<<batch, WARP, 0, stream>>>(scratch, p);
     return cudaGetLastError();
 }
 
@@ -978,8 +957,7 @@ def sizes(kernels, x, weight, conv_bias, bias, strict, *pool):
         raise RuntimeError(f"{NAME}: expected a GPU of compute capability 8.0 or later; v3_single_kernel runs on others")
     if not kernels.is_served():
         limits = "at most 8 channels in and 16 out, a kernel of 3 x 3 x 3 and windows of 2 x 2 x 2"
-        warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")
-        return None
+        return warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")
     numbers = shape[0], *shape[2:], strict, x[2].index or 0
     blocks, parts = (kernels.count_blocks(*numbers), kernels.count_gradients(*numbers)) if shape[0] else (0, 0)
     if blocks >= 2**31:
@@ -1050,7 +1028,7 @@ def original(x, weight, conv_bias, bias, divisor, pool):
 
 class ModelNew(nn.Module):
     # Bound here, as `sizes` is above, so that another variant in the same notebook cannot replace them.
-    shared_limit_kb = SHARED_LIMIT_KB
+    shared_limit_kb = 0  # builds as for a device with that much shared memory a block; 0: what the device has
     fused = plan, save, saved, gradient
     sources = NAME, CUDA, SCHEMA, forward, original
 

@@ -40,7 +40,6 @@ import torch
 import torch.nn as nn
 
 NAME = "conv3d_div_max_gap_bias_sum_v4_tensor_core"
-SHARED_LIMIT_KB = 0  # builds as for a device with that much shared memory a block; 0: what the device has
 EXAMPLE = (8, 16, 3, 2.0, 2, (16, 1, 1, 1), 1), (128, 8, 16, 64, 64), (4, 8, 6, 12, 20), 2e-2  # see main; limit: TF32's
 SCHEMA = "forward(Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor, int[3] pool) -> Tensor"
 
@@ -58,7 +57,6 @@ extern "C" int64_t is_served() { return SERVED; }
 
 #if SERVED
 using Element = float;  // of x and the parameters
-
 #define DEVICE __device__ __forceinline__
 #define UNROLL _Pragma("unroll")
 #define UNROLL_1 _Pragma("unroll 1")
@@ -103,18 +101,13 @@ struct Shared {
 };
 
 struct Problem {
-    const Element *x, *weight;
     int64_t batch;
     int depth, height, width, slabs, rows, columns;  // of x, and of its windows; a channel has less than 2^31 pixels
     int slab_parts, part_slabs, column_parts, part_columns, row_parts, part_rows, parts, band_bytes, dynamic_bytes;
-};
-
-// What a sample's sums become: with a bias the sum over all outputs, else the average of each.
-struct Result {
-    const Element *conv_bias, *bias;
-    int biases;  // 1 or OUT_CHANNELS
+    const Element *x, *weight, *conv_bias, *bias;
+    float* out;  // (batch,), without `bias` (batch, OUT_CHANNELS)
     float divisor, windows;
-    float* out;
+    int biases;  // 1, OUT_CHANNELS or 0
 };
 
 // ---- PTX
@@ -207,8 +200,6 @@ struct Segment {
         rows = smaller(problem.part_rows, problem.rows - first_row);
     }
     DEVICE int bands() const { return rows + 1; }
-    // Bands are counted over both attempts.
-    DEVICE int row_of_band(int n) const { return n < bands() ? n : n - bands(); }
 };
 
 // Band n, counted over all attempts, is in stage n % STAGES. Producers wait for its empty barrier and arrive at its full one;
@@ -232,100 +223,15 @@ struct Pipeline {
     DEVICE void consumer_release(unsigned n) const { mbarrier_arrive(empty + n % STAGES * 8); }
 };
 
-// ---- producers
-constexpr int FIRST_TARGET = 11, LAST_TARGET = 15, REJECTED = 1000;  // the first leaves room for values 31 times as large
-constexpr float LARGEST_FP16 = 65504;
-
-using Piece = float[CHANNELS * 4];  // four columns of a row, in all channels
-DEVICE float largest_finite(float largest, const Piece& v) {
-    float all = largest;
-    UNROLL for (int i = 0; i < CHANNELS * 4; ++i) all = fmaxf(all, fabsf(v[i]));
-    if (all < INFINITY) return all;
-    UNROLL for (int i = 0; i < CHANNELS * 4; ++i) largest = fmaxf(largest, fabsf(finite_or_zero(v[i])));
-    return largest;
-}
-DEVICE void load_piece(const Element* __restrict__ from, int64_t channel_floats, int exist, bool aligned, Piece& v) {
-    UNROLL for (int i = 0; i < CHANNELS * 4; ++i) v[i] = 0;
-    if (aligned && exist > 0)
-        UNROLL for (int c = 0; c < IN_CHANNELS; ++c) {
-            const float4 four = __ldg(reinterpret_cast<const float4*>(from + c * channel_floats));
-            v[4 * c] = four.x, v[4 * c + 1] = four.y, v[4 * c + 2] = four.z, v[4 * c + 3] = four.w;
-        }
-    if (!aligned)
-        UNROLL for (int i = 0; i < IN_CHANNELS * 4; ++i)
-            if (i % 4 < exist) v[i] = __ldg(from + i / 4 * channel_floats + i % 4);
-}
-
-// A piece goes to its row as fp16, a column's channels side by side. Every other group of four lanes swaps its two pairs of
-// columns, so that a quarter-warp's stores touch all banks.
-DEVICE void store_piece(uint32_t row, int piece, const Piece& v) {
-    uint4 columns[4];
-    UNROLL for (int k = 0; k < 4; ++k)
-        columns[k] = make_uint4(fp16_pair(v[k], v[4 + k]), fp16_pair(v[8 + k], v[12 + k]), fp16_pair(v[16 + k], v[20 + k]),
-                                fp16_pair(v[24 + k], v[28 + k]));
-    const bool turned = piece / 4 % 2;
-    const uint32_t first = row + (2 * piece + turned) * COLUMN_BYTES, second = row + (2 * piece + !turned) * COLUMN_BYTES;
-    UNROLL for (int odd = 0; odd < 2; ++odd) {
-        const uint4 a = columns[odd], b = columns[2 + odd];
-        st_shared_v4_u32(first + odd * ODD_COLUMNS, turned ? b : a);
-        st_shared_v4_u32(second + odd * ODD_COLUMNS, turned ? a : b);
-    }
-}
-
-template <bool STRICT>
-DEVICE void produce(const Problem& problem, const Segment& segment, const Pipeline& pipeline, Shared& shared, int thread) {
-    const int piece = thread % PIECES, first_line = thread / PIECES, lines = 2 * (2 * segment.slabs + 2);  // of a band
-    const int64_t plane_floats = static_cast<int64_t>(problem.height) * problem.width;
-    const int left = 2 * segment.first_column + 4 * piece, exist = problem.width - left;
-    const bool aligned = problem.width % 4 == 0 && reinterpret_cast<uintptr_t>(problem.x) % 16 == 0;
-    const Element* const from = problem.x + left + 2 * segment.first_row * static_cast<int64_t>(problem.width) +
-                              (segment.sample * IN_CHANNELS * problem.depth + 2 * segment.first_slab) * plane_floats;
-    Piece v;
-    const auto load = [&](int band, int line) {  // line: plane and row in a band
-        load_piece(from + line / 2 * plane_floats + (2 * band + line % 2) * static_cast<int64_t>(problem.width),
-                   problem.depth * plane_floats, exist, aligned, v);
-    };
-    load(0, first_line);
-    const float first_largest = largest_of_warps(largest_finite(0, v), shared.producer_largest[0], thread / WARP, 1);
-    int exponent = scale_exponent(first_largest, FIRST_TARGET), band = 0;
-    bool exact = false;
-    float largest = 0;
-    UNROLL_1 for (unsigned n = 0; band < segment.bands(); ++n) {
-        const int next_band = band + 1 < segment.bands() ? band + 1 : 0;  // the first again, in case of a second attempt
-        pipeline.producer_acquire(n);
-        UNROLL_1 for (int line = first_line; line < lines; line += LINES) {
-            const uint32_t to = pipeline.band(n) + line * ROW_BYTES;
-            largest = largest_finite(largest, v);
-            UNROLL for (int i = 0; i < CHANNELS * 4; ++i) v[i] *= power_of_2(exponent);
-            store_piece(to, piece, v);
-            if (STRICT) {
-                UNROLL for (int i = 0; i < CHANNELS * 4; ++i) v[i] = fp16_residual(v[i]);
-                store_piece(to + pipeline.band_bytes / 2, piece, v);
-            }
-            // The next piece is under way while the pipeline is full.
-            const bool in_band = line + LINES < lines;
-            load(in_band ? band : next_band, in_band ? line + LINES : first_line);
-        }
-        if (++band == segment.bands()) {  // consumers read the exponent behind the last band's barrier
-            largest = largest_of_warps(largest, shared.producer_largest[1], thread / WARP, 1);
-            const bool accepted = exact || largest * power_of_2(exponent) <= LARGEST_FP16;
-            if (thread == 0) shared.exponents[exact] = accepted ? exponent : REJECTED;
-            exponent = scale_exponent(largest, LAST_TARGET);
-            if (!accepted) exact = true, band = 0;
-        }
-        pipeline.producer_commit(n);
-    }
-}
-
 // ---- consumers
 // Calls visit(first window and slab of a tile, its two bands) for the warp's tiles, every CONSUMER_WARPS-th along columns, then
-// slabs, then rows of windows, and releases the stages. Warps may be a row apart. n counts the bands.
+// slabs, then rows of windows, and releases the stages. Warps may be a row apart. n counts the bands. Producers arrive in their
+// order: where a row's second one is full, the first is, too.
 template <class Visit>
 DEVICE void for_tiles(const Segment& segment, const Pipeline& pipeline, unsigned& n, Visit visit) {
     const int groups = ceil_div(segment.columns, TILE_WINDOWS);
     int group = threadIdx.x / WARP, slab = 0;  // a slab beyond the segment's is of a later row
-    pipeline.consumer_wait(n);
-    UNROLL_1 for (; segment.row_of_band(n) < segment.rows; ++n, slab -= segment.slabs) {
+    UNROLL_1 for (const unsigned end = n + segment.rows; n != end; ++n, slab -= segment.slabs) {
         pipeline.consumer_wait(n + 1);
         UNROLL_1 for (;; group += CONSUMER_WARPS) {
             for (; group >= groups; group -= groups) ++slab;
@@ -448,23 +354,106 @@ DEVICE float maximum(const Sums& sums, int element) {
     return max_nan(max_nan(larger(0, 1), larger(2, 3)), max_nan(larger(4, 5), larger(6, 7)));
 }
 
-// A warp writes a sample's result; lane o has the sum of output o's maxima.
-DEVICE void write_result(const Result& result, int64_t sample, float sum) {
+// A warp writes a sample's result: with a bias the sum over outputs, else the average of each. Lane o has output o's sum.
+DEVICE void write_result(const Problem& p, int64_t sample, float sum) {
     const int o = threadIdx.x % WARP;
     float average = 0;
     if (o < OUT_CHANNELS) {
-        average = (sum / result.windows + copysignf(1, result.divisor) * result.conv_bias[o]) / fabsf(result.divisor);
-        if (!result.bias) result.out[sample * OUT_CHANNELS + o] = average;
-        else average += result.bias[result.biases == 1 ? 0 : o];
+        average = (sum / p.windows + copysignf(1, p.divisor) * p.conv_bias[o]) / fabsf(p.divisor);
+        if (!p.biases) p.out[sample * OUT_CHANNELS + o] = average;
+        else average += p.bias[p.biases == 1 ? 0 : o];
     }
     UNROLL for (int offset = WARP / 2; offset > 0; offset /= 2) average += __shfl_xor_sync(0xffffffffu, average, offset);
-    if (result.bias && o == 0) result.out[sample] = average;
+    if (p.biases && o == 0) p.out[sample] = average;
+}
+
+// ---- the kernel: producer warps, then consumer warps
+constexpr int FIRST_TARGET = 11, LAST_TARGET = 15, REJECTED = 1000;  // the first leaves room for values 31 times as large
+
+using Piece = float[CHANNELS * 4];  // four columns of a row, in all channels
+DEVICE float largest_finite(float largest, const Piece& v) {
+    float all = largest;
+    UNROLL for (int i = 0; i < CHANNELS * 4; ++i) all = fmaxf(all, fabsf(v[i]));
+    if (all < INFINITY) return all;
+    UNROLL for (int i = 0; i < CHANNELS * 4; ++i) largest = fmaxf(largest, fabsf(finite_or_zero(v[i])));
+    return largest;
+}
+DEVICE void load_piece(const Element* __restrict__ from, int64_t channel_floats, int exist, bool aligned, Piece& v) {
+    UNROLL for (int i = 0; i < CHANNELS * 4; ++i) v[i] = 0;
+    if (aligned && exist > 0)
+        UNROLL for (int c = 0; c < IN_CHANNELS; ++c) {
+            const float4 four = __ldg(reinterpret_cast<const float4*>(from + c * channel_floats));
+            v[4 * c] = four.x, v[4 * c + 1] = four.y, v[4 * c + 2] = four.z, v[4 * c + 3] = four.w;
+        }
+    if (!aligned)
+        UNROLL for (int i = 0; i < IN_CHANNELS * 4; ++i)
+            if (i % 4 < exist) v[i] = __ldg(from + i / 4 * channel_floats + i % 4);
+}
+
+// A piece goes to its row as fp16, a column's channels side by side. Every other group of four lanes swaps its two pairs of
+// columns, so that a quarter-warp's stores touch all banks.
+DEVICE void store_piece(uint32_t row, int piece, const Piece& v) {
+    uint4 columns[4];
+    UNROLL for (int k = 0; k < 4; ++k)
+        columns[k] = make_uint4(fp16_pair(v[k], v[4 + k]), fp16_pair(v[8 + k], v[12 + k]), fp16_pair(v[16 + k], v[20 + k]),
+                                fp16_pair(v[24 + k], v[28 + k]));
+    const bool turned = piece / 4 % 2;
+    const uint32_t first = row + (2 * piece + turned) * COLUMN_BYTES, second = row + (2 * piece + !turned) * COLUMN_BYTES;
+    UNROLL for (int odd = 0; odd < 2; ++odd) {
+        const uint4 a = columns[odd], b = columns[2 + odd];
+        st_shared_v4_u32(first + odd * ODD_COLUMNS, turned ? b : a);
+        st_shared_v4_u32(second + odd * ODD_COLUMNS, turned ? a : b);
+    }
+}
+
+template <bool STRICT>
+DEVICE void produce(const Problem& problem, const Segment& segment, const Pipeline& pipeline, Shared& shared, int thread) {
+    const int piece = thread % PIECES, first_line = thread / PIECES, lines = 2 * (2 * segment.slabs + 2);  // of a band
+    const int64_t plane_floats = static_cast<int64_t>(problem.height) * problem.width;
+    const int left = 2 * segment.first_column + 4 * piece, exist = problem.width - left;
+    const bool aligned = problem.width % 4 == 0 && reinterpret_cast<uintptr_t>(problem.x) % 16 == 0;
+    const Element* const from = problem.x + left + 2 * segment.first_row * static_cast<int64_t>(problem.width) +
+                              (segment.sample * IN_CHANNELS * problem.depth + 2 * segment.first_slab) * plane_floats;
+    Piece v;
+    const auto load = [&](int band, int line) {  // line: plane and row in a band
+        load_piece(from + line / 2 * plane_floats + (2 * band + line % 2) * static_cast<int64_t>(problem.width),
+                   problem.depth * plane_floats, exist, aligned, v);
+    };
+    load(0, first_line);
+    const float first_largest = largest_of_warps(largest_finite(0, v), shared.producer_largest[0], thread / WARP, 1);
+    int exponent = scale_exponent(first_largest, FIRST_TARGET), band = 0;
+    bool exact = false;
+    float largest = 0;
+    UNROLL_1 for (unsigned n = 0; band < segment.bands(); ++n) {
+        const int next_band = band + 1 < segment.bands() ? band + 1 : 0;  // the first again, in case of a second attempt
+        pipeline.producer_acquire(n);
+        UNROLL_1 for (int line = first_line; line < lines; line += LINES) {
+            const uint32_t to = pipeline.band(n) + line * ROW_BYTES;
+            largest = largest_finite(largest, v);
+            UNROLL for (int i = 0; i < CHANNELS * 4; ++i) v[i] *= power_of_2(exponent);
+            store_piece(to, piece, v);
+            if (STRICT) {
+                UNROLL for (int i = 0; i < CHANNELS * 4; ++i) v[i] = fp16_residual(v[i]);
+                store_piece(to + pipeline.band_bytes / 2, piece, v);
+            }
+            // The next piece is under way while the pipeline is full.
+            const bool in_band = line + LINES < lines;
+            load(in_band ? band : next_band, in_band ? line + LINES : first_line);
+        }
+        if (++band == segment.bands()) {  // consumers read the exponent behind the last band's barrier
+            largest = largest_of_warps(largest, shared.producer_largest[1], thread / WARP, 1);
+            const bool accepted = exact || largest * power_of_2(exponent) <= 65504;  // fp16's largest
+            if (thread == 0) shared.exponents[exact] = accepted ? exponent : REJECTED;
+            exponent = scale_exponent(largest, LAST_TARGET);
+            if (!accepted) exact = true, band = 0;
+        }
+        pipeline.producer_commit(n);
+    }
 }
 
 // `part_sums` (parts, batch, OUTPUTS) where a sample has several, else null.
 template <bool STRICT>
-__global__ void __launch_bounds__(THREADS, 1)
-    conv_max_mean(const Problem problem, const Result result, float* __restrict__ part_sums) {
+__global__ void __launch_bounds__(THREADS, 1) conv_max_mean(const Problem problem, float* __restrict__ part_sums) {
     extern __shared__ __align__(128) char memory[];
     __shared__ Shared shared;
     __shared__ Segment segment;  // in no registers, which are short
@@ -473,7 +462,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x >= CONSUMERS) return produce<STRICT>(problem, segment, pipeline, shared, threadIdx.x - CONSUMERS);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     uint2* const stored = reinterpret_cast<uint2*>(memory + (STRICT ? STAGES : STAGES - 1) * pipeline.band_bytes);
-    const int weight_exponent = store_weights(problem.weight, copysignf(1, result.divisor), stored,
+    const int weight_exponent = store_weights(problem.weight, copysignf(1, problem.divisor), stored,
                                               STRICT ? stored + TAPS * WARP : nullptr, shared);
     bar_sync(2, CONSUMERS);
     uint2 weights[TAPS];
@@ -508,24 +497,23 @@ __global__ void __launch_bounds__(THREADS, 1)
     float sum = 0;
     if (lane < OUTPUTS)
         for (int other = 0; other < CONSUMER_WARPS; ++other) sum += shared.sums[other][lane];
-    const int scale = -exponent - weight_exponent;  // may be beyond a float's exponents: two factors
-    sum = sum * power_of_2(scale / 2) * power_of_2(scale - scale / 2);
-    if (!part_sums) write_result(result, segment.sample, sum);
+    sum = ldexpf(sum, -exponent - weight_exponent);
+    if (!part_sums) write_result(problem, segment.sample, sum);
     else if (lane < OUTPUTS) part_sums[static_cast<int64_t>(blockIdx.x) * OUTPUTS + lane] = sum;
 }
 
 // A warp adds the parts of a sample, in order.
-__global__ void __launch_bounds__(WARP) finish_samples(const float* __restrict__ sums, int parts, const Result result) {
+__global__ void __launch_bounds__(WARP) finish_samples(const float* __restrict__ sums, const Problem problem) {
     float sum = 0;
-    for (int part = 0; part < parts; ++part)
+    for (int part = 0; part < problem.parts; ++part)
         if (threadIdx.x < OUTPUTS) sum += sums[(static_cast<int64_t>(part) * gridDim.x + blockIdx.x) * OUTPUTS + threadIdx.x];
-    write_result(result, blockIdx.x, sum);
+    write_result(problem, blockIdx.x, sum);
 }
 
 // ---- launches
 // The problem, cut into parts for that device.
 static Problem planned(int64_t batch, int depth, int height, int width, bool strict, int device) {
-    Problem p = {nullptr, nullptr, batch, depth, height, width, (depth - 2) / 2, (height - 2) / 2, (width - 2) / 2};
+    Problem p = {batch, depth, height, width, (depth - 2) / 2, (height - 2) / 2, (width - 2) / 2};
     int limit = 0, sm_count = 0;
     cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
@@ -554,20 +542,18 @@ extern "C" int64_t count_blocks(int64_t batch, int64_t depth, int64_t height, in
     return batch * planned(batch, depth, height, width, strict, device).parts;
 }
 
-// scratch: OUTPUTS floats a block. Without a bias `out` is (batch, OUT_CHANNELS), else (batch,).
+// scratch: OUTPUTS floats a block.
 extern "C" int launch_conv_max_mean(const Element* x, const Element* weight, const Element* conv_bias, const Element* bias,
                                     float* scratch, float* out, double divisor, int64_t biases, int64_t batch, int64_t depth,
                                     int64_t height, int64_t width, int64_t strict, int64_t device, cudaStream_t stream) {
     Problem p = planned(batch, depth, height, width, strict, device);
-    p.x = x, p.weight = weight;
-    const auto windows = static_cast<float>(static_cast<int64_t>(p.slabs) * p.rows * p.columns);
-    const Result result = {conv_bias, biases ? bias : nullptr, static_cast<int>(biases), static_cast<float>(divisor), windows,
-                           out};
+    p.x = x, p.weight = weight, p.conv_bias = conv_bias, p.bias = bias, p.out = out, p.divisor = divisor, p.biases = biases;
+    p.windows = 1.0 * p.slabs * p.rows * p.columns;
     const auto kernel = strict ? conv_max_mean<true> : conv_max_mean<false>;
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.dynamic_bytes);
     if (error != cudaSuccess) return error;
-    kernel<<<batch * p.parts, THREADS, p.dynamic_bytes, stream>>>(p, result, p.parts > 1 ? scratch : nullptr);
-    if (p.parts > 1) finish_samples<<<batch, WARP, 0, stream>>>(scratch, p.parts, result);
+    kernel<<<batch * p.parts, THREADS, p.dynamic_bytes, stream>>>(p, p.parts > 1 ? scratch : nullptr);
+    if (p.parts > 1) finish_samples<<<batch, WARP, 0, stream>>>(scratch, p);
     return cudaGetLastError();
 }
 #endif  // SERVED
@@ -597,8 +583,7 @@ def sizes(kernels, x, weight, conv_bias, bias, strict, *pool):
         raise RuntimeError(f"{NAME}: expected a GPU of compute capability 8.0 or later; v3_single_kernel runs on others")
     if not kernels.is_served():
         limits = "at most 8 channels in and 16 out, a kernel of 3 x 3 x 3 and windows of 2 x 2 x 2"
-        warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")
-        return None
+        return warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")
     numbers = bias[0].numel(), shape[0], *shape[2:], strict, x[2].index or 0
     blocks = kernels.count_blocks(*numbers[1:]) if shape[0] else 0
     if blocks >= 2**31:
@@ -627,7 +612,7 @@ def original(x, weight, conv_bias, bias, divisor, pool):
 
 class ModelNew(nn.Module):
     # Bound here, as `sizes` is above, so that another variant in the same notebook cannot replace them.
-    shared_limit_kb = SHARED_LIMIT_KB
+    shared_limit_kb = 0  # builds as for a device with that much shared memory a block; 0: what the device has
     sources = NAME, CUDA, SCHEMA, conv_max_mean, original
 
     def __init__(self, in_channels, out_channels, kernel_size, divisor, pool_size, bias_shape, sum_dim):

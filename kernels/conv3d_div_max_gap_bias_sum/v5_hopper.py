@@ -89,7 +89,7 @@ constexpr int SIDE = 4, COLUMNS = 64, PIECES = COLUMNS / 4;  // of x: a window's
 //   a band          4 producer warps, all arrive: `full`      8 consumer warps, all arrive: `empty`
 //   an exponent     one producer: `full` of the last band     nobody: another takes its place ATTEMPTS later
 //   weights         8 consumer warps, once: bar_sync 2        nobody
-//   sums, segments  consumer warps: bar_sync 2                consumer warps, until the next bar_sync 2; two take turns
+//   sums            consumer warps: bar_sync 2                consumer warp 0, until the next bar_sync 2; two take turns
 constexpr int STAGES = 2, STAGE_PLANES = 8;  // planes: at most; a band has equal stages
 constexpr int BANDS = 4;                     // so that consumer warps may be a row apart
 constexpr int ATTEMPTS = BANDS / 2 + 1;      // whose exponents may be unread: each has two bands or more
@@ -100,11 +100,15 @@ constexpr int WEIGHT_BYTES = TAPS * WARP * 8;  // of high or low parts
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
-struct Shape {
+struct Problem {
     int64_t batch;
     int depth, height, width, slabs, rows, columns;  // of x, and of its windows; a channel has less than 2^31 pixels
     int slab_parts, image_slabs, column_parts, image_columns, blocks;
     int stage_planes, stage_bytes, band_bytes, dynamic_bytes;  // of shared memory
+    const Element *weight, *conv_bias, *bias;
+    float* out;  // (batch,), without `bias` (batch, OUT_CHANNELS)
+    float divisor, windows;
+    int biases;  // 1, OUT_CHANNELS or 0
 
     __host__ __device__ int parts() const { return slab_parts * column_parts; }
     __host__ __device__ int64_t images() const { return batch * parts(); }
@@ -117,14 +121,14 @@ struct Segment {
     int64_t image, sample;
     int first_slab, slabs, first_column, columns, first_row, rows;  // of windows
 
-    DEVICE void set(const Shape& s, int64_t line, int64_t end) {
-        image = line / s.rows, sample = image / s.parts();
-        const int part = image % s.parts();
-        first_slab = part / s.column_parts * s.image_slabs, first_column = part % s.column_parts * s.image_columns;
-        slabs = smaller(s.image_slabs, s.slabs - first_slab);
-        columns = smaller(s.image_columns, s.columns - first_column);
-        first_row = line - image * s.rows;
-        rows = end - line < s.rows - first_row ? end - line : s.rows - first_row;
+    DEVICE void set(const Problem& p, int64_t line, int64_t end) {
+        image = line / p.rows, sample = image / p.parts();
+        const int part = image % p.parts();
+        first_slab = part / p.column_parts * p.image_slabs, first_column = part % p.column_parts * p.image_columns;
+        slabs = smaller(p.image_slabs, p.slabs - first_slab);
+        columns = smaller(p.image_columns, p.columns - first_column);
+        first_row = line - image * p.rows;
+        rows = end - line < p.rows - first_row ? end - line : p.rows - first_row;
     }
     DEVICE int planes() const { return 2 * slabs + 2; }
     DEVICE int bands() const { return rows + 1; }
@@ -137,15 +141,6 @@ struct Shared {
     int exponents[ATTEMPTS];                             // of the power of two that an attempt scaled x by; or REJECTED
     float weight_largest[CONSUMER_WARPS];
     float sums[2][CONSUMER_WARPS][OUTPUTS];  // of a segment's maxima; one is filled while the other is read
-    Segment segments[2];                     // this one and the next of the consumers; in no registers, which are short
-};
-
-// What a sample's sums become: with a bias the sum over all outputs, else the average of each.
-struct Result {
-    const Element *conv_bias, *bias;
-    int biases;  // 1 or OUT_CHANNELS
-    float divisor, windows;
-    float* out;
 };
 
 // ---- PTX
@@ -247,12 +242,12 @@ DEVICE float largest_of_warps(float v, float (&by_warp)[WARPS], int warp, int ba
 // Stages and bands are counted over all segments and attempts: number n is in place n % STAGES or n % BANDS. All threads call
 // the constructor; later each one waits and arrives for itself.
 struct Pipeline {
-    const Shape& shape;
+    const Problem& problem;
     Shared& shared;
     uint32_t stages, bands;  // shared addresses
 
-    DEVICE Pipeline(const Shape& shape, Shared& shared, char* memory)
-        : shape(shape), shared(shared), stages(shared_address(memory)), bands(stages + STAGES * shape.stage_bytes) {
+    DEVICE Pipeline(const Problem& problem, Shared& shared, char* memory)
+        : problem(problem), shared(shared), stages(shared_address(memory)), bands(stages + STAGES * problem.stage_bytes) {
         if (threadIdx.x == 0) {
             for (int i = 0; i < BANDS; ++i) mbarrier_init(full(i), PRODUCERS), mbarrier_init(empty(i), CONSUMERS);
             for (int i = 0; i < STAGES; ++i) mbarrier_init(loaded(i), 1);
@@ -260,11 +255,11 @@ struct Pipeline {
         }
         __syncthreads();
     }
-    DEVICE uint32_t stage(unsigned n) const { return stages + n % STAGES * shape.stage_bytes; }
+    DEVICE uint32_t stage(unsigned n) const { return stages + n % STAGES * problem.stage_bytes; }
     DEVICE uint32_t loaded(unsigned n) const { return shared_address(&shared.loaded[n % STAGES]); }
     DEVICE void stage_wait(unsigned n) const { mbarrier_try_wait(loaded(n), n / STAGES & 1); }
 
-    DEVICE uint32_t band(unsigned n) const { return bands + n % BANDS * shape.band_bytes; }
+    DEVICE uint32_t band(unsigned n) const { return bands + n % BANDS * problem.band_bytes; }
     DEVICE uint32_t full(unsigned n) const { return shared_address(&shared.full[n % BANDS]); }
     DEVICE uint32_t empty(unsigned n) const { return shared_address(&shared.empty[n % BANDS]); }
     DEVICE void producer_acquire(unsigned n) const { mbarrier_try_wait(empty(n), n / BANDS & 1 ^ 1); }  // passes at first
@@ -273,113 +268,18 @@ struct Pipeline {
     DEVICE void consumer_release(unsigned n) const { mbarrier_arrive(empty(n)); }
 };
 
-// ---- producers
-constexpr int FIRST_TARGET = 11, LAST_TARGET = 15, WEIGHT_TARGET = 14, REJECTED = 1000;  // the first leaves a factor of 31 free
-constexpr float LARGEST_FP16 = 65504;
-
-using Piece = float[CHANNELS * 4];  // four columns of a row, in all channels
-DEVICE float load_piece(uint32_t from, int channel_bytes, Piece& v) {  // returns the largest finite size
-    UNROLL for (int c = 0; c < CHANNELS; ++c) {
-        const float4 four = ld_shared_v4_f32(from + c * channel_bytes);
-        v[4 * c] = four.x, v[4 * c + 1] = four.y, v[4 * c + 2] = four.z, v[4 * c + 3] = four.w;
-    }
-    float all = 0, finite = 0;
-    UNROLL for (int i = 0; i < CHANNELS * 4; ++i) all = fmaxf(all, fabsf(v[i]));
-    if (all < INFINITY) return all;
-    UNROLL for (int i = 0; i < CHANNELS * 4; ++i) finite = fmaxf(finite, fabsf(finite_or_zero(v[i])));
-    return finite;
-}
-// A piece goes to its row as fp16, a column's channels side by side. Every other group of four lanes swaps its two pairs of
-// columns, so that a quarter-warp's stores touch all banks.
-DEVICE void store_piece(uint32_t row, int piece, const Piece& v) {
-    uint4 columns[4];
-    UNROLL for (int k = 0; k < 4; ++k)
-        columns[k] = make_uint4(fp16_pair(v[k], v[4 + k]), fp16_pair(v[8 + k], v[12 + k]), fp16_pair(v[16 + k], v[20 + k]),
-                                fp16_pair(v[24 + k], v[28 + k]));
-    const bool turned = piece / 4 % 2;
-    const uint32_t first = row + (2 * piece + turned) * COLUMN_BYTES, second = row + (2 * piece + !turned) * COLUMN_BYTES;
-    UNROLL for (int odd = 0; odd < 2; ++odd) {
-        const uint4 a = columns[odd], b = columns[2 + odd];
-        st_shared_v4_u32(first + odd * ODD_COLUMNS, turned ? b : a);
-        st_shared_v4_u32(second + odd * ODD_COLUMNS, turned ? a : b);
-    }
-}
-
-// All segments of the block. A thread has one piece of every 8th row of a stage; the first one also issues the TMA loads.
-template <bool STRICT>
-DEVICE void produce(const CUtensorMap& x, const Shape& shape, const Pipeline& pipeline, Shared& shared) {
-    const int thread = threadIdx.x - CONSUMERS, piece = thread % PIECES;
-    const int channel_bytes = shape.stage_planes * 2 * STAGE_ROW_BYTES;
-    const int64_t end = shape.first_line(blockIdx.x + 1);
-    unsigned first_band = 0, first_stage = 0, attempt = 0;
-    Segment segment;
-    for (int64_t line = shape.first_line(blockIdx.x); line < end; line += segment.rows) {
-        segment.set(shape, line, end);
-        const int band_stages = ceil_div(segment.planes(), shape.stage_planes), count = segment.bands() * band_stages;
-        const auto load_stage = [&](int k) {
-            const unsigned n = first_stage + k;
-            const int column = 2 * segment.first_column, row = 2 * (segment.first_row + k / band_stages);
-            const int plane = 2 * segment.first_slab + k % band_stages * shape.stage_planes;
-            mbarrier_arrive_expect_tx(pipeline.loaded(n), shape.stage_bytes);
-            tma_load_5d(pipeline.stage(n), x, column, row, plane, 0, static_cast<int>(segment.sample), pipeline.loaded(n));
-        };
-        int exponent = 0;
-        for (bool exact = false, accepted = false; !accepted; exact = true) {  // exact: by all values, not the first stage
-            if (thread == 0)
-                for (int k = 0; k < smaller(STAGES, count); ++k) load_stage(k);
-            float largest = 0;
-            int k = 0;
-            UNROLL_1 for (int i = 0; i < segment.bands(); ++i) {
-                const unsigned band = first_band + i;
-                UNROLL_1 for (int plane = 0; plane < segment.planes(); plane += shape.stage_planes, ++k) {
-                    const uint32_t from = pipeline.stage(first_stage + k) + piece * 16;
-                    const int rows = 2 * smaller(shape.stage_planes, segment.planes() - plane);
-                    Piece v;
-                    pipeline.stage_wait(first_stage + k);
-                    if (k == 0 && !exact) {
-                        UNROLL_1 for (int row = thread / PIECES; row < rows; row += PRODUCERS / PIECES)
-                            largest = fmaxf(largest, load_piece(from + row * STAGE_ROW_BYTES, channel_bytes, v));
-                        const float of_all = largest_of_warps(largest, shared.producer_largest[0], thread / WARP, 1);
-                        exponent = scale_exponent(of_all, FIRST_TARGET);
-                    }
-                    if (plane == 0) pipeline.producer_acquire(band);
-                    const uint32_t to = pipeline.band(band) + plane * PLANE_BYTES;
-                    UNROLL_1 for (int row = thread / PIECES; row < rows; row += PRODUCERS / PIECES) {
-                        largest = fmaxf(largest, load_piece(from + row * STAGE_ROW_BYTES, channel_bytes, v));
-                        UNROLL for (int e = 0; e < 4 * CHANNELS; ++e) v[e] *= power_of_2(exponent);
-                        store_piece(to + row * BAND_ROW_BYTES, piece, v);
-                        if (STRICT) {
-                            UNROLL for (int e = 0; e < 4 * CHANNELS; ++e) v[e] = fp16_residual(v[e]);
-                            store_piece(to + shape.band_bytes / 2 + row * BAND_ROW_BYTES, piece, v);
-                        }
-                    }
-                    bar_sync(1, PRODUCERS);  // all have read the stage
-                    if (thread == 0 && k + STAGES < count) load_stage(k + STAGES);
-                }
-                if (k == count) {  // consumers read the exponent behind the last band's mbarrier
-                    largest = largest_of_warps(largest, shared.producer_largest[1], thread / WARP, 1);
-                    accepted = exact || largest * power_of_2(exponent) <= LARGEST_FP16;
-                    if (thread == 0) shared.exponents[attempt % ATTEMPTS] = accepted ? exponent : REJECTED;
-                    exponent = scale_exponent(largest, LAST_TARGET);
-                }
-                pipeline.producer_commit(band);
-            }
-            first_band += segment.bands(), first_stage += count, ++attempt;
-        }
-    }
-}
-
 // ---- consumers: their way through the bands
 using Bands = uint32_t[2];  // shared addresses of those that a row of windows reads
 
 // A unit is a tile in half of the slabs of a row of windows; which half has the larger part changes from row to row. Calls
 // visit(first window, slab, slabs_end, its two bands) for the warp's units, every CONSUMER_WARPS-th of all, and releases the
-// bands. Warps may be a row apart: one waits for the bands of a row once, and arrives when its next unit is in a later row.
+// bands. Warps may be a row apart: one waits for a row's second band once, and arrives when its next unit is in a later row.
+// Producers arrive in the order of the bands, so the first one is full, too.
 template <class Visit>
 DEVICE void for_units(const Segment& segment, const Pipeline& pipeline, unsigned first_band, Visit visit) {
     int number = threadIdx.x / WARP;  // of the warp's next unit, counted from the row's first
     UNROLL_1 for (unsigned band = first_band; band != first_band + segment.rows; ++band) {
-        pipeline.consumer_wait(band), pipeline.consumer_wait(band + 1);
+        pipeline.consumer_wait(band + 1);
         const Bands bands = {pipeline.band(band), pipeline.band(band + 1)};
         UNROLL_1 for (; number < segment.row_units(); number += CONSUMER_WARPS) {
             const int tiles = segment.row_units() / 2, middle = (segment.slabs + (band - first_band) % 2) / 2;
@@ -399,7 +299,7 @@ __device__ int store_weights(const Element* __restrict__ weight, float sign, uin
     float largest = 0;
     UNROLL for (int i = 0; i < WEIGHTS; i += CONSUMERS)  // all loads at once; behind the end the last weight again
         largest = fmaxf(largest, fabsf(finite_or_zero(weight[smaller(i + threadIdx.x, WEIGHTS - 1)])));
-    const int exponent = scale_exponent(largest_of_warps(largest, shared.weight_largest, threadIdx.x / WARP, 2), WEIGHT_TARGET);
+    const int exponent = scale_exponent(largest_of_warps(largest, shared.weight_largest, threadIdx.x / WARP, 2), 14);
     const float scale = sign * power_of_2(exponent);
     UNROLL for (int i = threadIdx.x; i < TAPS * WARP; i += CONSUMERS) {
         const int g = i % WARP / 4, t = i % 4, tap = i / WARP;
@@ -513,49 +413,139 @@ DEVICE float maximum(const Sums& sums, int element) {
     return max_nan(max_nan(larger(0, 1), larger(2, 3)), max_nan(larger(4, 5), larger(6, 7)));
 }
 
-// A warp writes a sample's result; lane o has the sum of output o's maxima.
-DEVICE void write_result(const Result& result, int64_t sample, float sum) {
+// A warp writes a sample's result: with a bias the sum over outputs, else the average of each. Lane o has output o's sum.
+DEVICE void write_result(const Problem& p, int64_t sample, float sum) {
     const int o = threadIdx.x % WARP;
     float average = 0;
     if (o < OUT_CHANNELS) {
-        average = (sum / result.windows + copysignf(1, result.divisor) * result.conv_bias[o]) / fabsf(result.divisor);
-        if (!result.bias) result.out[sample * OUT_CHANNELS + o] = average;
-        else average += result.bias[result.biases == 1 ? 0 : o];
+        average = (sum / p.windows + copysignf(1, p.divisor) * p.conv_bias[o]) / fabsf(p.divisor);
+        if (!p.biases) p.out[sample * OUT_CHANNELS + o] = average;
+        else average += p.bias[p.biases == 1 ? 0 : o];
     }
     UNROLL for (int offset = WARP / 2; offset > 0; offset /= 2) average += __shfl_xor_sync(0xffffffffu, average, offset);
-    if (result.bias && o == 0) result.out[sample] = average;
+    if (p.biases && o == 0) p.out[sample] = average;
 }
 
-// ---- the kernel
+// ---- the kernel: producer warps, then consumer warps
+constexpr int FIRST_TARGET = 11, LAST_TARGET = 15, REJECTED = 1000;  // the first leaves room for values 31 times as large
+
+using Piece = float[CHANNELS * 4];  // four columns of a row, in all channels
+DEVICE float load_piece(uint32_t from, int channel_bytes, Piece& v) {  // returns the largest finite size
+    UNROLL for (int c = 0; c < CHANNELS; ++c) {
+        const float4 four = ld_shared_v4_f32(from + c * channel_bytes);
+        v[4 * c] = four.x, v[4 * c + 1] = four.y, v[4 * c + 2] = four.z, v[4 * c + 3] = four.w;
+    }
+    float all = 0, finite = 0;
+    UNROLL for (int i = 0; i < CHANNELS * 4; ++i) all = fmaxf(all, fabsf(v[i]));
+    if (all < INFINITY) return all;
+    UNROLL for (int i = 0; i < CHANNELS * 4; ++i) finite = fmaxf(finite, fabsf(finite_or_zero(v[i])));
+    return finite;
+}
+// A piece goes to its row as fp16, a column's channels side by side. Every other group of four lanes swaps its two pairs of
+// columns, so that a quarter-warp's stores touch all banks.
+DEVICE void store_piece(uint32_t row, int piece, const Piece& v) {
+    uint4 columns[4];
+    UNROLL for (int k = 0; k < 4; ++k)
+        columns[k] = make_uint4(fp16_pair(v[k], v[4 + k]), fp16_pair(v[8 + k], v[12 + k]), fp16_pair(v[16 + k], v[20 + k]),
+                                fp16_pair(v[24 + k], v[28 + k]));
+    const bool turned = piece / 4 % 2;
+    const uint32_t first = row + (2 * piece + turned) * COLUMN_BYTES, second = row + (2 * piece + !turned) * COLUMN_BYTES;
+    UNROLL for (int odd = 0; odd < 2; ++odd) {
+        const uint4 a = columns[odd], b = columns[2 + odd];
+        st_shared_v4_u32(first + odd * ODD_COLUMNS, turned ? b : a);
+        st_shared_v4_u32(second + odd * ODD_COLUMNS, turned ? a : b);
+    }
+}
+
+// All segments of the block. A thread has one piece of every 8th row of a stage; the first one also issues the TMA loads.
+template <bool STRICT>
+DEVICE void produce(const CUtensorMap& x, const Problem& problem, const Pipeline& pipeline, Shared& shared) {
+    const int thread = threadIdx.x - CONSUMERS, piece = thread % PIECES;
+    const int channel_bytes = problem.stage_planes * 2 * STAGE_ROW_BYTES;
+    const int64_t end = problem.first_line(blockIdx.x + 1);
+    unsigned first_band = 0, first_stage = 0, attempt = 0;
+    Segment segment;
+    for (int64_t line = problem.first_line(blockIdx.x); line < end; line += segment.rows) {
+        segment.set(problem, line, end);
+        const int band_stages = ceil_div(segment.planes(), problem.stage_planes), count = segment.bands() * band_stages;
+        const auto load_stage = [&](int k) {
+            const unsigned n = first_stage + k;
+            const int column = 2 * segment.first_column, row = 2 * (segment.first_row + k / band_stages);
+            const int plane = 2 * segment.first_slab + k % band_stages * problem.stage_planes;
+            mbarrier_arrive_expect_tx(pipeline.loaded(n), problem.stage_bytes);
+            tma_load_5d(pipeline.stage(n), x, column, row, plane, 0, static_cast<int>(segment.sample), pipeline.loaded(n));
+        };
+        int exponent = 0;
+        for (bool exact = false, accepted = false; !accepted; exact = true) {  // exact: by all values, not the first stage
+            if (thread == 0)
+                for (int k = 0; k < smaller(STAGES, count); ++k) load_stage(k);
+            float largest = 0;
+            int k = 0;
+            UNROLL_1 for (int i = 0; i < segment.bands(); ++i) {
+                const unsigned band = first_band + i;
+                UNROLL_1 for (int plane = 0; plane < segment.planes(); plane += problem.stage_planes, ++k) {
+                    const uint32_t from = pipeline.stage(first_stage + k) + piece * 16;
+                    const int rows = 2 * smaller(problem.stage_planes, segment.planes() - plane);
+                    Piece v;
+                    pipeline.stage_wait(first_stage + k);
+                    if (k == 0 && !exact) {
+                        UNROLL_1 for (int row = thread / PIECES; row < rows; row += PRODUCERS / PIECES)
+                            largest = fmaxf(largest, load_piece(from + row * STAGE_ROW_BYTES, channel_bytes, v));
+                        const float of_all = largest_of_warps(largest, shared.producer_largest[0], thread / WARP, 1);
+                        exponent = scale_exponent(of_all, FIRST_TARGET);
+                    }
+                    if (plane == 0) pipeline.producer_acquire(band);
+                    const uint32_t to = pipeline.band(band) + plane * PLANE_BYTES;
+                    UNROLL_1 for (int row = thread / PIECES; row < rows; row += PRODUCERS / PIECES) {
+                        largest = fmaxf(largest, load_piece(from + row * STAGE_ROW_BYTES, channel_bytes, v));
+                        UNROLL for (int e = 0; e < 4 * CHANNELS; ++e) v[e] *= power_of_2(exponent);
+                        store_piece(to + row * BAND_ROW_BYTES, piece, v);
+                        if (STRICT) {
+                            UNROLL for (int e = 0; e < 4 * CHANNELS; ++e) v[e] = fp16_residual(v[e]);
+                            store_piece(to + problem.band_bytes / 2 + row * BAND_ROW_BYTES, piece, v);
+                        }
+                    }
+                    bar_sync(1, PRODUCERS);  // all have read the stage
+                    if (thread == 0 && k + STAGES < count) load_stage(k + STAGES);
+                }
+                if (k == count) {  // consumers read the exponent behind the last band's mbarrier
+                    largest = largest_of_warps(largest, shared.producer_largest[1], thread / WARP, 1);
+                    accepted = exact || largest * power_of_2(exponent) <= 65504;  // fp16's largest
+                    if (thread == 0) shared.exponents[attempt % ATTEMPTS] = accepted ? exponent : REJECTED;
+                    exponent = scale_exponent(largest, LAST_TARGET);
+                }
+                pipeline.producer_commit(band);
+            }
+            first_band += segment.bands(), first_stage += count, ++attempt;
+        }
+    }
+}
+
 // A consumer warp keeps its units' sums of maxima in registers; unless strict, the weights, too, 54 a thread. At a segment's
 // end the first one adds the warps' sums: to segment_sums (segments, OUTPUTS), null where each sample is a segment.
 template <bool STRICT>
 __global__ void __launch_bounds__(THREADS, 1)
-    stream_max_mean(const __grid_constant__ CUtensorMap x, const Shape shape, const Element* __restrict__ weight,
-                    float* __restrict__ segment_sums, const Result result) {
+    stream_max_mean(const __grid_constant__ CUtensorMap x, const Problem problem, float* __restrict__ segment_sums) {
     extern __shared__ __align__(128) char memory[];
     __shared__ Shared shared;
-    const Pipeline pipeline(shape, shared, memory);
+    const Pipeline pipeline(problem, shared, memory);
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / WARP, 0);
     if (warp >= CONSUMER_WARPS) {
         warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
-        return produce<STRICT>(x, shape, pipeline, shared);
+        return produce<STRICT>(x, problem, pipeline, shared);
     }
     warpgroup_reg_alloc<CONSUMER_REGISTERS>();
-    uint2* const stored = reinterpret_cast<uint2*>(memory + STAGES * shape.stage_bytes + BANDS * shape.band_bytes);
-    const int weight_exponent = store_weights(weight, copysignf(1, result.divisor), stored, shared);
-    const int64_t end = shape.first_line(blockIdx.x + 1);
-    int64_t line = shape.first_line(blockIdx.x);
-    if (threadIdx.x == 0) shared.segments[0].set(shape, line, end);
+    uint2* const stored = reinterpret_cast<uint2*>(memory + STAGES * problem.stage_bytes + BANDS * problem.band_bytes);
+    const int weight_exponent = store_weights(problem.weight, copysignf(1, problem.divisor), stored, shared);
+    const int64_t end = problem.first_line(blockIdx.x + 1);
     bar_sync(2, CONSUMERS);
     const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     uint2 weights[TAPS];
     if (!STRICT) UNROLL for (int tap = 0; tap < TAPS; ++tap) weights[tap] = stored[tap * WARP + lane];
     unsigned first_band = 0, attempt = 0;
-    for (int turn = 0; line < end; turn ^= 1) {
-        const Segment& segment = shared.segments[turn];
-        line += segment.rows;
-        if (threadIdx.x == 0 && line < end) shared.segments[turn ^ 1].set(shape, line, end);
+    Segment segment;
+    for (int64_t line = problem.first_line(blockIdx.x), turn = 0; line < end; line += segment.rows, turn ^= 1) {
+        segment.set(problem, line, end);
         float totals[2];  // of outputs g and g + 8
         int exponent;
         do {
@@ -568,7 +558,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                 };
                 const uint32_t offset = matrix_row(lane, window);
                 if constexpr (STRICT)
-                    convolve_strict(stored + lane, bands, shape.band_bytes / 2, offset, slab, slabs_end, take_maxima);
+                    convolve_strict(stored + lane, bands, problem.band_bytes / 2, offset, slab, slabs_end, take_maxima);
                 else
                     convolve(weights, bands, offset, slab, slabs_end, take_maxima);
             });
@@ -580,103 +570,98 @@ __global__ void __launch_bounds__(THREADS, 1)
             totals[i] += __shfl_xor_sync(0xffffffffu, totals[i], 2);
             if (t == 0) shared.sums[turn][warp][g + 8 * i] = totals[i];
         }
-        // sums[turn] are written, sums[turn ^ 1] were read; only warp 0 still reads this segment; the next one is set.
+        // sums[turn] are written, sums[turn ^ 1] were read.
         bar_sync(2, CONSUMERS);
         if (warp > 0) continue;
         float sum = 0;
         if (lane < OUTPUTS)
             for (int other = 0; other < CONSUMER_WARPS; ++other) sum += shared.sums[turn][other][lane];
-        const int scale = -exponent - weight_exponent;  // may be beyond a float's exponents: two factors
-        sum = sum * power_of_2(scale / 2) * power_of_2(scale - scale / 2);
-        if (!segment_sums) write_result(result, segment.sample, sum);
+        sum = ldexpf(sum, -exponent - weight_exponent);
+        if (!segment_sums) write_result(problem, segment.sample, sum);
         else if (lane < OUTPUTS) segment_sums[(segment.image + blockIdx.x) * OUTPUTS + lane] = sum;
-        __syncwarp();  // lane 0 may write over the segment
     }
 }
 
 // A warp adds the segments of a sample, in order. A segment's slot is image + block: to the next segment's, one or both grow.
-__global__ void __launch_bounds__(WARP)
-    finish_samples(const float* __restrict__ segment_sums, const Shape s, const Result result) {
+__global__ void __launch_bounds__(WARP) finish_samples(const float* __restrict__ segment_sums, const Problem p) {
     float sum = 0;
-    const int64_t all = s.images() * s.rows, first_image = static_cast<int64_t>(blockIdx.x) * s.parts();
-    for (int64_t image = first_image; image < first_image + s.parts(); ++image) {
-        const auto block_of = [&](int64_t line) { return ((line + 1) * s.blocks - 1) / all; };
-        for (int64_t block = block_of(image * s.rows); block <= block_of((image + 1) * s.rows - 1); ++block)
+    const int64_t all = p.images() * p.rows, first_image = static_cast<int64_t>(blockIdx.x) * p.parts();
+    for (int64_t image = first_image; image < first_image + p.parts(); ++image) {
+        const auto block_of = [&](int64_t line) { return ((line + 1) * p.blocks - 1) / all; };
+        for (int64_t block = block_of(image * p.rows); block <= block_of((image + 1) * p.rows - 1); ++block)
             if (threadIdx.x < OUTPUTS) sum += segment_sums[(image + block) * OUTPUTS + threadIdx.x];
     }
-    write_result(result, blockIdx.x, sum);
+    write_result(p, blockIdx.x, sum);
 }
 
 // ---- launches
 // As many slabs an image as shared memory takes, in equal parts; and as many blocks as SMs, or as samples where that keeps at
 // least 95% of the SMs busy: whole samples need no second pass over their segments' sums.
-static Shape planned(int64_t batch, int depth, int height, int width, bool strict, int device) {
-    Shape s = {batch, depth, height, width, (depth - 2) / 2, (height - 2) / 2, (width - 2) / 2};
+static Problem planned(int64_t batch, int depth, int height, int width, bool strict, int device) {
+    Problem p = {batch, depth, height, width, (depth - 2) / 2, (height - 2) / 2, (width - 2) / 2};
     int limit = 0, sm_count = 0;
     cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
     int parts = 0;
     do {
-        s.image_slabs = ceil_div(s.slabs, ++parts), s.slab_parts = ceil_div(s.slabs, s.image_slabs);
-        const int planes = 2 * s.image_slabs + 2;
-        s.stage_planes = ceil_div(planes, ceil_div(planes, STAGE_PLANES));
-        s.stage_bytes = CHANNELS * s.stage_planes * 2 * STAGE_ROW_BYTES;
-        s.band_bytes = (strict ? 2 : 1) * planes * PLANE_BYTES;
-        s.dynamic_bytes = STAGES * s.stage_bytes + BANDS * s.band_bytes + 2 * WEIGHT_BYTES;
-    } while (s.image_slabs > 1 && s.dynamic_bytes + static_cast<int>(sizeof(Shared)) > limit);
-    s.image_columns = s.columns < COLUMNS / 2 ? s.columns : COLUMNS / 2 - 2;  // even, as v4's loads of 16 bytes need it
-    s.column_parts = ceil_div(s.columns, s.image_columns);
-    const int64_t images = s.images(), waves = (images + sm_count - 1) / sm_count, whole_blocks = (images + waves - 1) / waves;
-    if (images == s.batch && images % whole_blocks == 0 && whole_blocks * 20 >= 19 * sm_count) s.blocks = whole_blocks;
-    else s.blocks = images * s.rows < sm_count ? images * s.rows : sm_count;
-    return s;
+        p.image_slabs = ceil_div(p.slabs, ++parts), p.slab_parts = ceil_div(p.slabs, p.image_slabs);
+        const int planes = 2 * p.image_slabs + 2;
+        p.stage_planes = ceil_div(planes, ceil_div(planes, STAGE_PLANES));
+        p.stage_bytes = CHANNELS * p.stage_planes * 2 * STAGE_ROW_BYTES;
+        p.band_bytes = (strict ? 2 : 1) * planes * PLANE_BYTES;
+        p.dynamic_bytes = STAGES * p.stage_bytes + BANDS * p.band_bytes + 2 * WEIGHT_BYTES;
+    } while (p.image_slabs > 1 && p.dynamic_bytes + static_cast<int>(sizeof(Shared)) > limit);
+    p.image_columns = p.columns < COLUMNS / 2 ? p.columns : COLUMNS / 2 - 2;  // even, as v4's loads of 16 bytes need it
+    p.column_parts = ceil_div(p.columns, p.image_columns);
+    const int64_t images = p.images(), waves = (images + sm_count - 1) / sm_count, whole_blocks = (images + waves - 1) / waves;
+    if (images == p.batch && images % whole_blocks == 0 && whole_blocks * 20 >= 19 * sm_count) p.blocks = whole_blocks;
+    else p.blocks = images * p.rows < sm_count ? images * p.rows : sm_count;
+    return p;
 }
 // How many segments' sums scratch is to have room for.
 extern "C" int64_t count_segments(int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t strict, int64_t device) {
-    const Shape s = planned(batch, depth, height, width, strict, device);
-    return s.sample_is_segment() ? 0 : s.images() + s.blocks;
+    const Problem p = planned(batch, depth, height, width, strict, device);
+    return p.sample_is_segment() ? 0 : p.images() + p.blocks;
 }
 
 // A tensor map of x, in boxes of a stage. What lies outside of x, and channels that do not exist, become zeros. The driver
 // needs a context in this thread, which may be autograd's: a call of the runtime must come first.
-static cudaError_t encode_map(const Element* x, const Shape& s, CUtensorMap* map) {
+static cudaError_t encode_map(const Element* x, const Problem& p, CUtensorMap* map) {
     static const auto encode = [] {  // the driver's function, without linking the driver; null if it has none
         void* function = nullptr;
-        cudaDriverEntryPointQueryResult found = {};
 #if CUDART_VERSION >= 12050
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault);
 #else
-        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found);
+        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault);
 #endif
-        return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found == cudaDriverEntryPointSuccess ? function : nullptr);
+        return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
     }();
     if (!encode) return cudaErrorNotSupported;
-    const cuuint64_t width = s.width, height = s.height, depth = s.depth, batch = s.batch, row_bytes = (width + 3) / 4 * 16;
+    const cuuint64_t width = p.width, height = p.height, depth = p.depth, batch = p.batch, row_bytes = (width + 3) / 4 * 16;
     const cuuint64_t sizes[5] = {width, height, depth, IN_CHANNELS, batch}, channel_bytes = row_bytes * height * depth;
     const cuuint64_t strides[4] = {row_bytes, row_bytes * height, channel_bytes, channel_bytes * IN_CHANNELS};
-    const cuuint32_t box[5] = {COLUMNS, 2, static_cast<cuuint32_t>(s.stage_planes), CHANNELS, 1}, steps[5] = {1, 1, 1, 1, 1};
+    const cuuint32_t box[5] = {COLUMNS, 2, static_cast<cuuint32_t>(p.stage_planes), CHANNELS, 1}, steps[5] = {1, 1, 1, 1, 1};
     const CUresult result = encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 5, const_cast<Element*>(x), sizes, strides, box,
                                    steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
                                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// x: rows of a multiple of 16 bytes. scratch: OUTPUTS floats a segment. out: (batch,), without a bias (batch, OUT_CHANNELS).
+// x: rows of a multiple of 16 bytes. scratch: OUTPUTS floats a segment.
 extern "C" int launch_stream_max_mean(const Element* x, const Element* weight, const Element* conv_bias, const Element* bias,
                                       float* scratch, float* out, double divisor, int64_t biases, int64_t batch, int64_t depth,
                                       int64_t height, int64_t width, int64_t strict, int64_t device, cudaStream_t stream) {
-    const Shape shape = planned(batch, depth, height, width, strict, device);
-    const auto windows = static_cast<float>(static_cast<int64_t>(shape.slabs) * shape.rows * shape.columns);
-    const Result result = {conv_bias, biases ? bias : nullptr, static_cast<int>(biases), static_cast<float>(divisor), windows,
-                           out};
-    float* const segment_sums = shape.sample_is_segment() ? nullptr : scratch;
+    Problem p = planned(batch, depth, height, width, strict, device);
+    p.weight = weight, p.conv_bias = conv_bias, p.bias = bias, p.out = out, p.divisor = divisor, p.biases = biases;
+    p.windows = 1.0 * p.slabs * p.rows * p.columns;
+    float* const segment_sums = p.sample_is_segment() ? nullptr : scratch;
     const auto kernel = strict ? stream_max_mean<true> : stream_max_mean<false>;
     CUtensorMap map;
-    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.dynamic_bytes);
-    if (error == cudaSuccess) error = encode_map(x, shape, &map);
+    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.dynamic_bytes);
+    if (error == cudaSuccess) error = encode_map(x, p, &map);
     if (error != cudaSuccess) return error;
-    kernel<<<shape.blocks, THREADS, shape.dynamic_bytes, stream>>>(map, shape, weight, segment_sums, result);
-    if (segment_sums) finish_samples<<<batch, WARP, 0, stream>>>(segment_sums, shape, result);
+    kernel<<<p.blocks, THREADS, p.dynamic_bytes, stream>>>(map, p, segment_sums);
+    if (segment_sums) finish_samples<<<batch, WARP, 0, stream>>>(segment_sums, p);
     return cudaGetLastError();
 }
 #endif  // SERVED
@@ -706,8 +691,7 @@ def sizes(kernels, x, weight, conv_bias, bias, strict, *pool):
         raise RuntimeError(f"{NAME}: expected a GPU of compute capability 9.0 (Hopper); v4_tensor_core runs on 8.0 and later")
     if not kernels.is_served():
         limits = "at most 8 channels in and 16 out, a kernel of 3 x 3 x 3 and windows of 2 x 2 x 2"
-        warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")
-        return None
+        return warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")
     numbers = bias[0].numel(), shape[0], *shape[2:], strict, x[2].index or 0
     segments = kernels.count_segments(*numbers[1:]) if shape[0] else 0
     return (shape[0], *([] if numbers[0] else [outs]), 1, 1, 1), 16 * segments, numbers  # 16: OUTPUTS
@@ -718,8 +702,7 @@ def stream_max_mean(kernels, x, weight, conv_bias, bias, divisor, pool, sizes=si
     if not (found := sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), is_strict(), *pool)):
         return kernels.original(x, weight, conv_bias, bias, divisor, pool)
     if x.shape[-1] % 4 or x.data_ptr() % 16:  # TMA needs rows of a multiple of 16 bytes; what is added is never read
-        rows = x.new_empty(*x.shape[:-1], -(-x.shape[-1] // 4) * 4)
-        rows[..., : x.shape[-1]].copy_(x)
+        rows = x.new_empty(*x.shape[:-1], -(-x.shape[-1] // 4) * 4)[..., : x.shape[-1]].copy_(x)
     else:
         rows = x.contiguous()
     weight, conv_bias, bias = weight.contiguous(), conv_bias.contiguous(), bias.contiguous()

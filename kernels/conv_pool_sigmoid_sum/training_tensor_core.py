@@ -144,8 +144,6 @@ constexpr float DELTA_SCALE = 131072;                         // 2^17: delta, at
 constexpr int WEIGHT_EXPONENT = 14, SUM_EXPONENT = 13;        // powers of two bring the largest below these
 constexpr int MOST_WEIGHT_EXPONENT = 120, MOST_EXPONENT = 96;  // of the powers
 
-constexpr int STATIC_BYTES = 1024;  // at most, of shared memory that a kernel declares itself
-
 // ---- PTX
 DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
@@ -204,14 +202,11 @@ DEVICE float rcp_approx(float v) {  // within 1 ulp
 }
 
 // ---- numbers
-// Two floats as fp16, the first one in the lower bits, and what rounding leaves of them.
-DEVICE uint32_t fp16_pair(float a, float b) {
+// Two floats as fp16, the first one in the lower bits, and their residuals.
+DEVICE uint32_t fp16_pair(float a, float b, float2& low) {
     const __half2 pair = __floats2half2_rn(a, b);
+    low = make_float2(a - __low2float(pair), b - __high2float(pair));
     return *reinterpret_cast<const uint32_t*>(&pair);
-}
-DEVICE float2 rest_of_pair(float a, float b, uint32_t pair) {
-    const float2 rounded = __half22float2(*reinterpret_cast<const __half2*>(&pair));
-    return make_float2(a - rounded.x, b - rounded.y);
 }
 DEVICE float warp_sum(float v) {
     UNROLL for (int offset = 16; offset; offset /= 2) v += __shfl_xor_sync(~0u, v, offset);
@@ -269,9 +264,7 @@ DEVICE Work work_at(const Shape& s, int64_t line) {
     const int bands = larger(1, smaller(s.bands, segment.count / 2));  // none of a single row
     return {segment, bands, ceil_div(s.strips * bands, s.warps), ceil_div(segment.count, bands)};
 }
-struct Unit {
-    int strip, first, rows;
-};
+struct Unit { int strip, first, rows; };
 DEVICE Unit unit_of(const Shape& s, const Work& work, int index) {
     const int64_t band = index / s.strips, count = work.segment.count;
     const int begin = static_cast<int>(band * count / work.bands), end = static_cast<int>((band + 1) * count / work.bands);
@@ -283,11 +276,9 @@ DEVICE Unit unit_of(const Shape& s, const Work& work, int index) {
 // the warp has summed them, it asks for the rows of the next step, which come while it multiplies.
 struct Pipeline {
     const Shape& s;
-    const uint32_t data;          // shared address
+    const uint32_t data;            // shared address
     const Element* from = nullptr;  // what this lane copies next: eight lanes have a channel
-    int valid = 0;                // columns of the image from the lane's first on
-
-    DEVICE Pipeline(const Shape& s, uint32_t data) : s(s), data(data) {}
+    int valid = 0;                  // columns of the image from the lane's first on
 
     // The warp has read all rows of the unit before.
     DEVICE void begin(const Element* x, int image, const Unit& unit) {
@@ -325,11 +316,8 @@ struct Pipeline {
         const auto copy_4 = [](uint32_t to, const Element* source, int columns) {
             UNROLL_1 for (int i = 0; i < 4; ++i) cp_async_ca_4(to + 4 * i, source + i, i < columns ? 4 : 0);
         };
-        if (s.aligned) {
-            UNROLL for (int row = 0; row < COUNT; ++row) copy_row(row, copy_16);
-        } else {
-            UNROLL_1 for (int row = 0; row < COUNT; ++row) copy_row(row, copy_4);
-        }
+        if (s.aligned) UNROLL for (int row = 0; row < COUNT; ++row) copy_row(row, copy_16);
+        else UNROLL_1 for (int row = 0; row < COUNT; ++row) copy_row(row, copy_4);
     }
 
     // Waits until all lanes' copies are there.
@@ -421,11 +409,10 @@ DEVICE void store_sums(const Sums& sums, float scale, uint32_t to) {
             const int pair = (k + MIDDLE / 2) % PAIRS, tap = 2 * pair;  // the middle tap comes first: its rest is a column, too
             const float a = tap < TAPS ? sums[smaller(tap, TAPS - 1)][i] * scale : rest;
             const float b = tap + 1 < TAPS ? sums[smaller(tap + 1, TAPS - 1)][i] * scale : tap + 1 == TAPS ? rest : 0;
-            const uint32_t high = fp16_pair(a, b);
-            const float2 low = rest_of_pair(a, b, high);
+            float2 low, none;
+            st_shared_u32(to + pair * SLAB, fp16_pair(a, b, low));
             if (k == 0) rest = MIDDLE % 2 ? low.y : low.x;
-            st_shared_u32(to + pair * SLAB, high);
-            const uint32_t rests = fp16_pair(tap == MIDDLE ? 0 : low.x, tap + 1 == MIDDLE ? 0 : low.y);
+            const uint32_t rests = fp16_pair(tap == MIDDLE ? 0 : low.x, tap + 1 == MIDDLE ? 0 : low.y, none);
             if (STRICT) st_shared_u32(to + (SLABS + pair) * SLAB, rests);
         }
     }
@@ -469,21 +456,16 @@ struct Kernel {
 template <bool STRICT>
 DEVICE void multiply_deltas(float (&gradients)[SLABS][4], const uint4& high, const uint4& low, uint32_t sums) {
     UNROLL for (int slab = 0; slab < SLABS; slab += 2) {
+        float products[2][4] = {};
+        float(*const to)[4] = STRICT ? products : gradients + slab;
+        const auto multiply = [&](const uint4& a, const uint4& b) {
+            mma_m16n8k16_f32_f16(to[0], a, b.x, b.z);
+            mma_m16n8k16_f32_f16(to[1], a, b.y, b.w);
+        };
         const uint4 b = ldmatrix_m8n8_x4_trans(sums + slab * SLAB);
-        if (STRICT) {
-            const uint4 b_low = ldmatrix_m8n8_x4_trans(sums + (SLABS + slab) * SLAB);
-            float products[2][4] = {};
-            mma_m16n8k16_f32_f16(products[0], high, b_low.x, b_low.z);
-            mma_m16n8k16_f32_f16(products[1], high, b_low.y, b_low.w);
-            mma_m16n8k16_f32_f16(products[0], low, b.x, b.z);
-            mma_m16n8k16_f32_f16(products[1], low, b.y, b.w);
-            mma_m16n8k16_f32_f16(products[0], high, b.x, b.z);
-            mma_m16n8k16_f32_f16(products[1], high, b.y, b.w);
-            UNROLL for (int i = 0; i < 8; ++i) gradients[slab + i / 4][i % 4] += products[i / 4][i % 4];
-        } else {
-            mma_m16n8k16_f32_f16(gradients[slab], high, b.x, b.z);
-            mma_m16n8k16_f32_f16(gradients[slab + 1], high, b.y, b.w);
-        }
+        if (STRICT) multiply(high, ldmatrix_m8n8_x4_trans(sums + (SLABS + slab) * SLAB)), multiply(low, b);
+        multiply(high, b);
+        UNROLL for (int i = 0; STRICT && i < 8; ++i) gradients[slab + i / 4][i % 4] += products[i / 4][i % 4];
     }
 }
 
@@ -535,7 +517,7 @@ __global__ void __launch_bounds__(Kernel<STRICT, TRAINING, FEW>::MOST_WARPS * 32
         biases[o] = o < OUT_CHANNELS ? MINUS_LOG2_E * t.bias[o] : INFINITY;
     if (threadIdx.x == 0) weight_unit = inverse(weight_scale);
 
-    Pipeline pipeline(s, shared_address(memory) + K::pipelines(s.warps) + warp * PIPELINE_BYTES);
+    Pipeline pipeline{s, shared_address(memory) + K::pipelines(s.warps) + warp * PIPELINE_BYTES};
     const Pieces pieces(pipeline.data, q, pair_of(n));
     if (threadIdx.x == 0) work = work_at(s, first_row(s, blockIdx.x));
     __syncthreads();  // the work is known; kept weights have been read, and what lay there may be overwritten
@@ -633,9 +615,8 @@ __global__ void __launch_bounds__(Kernel<STRICT, TRAINING, FEW>::MOST_WARPS * 32
                             }
                             total += sigmoids[0] + sigmoids[1];
                             if (TRAINING) step_sums[i % 2] += delta[0] + delta[1];
-                            high[i] = fp16_pair(delta[0], delta[1]);
-                            const float2 rest = rest_of_pair(delta[0], delta[1], high[i]);
-                            low[i] = fp16_pair(rest.x, rest.y);
+                            float2 rest, none;
+                            high[i] = fp16_pair(delta[0], delta[1], rest), low[i] = fp16_pair(rest.x, rest.y, none);
                         }
                         if constexpr (TRAINING) {
                             const uint4 a = make_uint4(high[0], high[1], high[2], high[3]);
@@ -901,9 +882,8 @@ static Shape make_shape(int64_t batch, int64_t height, int64_t width, const void
 
 static void launch_sum_terms(const float* factors, const float* terms, float* sums, float* tail, int size, int tail_size,
                              const Shape& s, cudaStream_t stream) {
-    const int64_t blocks = static_cast<int64_t>(factors ? 1 : s.images) * ceil_div(size, SUM_WIDTH);
-    sum_terms<<<static_cast<unsigned>(blocks), SUM_WIDTH * SUM_PARTS, 0, stream>>>(factors, terms, sums, tail, size, tail_size,
-                                                                                   s);
+    const dim3 blocks((factors ? 1u : s.images) * ceil_div(size, SUM_WIDTH));
+    sum_terms<<<blocks, SUM_WIDTH * SUM_PARTS, 0, stream>>>(factors, terms, sums, tail, size, tail_size, s);
 }
 
 // As many warps as fit, in fours. FEW have all registers, and their weights there.
@@ -941,32 +921,28 @@ extern "C" int launch_forward(const Element* x, const Element* weight, const Ele
     if (SHARED_LIMIT_KB > 0) limit = smaller(limit, SHARED_LIMIT_KB * 1024);
     const auto run = gradients ? strict ? launch<true, true, true> : launch<false, true, false>
                      : strict ? launch<true, false, false> : launch<false, false, false>;
-    const cudaError_t error = run(s, tensors, limit - STATIC_BYTES, stream);
+    const cudaError_t error = run(s, tensors, limit - 1024, stream);  // what a kernel declares itself takes less than 1 KB
     if (error != cudaSuccess || !split) return error;
     launch_sum_terms(nullptr, scratch, out, nullptr, 1, 0, s, stream);
     if (gradients) launch_sum_terms(nullptr, scratch_gradients, gradients, nullptr, PARAMETERS, 0, s, stream);
     return cudaGetLastError();
 }
 
-extern "C" int launch_input_gradient(const void* deltas, const Element* weight, const float* grad_out, Element* grad_x,
-                                     int64_t batch, int64_t height, int64_t width, int64_t strict, cudaStream_t stream) {
-    const int strips = ceil_div(static_cast<int>(width), OUT_WIDTH), more = GRADIENT_STRIPS - 1;
-    const Shape s = make_shape(batch, height, width, grad_x, strips <= GRADIENT_STRIPS ? 1 : (strips - 2) / more + 1);
-    const auto kernel = strict ? input_gradient<true> : input_gradient<false>;
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, INPUT_GRADIENT_BYTES);
-    if (error != cudaSuccess) return error;
-    kernel<<<s.blocks, gradient_streams(strict) * STREAM, INPUT_GRADIENT_BYTES, stream>>>(static_cast<const uint2*>(deltas),
-                                                                                         weight, grad_out, grad_x, s);
-    return cudaGetLastError();
-}
-
-// The gradients of weight and bias: those of the samples, weighted by grad_out.
-extern "C" int launch_parameter_gradient(const float* grad_out, const float* gradients, float* grad_weight, float* grad_bias,
-                                         int64_t batch, cudaStream_t stream) {
+// Where not null: the gradient of x, and those of weight and bias, the samples' weighted by grad_out.
+extern "C" int launch_gradients(const uint2* deltas, const Element* weight, const float* grad_out, const float* gradients,
+                                Element* grad_x, float* grad_weight, float* grad_bias, int64_t batch, int64_t height,
+                                int64_t width, int64_t strict, cudaStream_t stream) {
+    if (grad_x) {
+        const int bytes = INPUT_GRADIENT_BYTES, strips = ceil_div(width, OUT_WIDTH), more = GRADIENT_STRIPS - 1;
+        const Shape s = make_shape(batch, height, width, grad_x, strips <= GRADIENT_STRIPS ? 1 : (strips - 2) / more + 1);
+        const auto kernel = strict ? input_gradient<true> : input_gradient<false>;
+        const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+        if (error != cudaSuccess) return error;
+        kernel<<<s.blocks, gradient_streams(strict) * STREAM, bytes, stream>>>(deltas, weight, grad_out, grad_x, s);
+    }
     Shape s = {};
     s.images = static_cast<int>(batch);
-    launch_sum_terms(grad_out, gradients, grad_weight, grad_bias, PARAMETERS, OUT_CHANNELS, s, stream);
+    if (grad_weight) launch_sum_terms(grad_out, gradients, grad_weight, grad_bias, PARAMETERS, OUT_CHANNELS, s, stream);
     return cudaGetLastError();
 }
 #endif  // SERVED
@@ -1001,11 +977,9 @@ def serves(kernels, x, weight, bias, *pool):
 
 def plan(kernels, x, weight, bias, pool, needs, serves=serves):
     """Return `needs`, and 4 in strict mode; None for what PyTorch computes. 32 bits count vectors of eight deltas."""
-    if not serves(kernels, kind(x), kind(weight), kind(bias), *pool) or (
-        needs & 1 and x.shape[0] * deltas_of_sample(x, weight, pool) >= 2**35
-    ):
-        return None
-    return needs | 4 * is_strict()
+    served = serves(kernels, kind(x), kind(weight), kind(bias), *pool)
+    fits = not needs & 1 or x.shape[0] * deltas_of_sample(x, weight, pool) < 2**35
+    return needs | 4 * is_strict() if served and fits else None
 
 
 def deltas_of_sample(x, weight, pool):
@@ -1022,9 +996,7 @@ def saved(kernels, x, weight, bias, pool, plan):
 
 def save(kernels, x, weight, bias, pool, plan):
     x, weight, bias, training = x.contiguous(), weight.contiguous(), bias.contiguous(), plan & 3
-    out, grads, deltas = (
-        kernels.saved(kernels, x, weight, bias, pool, plan) if training else (x.new_empty(x.shape[0]), None, None)
-    )
+    out, grads, deltas = kernels.saved(kernels, x, weight, bias, pool, plan) if training else (x.new_empty(len(x)), None, None)
     batch, _, height, width = x.shape
     if batch:
         scratch = x.new_empty(kernels.count_scratch(batch, height, width, training))
@@ -1042,10 +1014,8 @@ def forward(kernels, x, weight, bias, pool, serves=serves):
 def gradient(kernels, grad, x, weight, bias, pool, grads, deltas, plan):
     grad, weight, (batch, _, height, width) = grad.contiguous(), weight.contiguous(), x.shape
     found = [each.new_empty(each.shape if plan & bit else 0) for each, bit in ((x, 1), (weight, 2), (bias, 2))]
-    if found[0].numel():
-        launch(kernels.launch_input_gradient, deltas, weight, grad, found[0], batch, height, width, bool(plan & 4))
-    if plan & 2:
-        launch(kernels.launch_parameter_gradient, grad, grads, *found[1:], batch)
+    to = [each if each.numel() else None for each in found]
+    launch(kernels.launch_gradients, deltas, weight, grad, grads, *to, batch, height, width, bool(plan & 4))
     return tuple(found)
 
 

@@ -130,8 +130,6 @@ constexpr float MINUS_LOG2_E = -1.4426950408889634f;
 constexpr int WEIGHT_EXPONENT = 14, SUM_EXPONENT = 13;        // powers of two bring the largest below these
 constexpr int MOST_WEIGHT_EXPONENT = 120, MOST_EXPONENT = 96;  // of the powers
 
-constexpr int STATIC_BYTES = 1024;  // at most, of shared memory that a kernel declares itself
-
 // ---- PTX
 DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
@@ -590,7 +588,7 @@ extern "C" int launch_conv_pool_sum(const Element* x, const Element* weight, con
     const bool split = s.batch % s.blocks;
     const Tensors tensors = {x, weight, bias, split ? scratch : out};
     const auto run = strict ? launch<true, false> : launch<false, false>;
-    const cudaError_t error = run(s, tensors, limit - STATIC_BYTES, stream);
+    const cudaError_t error = run(s, tensors, limit - 1024, stream);  // what a kernel declares itself takes less than 1 KB
     if (error != cudaSuccess || !split) return error;
     add_segments<<<s.batch, 32, 0, stream>>>(scratch, out, s);
     return cudaGetLastError();

@@ -10,7 +10,7 @@ STDOUT = Path("-")
 
 
 def claim(outputs, given, stack):
-    """Put {option: Output} of files to write into `outputs`, ours until the stack is left. Raises CannotWrite."""
+    """Put {option: Output} of files to write into `outputs`, ours until the stack is left. Raises Impossible."""
     named = {"--json": given.json, "--html": given.html, "--plot": given.plot}
     named["--eval-results"] = getattr(given, "eval_results", None)
     for option, path in named.items():

@@ -55,7 +55,7 @@ def create(model_name, name):
 
 
 def profile_variants(given):
-    """Print what Nsight Compute measures of the variants that are named, or of all. Raises CatalogError, ProfilerError."""
+    """Print what Nsight Compute measures of the variants that are named, or of all. Raises Impossible, ProfilerError."""
     model = catalog.find_model(given.model)
     variants = [catalog.find_variant(model, each) for each in given.variant or ()] or catalog.variants(model)
     settings = model.settings("cuda") | catalog.parse_settings(given.set)
@@ -63,7 +63,7 @@ def profile_variants(given):
     if not chosen:
         raise catalog.CatalogError(f"--profile is for CUDA kernels, and none of these variants of {model.name} has any")
     if missing := requirements.missing_for("cuda") or profiler.missing():
-        raise ProfilerError(f"--profile: {missing}", is_machine=True)
+        raise catalog.Impossible(f"--profile: {missing}")
     found, complaints = [], []
     with Progress() as progress:
         progress.expect(len(chosen))
@@ -73,8 +73,6 @@ def profile_variants(given):
                 found.append((variant, profiler.profile(model, variant, settings, given.time_limit), _counted(model, variant)))
                 outcome = "done"
             except ProfilerError as complaint:
-                if complaint.is_machine:
-                    raise
                 complaints.append(str(complaint))
                 outcome = "error"
             progress.done(model.name, variant.name, outcome)

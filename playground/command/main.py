@@ -2,16 +2,17 @@
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import operator
 import sys
 
 from playground import catalog, gpu_mode, suite, sweep
+from playground.catalog import Impossible
 from playground.command import files, look, needs, signals
-from playground.command.needs import Impossible
 from playground.command.options import HALF, MODEL, parse_compare, run_all_parser
 from playground.driver import plan
-from playground.driver.measurement import CannotMeasure, measure
+from playground.driver.measurement import measure
 from playground.driver.runner import Options
 from playground.driver.watch import Watch
 from playground.machine import requirements
@@ -20,7 +21,7 @@ from playground.report import against, page, suite_table, sweep_plot, sweep_tabl
 from playground.report import suite as suite_report
 from playground.report.figures import meets
 from playground.report.layout import make_console
-from playground.report.output import CannotWrite, Output
+from playground.report.output import Output
 from playground.report.progress import Progress
 from playground.worker.failures import is_of_machine
 
@@ -80,20 +81,10 @@ EXTRAS = {
 
 
 def _options(given):
-    return Options(
-        quick=given.quick,
-        training=given.training,
-        sanitize=getattr(given, "sanitize", False),
-        time_limit=given.time_limit,
-        debug=given.debug,
-        strict=given.precision == "strict",
-        precision=given.precision if given.precision in HALF else None,
-        max_autotune=given.max_autotune,
-        ptxas=given.html is not None,
-        accept=given.accept,
-        check_only=given.check_only,
-        sandbox=given.sandbox,
-    )
+    """What of the command line concerns the driver: its Options have the names that arguments have."""
+    same = {each.name: getattr(given, each.name) for each in dataclasses.fields(Options) if hasattr(given, each.name)}
+    precision = given.precision if given.precision in HALF else None
+    return Options(**same | {"strict": given.precision == "strict", "precision": precision, "ptxas": given.html is not None})
 
 
 def _compare_suite(given):
@@ -132,12 +123,9 @@ def _status(action, kept=lambda: None):
     signals.heed()
     try:
         return action() or PASSED
-    except (catalog.CatalogError, CannotMeasure, CannotWrite, Impossible) as complaint:
+    except (Impossible, ProfilerError) as complaint:
         print(complaint, file=sys.stderr)
-        return IMPOSSIBLE
-    except ProfilerError as complaint:
-        print(complaint, file=sys.stderr)
-        return IMPOSSIBLE if complaint.is_machine else FAILED
+        return IMPOSSIBLE if isinstance(complaint, Impossible) else FAILED
     except signals.Interrupted as interrupt:
         with contextlib.suppress(OSError):  # if anybody listens
             print(f"interrupted; --resume {kept()} goes on" if kept() else "interrupted", file=sys.stderr)
@@ -209,7 +197,7 @@ def _show_end(given, shown, report):
 
 
 def _prepared(given, make_tasks, cluster=None):
-    """(tasks, axes of the sweep, what adds a comparison). What would be in vain raises Impossible or CatalogError."""
+    """(tasks, axes of the sweep, what adds a comparison). What would be in vain raises Impossible."""
     ask = cluster.ask if cluster else operator.call
     requirements.prepare_environment()
     if missing := ask(requirements.missing_for, "cuda" if given.device == "cuda" else "cpu"):

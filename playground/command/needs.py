@@ -5,16 +5,13 @@ import importlib.util
 import sys
 
 import cuda_emulator
+from playground.catalog import Impossible
 from playground.driver import runner
 from playground.emulator import step
 from playground.machine import build_locks, requirements
 from playground.nvidia import sanitizer
 from playground.report import document
 from playground.worker import sandbox
-
-
-class Impossible(Exception):
-    """The machine cannot do what was asked; the text is the line that says what is missing and how to get it."""
 
 
 def require_eval_results(file, pairs):
@@ -95,8 +92,5 @@ def connected(given):
     from playground.driver import cluster  # its libraries are wanted here alone
 
     requirements.prepare_environment()
-    try:
-        with cluster.connected(given.cluster, side_by_side=not given.sanitize) as connection:
-            yield connection
-    except cluster.CannotReach as complaint:
-        raise Impossible(str(complaint)) from None
+    with cluster.connected(given.cluster, side_by_side=not given.sanitize) as connection:
+        yield connection

@@ -10,6 +10,7 @@ import functools
 import io
 import json
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -24,6 +25,7 @@ import torch
 from rich.console import Console
 
 import cuda_emulator
+from playground.catalog import Impossible
 from playground.driver import runner
 from playground.driver.verdict import give
 from playground.machine import build_locks, environment
@@ -40,13 +42,9 @@ LOST = "each worker that judged it was lost ({attempts} of them); --resume tries
 TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology"
 
 
-class CannotReach(Exception):
-    """There is no scheduler at the address; the text says so."""
-
-
 @contextlib.contextmanager
 def connected(where, side_by_side=True, without_gpu=1):
-    """Yield the Cluster of "local", whose workers end with the block, or of a running scheduler. Raises CannotReach.
+    """Yield the Cluster of "local", whose workers end with the block, or of a running scheduler. Raises Impossible without one.
 
     Without `side_by_side` a local worker judges one pair at a time. Without a GPU there are `without_gpu` of them.
     """
@@ -59,7 +57,7 @@ def connected(where, side_by_side=True, without_gpu=1):
         try:
             client = distributed.Client(where, timeout=ANSWER_WITHIN, set_as_default=False)
         except (OSError, ValueError) as error:
-            raise CannotReach(f"--cluster {where}: no scheduler answers there ({error})") from None
+            raise Impossible(f"--cluster {where}: no scheduler answers there ({error})") from None
         stack.callback(client.close)
         is_local = isinstance(where, distributed.SpecCluster)
         if not is_local and not client.nthreads():
@@ -85,11 +83,13 @@ def _local_workers(side_by_side, without_gpu):
 
 
 class _Worker(distributed.Worker):
-    """Keeps to its processors, as all does that it starts."""
+    """Keeps to its processors, as all does that it starts. Ctrl-C, which a terminal sends here too, is compare.py's to hear."""
 
     def __init__(self, *arguments, processors=None, **more):
         if processors:
             os.sched_setaffinity(0, processors)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, lambda *_: None)  # no SIG_IGN, which the processes that it starts would inherit
         super().__init__(*arguments, **more)
 
 

@@ -7,6 +7,7 @@ import operator
 import sys
 import time
 
+from playground.catalog import Impossible
 from playground.driver import plan
 from playground.driver.runner import Runner, blank_result
 from playground.driver.verdict import give
@@ -21,10 +22,6 @@ WRITING_PAUSE = 20  # times what writing a document took, which so takes at most
 WHAT_COUNTS = ("quick", "training", "strict", "max_autotune", "sanitize")  # of the options: what two runs must share
 
 
-class CannotMeasure(Exception):
-    """An earlier run that cannot be continued; the text says why."""
-
-
 def measure(tasks, options, file=None, resume=None, add=lambda finished: finished, show=None, cluster=None):
     """Return the document of a run, here or on a cluster.Cluster.
 
@@ -32,7 +29,7 @@ def measure(tasks, options, file=None, resume=None, add=lambda finished: finishe
     run ends, interrupted or not. Results that the document in the file `resume` has of these tasks are taken over. "complete"
     in the environment says whether there is a result of each. What `add` makes of the finished document is what is written
     last, and returned. `show` is called with the document so far at each new result, and gives what can be drawn of the rest.
-    Raises CannotMeasure.
+    Raises Impossible where that document cannot be continued.
     """
     began = time.monotonic()
     record = _Record(tasks, options, file, show or (lambda document: None), cluster.ask if cluster else operator.call)
@@ -98,15 +95,15 @@ class _Record:
         try:
             earlier = document.read(file)
         except document.DocumentError as complaint:
-            raise CannotMeasure(f"--resume {complaint}") from None
+            raise Impossible(f"--resume {complaint}") from None
         rows, had, has = earlier["results"], earlier["environment"], self._described | self.environment
         names = [(row["model"], row["variant"]) for row in rows]
         if rows and not {*names} & {(task.model.name, task.variant.name) for task in self._tasks}:
             of = ", ".join(dict.fromkeys(map("/".join, names[:3]))) + (", ..." if len(rows) > 3 else "")
-            raise CannotMeasure(f"--resume {file}: has results of {of}, and none of what is to be run here")
+            raise Impossible(f"--resume {file}: has results of {of}, and none of what is to be run here")
         for key in ("options", "gpu", "cpu", "torch", "driver"):
             if had.get(key) != has.get(key):
-                raise CannotMeasure(f"--resume {file}: that run had {key} {had.get(key)!r}, this one has {has.get(key)!r}")
+                raise Impossible(f"--resume {file}: that run had {key} {had.get(key)!r}, this one has {has.get(key)!r}")
         standards = {identity: task.standard for identity, task in zip(self._identities, self._tasks, strict=True)}
         final = {_identity(row): row for row in rows if row["verdict"] in FINAL}
         self._rows = {key: row | {"standard": standards[key]} for key, row in final.items() if key in standards}

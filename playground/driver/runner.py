@@ -123,28 +123,21 @@ class Options:
 
     def isolates(self, task):
         """Return whether the task's processes run in a sandbox. What compute-sanitizer looks at does not."""
-        if self.sandbox == "off" or self.sanitize or (self.sandbox == "auto" and task.variant.is_catalogued):
-            return False
-        try:
-            return bool(sandbox.version())
-        except sandbox.Missing:
-            if self.sandbox == "require":
-                raise
-            return False
+        return self.isolation([task]).startswith("on")
 
     def isolation(self, tasks):
-        """Return 'on (bubblewrap 0.8.0)' or 'off (...)', with the reason."""
-        if any(map(self.isolates, tasks)):
-            return f"on ({sandbox.version()})"
+        """Return 'on (bubblewrap 0.8.0)' where one of the tasks has a sandbox, or 'off (...)', with the reason."""
         if self.sandbox == "off":
             return "off (--sandbox off)"
-        if all(task.variant.is_catalogued for task in tasks):
+        if all(self.sandbox == "auto" and task.variant.is_catalogued for task in tasks):
             return "off (all files are the project's)"
         if self.sanitize:
             return "off (compute-sanitizer runs files outside of it)"
         try:
-            return sandbox.version() and "off (nothing runs)"
+            return f"on ({sandbox.version()})"
         except sandbox.Missing as missing:
+            if self.sandbox == "require":
+                raise
             return f"off ({missing})"
 
     def sanitizes(self, task):

@@ -45,15 +45,6 @@ class Mutant:
 
 
 @dataclasses.dataclass(frozen=True)
-class Score:
-    """How many of the mutants that count were rejected; `survivors` are the names of the others."""
-
-    counted: int
-    rejected: int
-    survivors: tuple
-
-
-@dataclasses.dataclass(frozen=True)
 class Exam:
     """One probe of the check, from `draw()`, with the oracle that runs it and what it is compared with."""
 
@@ -276,7 +267,10 @@ def _is_finite(oracle, probe):
 
 
 def score(mutants, exams, oracle, fresh):
-    """Return a Score of the check, a list of Exams, on the mutants. `oracle` runs those of `fresh`, from the function above."""
+    """Return {"counted", "rejected", "survivors"} of a check, a list of Exams: of the mutants that count, the last by name.
+
+    `oracle` runs those of `fresh`, from the function above.
+    """
     cheap = [exam for exam in exams if exam.elements <= CHEAP] or exams
     costly = [exam for exam in exams if all(exam is not each for each in cheap)]
     fates, survivors = Counter(), []
@@ -286,7 +280,7 @@ def score(mutants, exams, oracle, fresh):
         fate = _fate(mutant, cheap, costly, oracle, fresh)
         fates[fate] += 1
         survivors += [mutant.name] if fate == "survived" else []
-    return Score(fates["rejected"] + len(survivors), fates["rejected"], tuple(survivors))
+    return {"counted": fates["rejected"] + len(survivors), "rejected": fates["rejected"], "survivors": survivors}
 
 
 def _fate(mutant, cheap, costly, oracle, fresh):

@@ -362,7 +362,7 @@ class DrawnInFloat32(Uncompiled):
             value, share, trains = args
             _, mask = function(value.float(), share, trains)
             return (value * mask / (1 - share) if share < 1 else torch.zeros_like(value)), mask
-        narrow_args, narrow = torch.utils._pytree.tree_map(_narrowed, (args, kwargs))
+        narrow_args, narrow = torch.utils._pytree.tree_map(_cast(torch.float32, torch.float64), (args, kwargs))
         drawn = function(*narrow_args, **narrow)
         for argument, given, used in zip(function._schema.arguments, args, narrow_args, strict=False):
             if argument.is_write and _is_wide(given):
@@ -370,21 +370,22 @@ class DrawnInFloat32(Uncompiled):
         if function._schema.name.endswith("_"):
             return args[0]
         is_wide = any(map(_is_wide, torch.utils._pytree.tree_leaves((args, kwargs))))
-        return torch.utils._pytree.tree_map_only(torch.Tensor, _widened, drawn) if is_wide else drawn
+        return torch.utils._pytree.tree_map(_cast(torch.float64, torch.float32), drawn) if is_wide else drawn
 
 
 def _is_wide(value):
     return value is torch.float64 or (isinstance(value, torch.Tensor) and value.dtype == torch.float64)
 
 
-def _narrowed(value):
-    if value is torch.float64:
-        return torch.float32
-    return value.float() if _is_wide(value) else value
+def _cast(to, *of):
+    """Return the function that gives `to` for one of the dtypes `of`, a tensor in it for a tensor in one, all else as it is."""
 
+    def cast(value):
+        if isinstance(value, torch.dtype):
+            return to if value in of else value
+        return value.to(to) if isinstance(value, torch.Tensor) and value.dtype in of else value
 
-def _widened(value):
-    return value.double() if value.dtype == torch.float32 else value
+    return cast
 
 
 class Promoted(TorchFunctionMode):
@@ -401,18 +402,12 @@ class Promoted(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         function = torch.Tensor.double if function in _CASTS else function
-        args, kwargs = torch.utils._pytree.tree_map(_promoted, (args, kwargs or {}))
+        promoted = _cast(torch.float64, torch.float32, *tensors.HALF.values())
+        args, kwargs = torch.utils._pytree.tree_map(promoted, (args, kwargs or {}))
         return function(*args, **kwargs)
 
 
-_PROMOTED = (torch.float32, *tensors.HALF.values())
 _CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
-
-
-def _promoted(value):
-    if isinstance(value, torch.dtype):
-        return torch.float64 if value in _PROMOTED else value
-    return value.double() if isinstance(value, torch.Tensor) and value.dtype in _PROMOTED else value
 
 
 def _with_each(change, result):

@@ -24,7 +24,7 @@ CHUNK = 1 << 26  # terms that are on the host at a time
 
 # Operators whose decomposition ends in those of Reordered: only they add.
 _DECOMPOSED = """
-    native_batch_norm cudnn_batch_norm _softmax _log_softmax logsumexp linalg_vector_norm
+    native_batch_norm cudnn_batch_norm native_layer_norm native_group_norm _softmax _log_softmax logsumexp linalg_vector_norm
     mse_loss smooth_l1_loss huber_loss nll_loss_forward std std_mean addmm baddbmm
 """
 
@@ -49,14 +49,13 @@ class Reordered(Decomposing):
             aten.mean.default: self._mean,
             aten.var.correction: lambda *args, **kwargs: self._var_mean(*args, **kwargs)[0],
             aten.var_mean.correction: self._var_mean,
+            aten.var_mean.dim: lambda x, dim, unbiased=True, keepdim=False: self._var_mean(x, dim, unbiased, keepdim),
             aten.cumsum.default: functools.partial(_running, np.add, aten.cumsum.default),
             aten.cumprod.default: functools.partial(_running, np.multiply, aten.cumprod.default),
             aten.mm.default: self._product,
             aten.bmm.default: self._product,
             aten.linear.default: self._linear,
             aten.convolution.default: self._convolution,
-            aten.native_layer_norm.default: self._layer_norm,
-            aten.native_group_norm.default: self._group_norm,
         }
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -102,7 +101,7 @@ class Reordered(Decomposing):
         total = self._sum(x, dim, keepdim, dtype=dtype)
         return total / (x.numel() / max(1, total.numel()))
 
-    def _var_mean(self, x, dim=None, *, correction=None, keepdim=False):
+    def _var_mean(self, x, dim=None, correction=None, keepdim=False):
         mean = self._mean(x, dim, True)
         count = x.numel() / max(1, mean.numel())
         correction = 1 if correction is None else correction
@@ -144,24 +143,6 @@ class Reordered(Decomposing):
             for part in parts
         )
         return total if bias is None else total + bias.view(1, -1, *[1] * (x.dim() - 2))
-
-    def _layer_norm(self, x, shape, weight, bias, eps):
-        result, mean, scale = self._normalised(x, list(range(x.dim() - len(shape), x.dim())), eps)
-        result = result if weight is None else result * weight
-        return (result if bias is None else result + bias), mean, scale
-
-    def _group_norm(self, x, weight, bias, samples, channels, size, groups, eps):
-        result, mean, scale = self._normalised(x.reshape(samples, groups, -1), [2], eps)
-        per_channel = [1, channels] + [1] * (x.dim() - 2)
-        result = result.reshape(x.shape)
-        result = result if weight is None else result * weight.view(per_channel)
-        result = result if bias is None else result + bias.view(per_channel)
-        return result, mean.reshape(samples, groups), scale.reshape(samples, groups)
-
-    def _normalised(self, x, dims, eps):
-        variance, mean = self._var_mean(x, dims, correction=0, keepdim=True)
-        scale = (variance + eps).rsqrt()
-        return (x - mean) * scale, mean, scale
 
 
 def _folded(rows, count, width):

@@ -43,10 +43,9 @@ class Kernel:
 
 def find_nvcc():
     """Return the path of nvcc, in the order in which torch looks, or None."""
-    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
-    candidates = [Path(home) / "bin" / "nvcc" for home in homes if home]
-    candidates += [Path(found) for found in [shutil.which("nvcc")] if found] + [Path("/usr/local/cuda/bin/nvcc")]
-    return next((str(path) for path in candidates if path.is_file()), None)
+    homes = filter(None, map(os.environ.get, ("CUDA_HOME", "CUDA_PATH")))
+    folders = [*(f"{home}/bin" for home in homes), os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin"]
+    return shutil.which("nvcc", path=os.pathsep.join(folders))
 
 
 def describe(codes, capability=None):

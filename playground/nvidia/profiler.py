@@ -3,6 +3,7 @@
 import re
 import tempfile
 
+from playground.catalog import Impossible
 from playground.judge.work import Text
 from playground.nvidia import metrics
 from playground.nvidia.tool import Program, Run
@@ -26,17 +27,14 @@ missing = PROGRAM.missing
 
 
 class ProfilerError(Exception):
-    """Nothing was measured. `is_machine` says whether the machine is the reason, and not the variant."""
-
-    def __init__(self, text, is_machine=False):
-        super().__init__(text)
-        self.is_machine = is_machine
+    """Nothing was measured, because of the variant."""
 
 
 def profile(model, variant, settings, time_limit):
     """Return [kernel figures] of one forward pass of the variant, as metrics.kernels gives them.
 
-    `settings` change the model's constants; each of the processes may take `time_limit` seconds. Raises ProfilerError.
+    `settings` change the model's constants; each of the processes may take `time_limit` seconds. Raises ProfilerError, and
+    Impossible where the machine is the reason.
     """
     text = Text(variant.path)
     names = text.cuda_kernels | text.triton_kernels
@@ -73,11 +71,10 @@ def _launches(request, folder, names, variant):
             break
         wanted = known
     if NOT_PERMITTED in run.said():
-        raise ProfilerError(PERMISSION, is_machine=True)
+        raise Impossible(PERMISSION)
     if "No kernels were profiled" in run.said() and run.exit_status == 0:
         raise ProfilerError(f"{variant.name}: its forward pass launched none of its kernels ({', '.join(sorted(names))})")
-    complaint = f"Nsight Compute measured nothing (exit status {run.exit_status}): {run.last_words()}"
-    raise ProfilerError(complaint, is_machine=True)
+    raise Impossible(f"Nsight Compute measured nothing (exit status {run.exit_status}): {run.last_words()}")
 
 
 def _run(name, request, folder, variant, under=()):

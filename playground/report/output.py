@@ -8,11 +8,9 @@ from pathlib import Path
 
 import filelock
 
+from playground.catalog import Impossible
+
 ROOM = 64 << 10  # bytes; what a small run's document takes
-
-
-class CannotWrite(Exception):
-    """A file in whose place nothing can be written; the text says why."""
 
 
 class Output:
@@ -24,10 +22,10 @@ class Output:
         self._lock = None
 
     def claim(self):
-        """See that the file can be written, and keep it from other runs until `release`. Raises CannotWrite."""
+        """See that the file can be written, and keep it from other runs until `release`. Raises Impossible."""
         where = f"{self.option} {self.path}"
         if str(self.path) == "-":
-            raise CannotWrite(f"{where}: only --json goes to standard output; name a file")
+            raise Impossible(f"{where}: only --json goes to standard output; name a file")
         try:
             if self.path.is_dir():
                 raise OSError("it is a folder; name a file")
@@ -40,12 +38,12 @@ class Output:
                 lock.acquire()
                 self._lock = lock
         except filelock.Timeout:
-            raise CannotWrite(f"{where}: another run or option writes it; name another file") from None
+            raise Impossible(f"{where}: another run or option writes it; name another file") from None
         except NotImplementedError:  # some network file systems have no locks
             pass
         except (OSError, RuntimeError) as complaint:  # RuntimeError: links in a circle
             why = getattr(complaint, "strerror", None) or complaint
-            raise CannotWrite(f"{where}: cannot be written: {why}") from None
+            raise Impossible(f"{where}: cannot be written: {why}") from None
 
     @property
     def is_special(self):

@@ -2,9 +2,7 @@
 
 import torch
 
-from playground import catalog, tensors
-from playground.judge import domain
-from playground.judge.precision import forbid_tf32
+from playground import tensors
 from playground.machine import ceilings
 from playground.stopwatch import floors
 from playground.stopwatch.baselines import named, precision_of, prepare
@@ -15,18 +13,10 @@ from playground.worker.clocked import Clocked
 class Baselines(Clocked):
     """The original in this process, where no candidate's file is ever loaded."""
 
-    def load(self, problem, settings, place, weights, seed, strict=False, precision=None, varied=False):
-        """Make the original, with the weights in the file `weights`. `strict` forbids TF32; `precision` is one of HALF.
-
-        `varied` says that its inputs are varied: see judge.domain.
-        """
-        self.varied = varied
-        if strict:
-            forbid_tf32()
-        self.precision = precision
-        self._hold_clock(torch.device(tensors.PLACES[place]))
-        self.path, self.settings, self.weights, self.seed = problem, settings, weights, seed
-        self.prepared = {}
+    def load(self, weights, **original):
+        """Take the original (see Clocked), with the weights in the file `weights`."""
+        self._take(**original)
+        self.weights, self.prepared = weights, {}
         return {}
 
     def ceilings(self):
@@ -65,13 +55,6 @@ class Baselines(Clocked):
 
     def _circumstances(self, side):
         return precision_of(named(side))
-
-    def _problem(self):
-        """A module of its own each time, so that what torch.compile keeps with a class belongs to one baseline."""
-        problem = tensors.in_precision(catalog.load_problem(self.path, self.settings), self.precision)
-        if self.varied:
-            domain.vary(problem)
-        return problem
 
     def _model(self, problem):
         model = tensors.make_model(problem, problem.Model, self.seed, self.device)

@@ -13,9 +13,9 @@ import torch
 import cuda_emulator as emulator
 from cuda_emulator import devices
 from playground import catalog, tensors
-from playground.judge import behaviour, domain, footprint, foreign, probes, work
+from playground.judge import behaviour, footprint, foreign, probes, work
 from playground.judge.checks import BY_NAME
-from playground.judge.precision import LOWER, forbid_tf32
+from playground.judge.precision import LOWER
 from playground.machine import build_locks
 from playground.stopwatch import timer
 from playground.stopwatch.workload import fresh_inputs
@@ -34,57 +34,38 @@ class Candidate(Clocked):
 
     size_up = staticmethod(footprint.size_up)  # to be asked before `load`
 
-    def load(
-        self,
-        problem,
-        variant,
-        settings,
-        place,
-        weights,
-        seed,
-        debug=False,
-        strict=False,
-        precision=None,
-        builds=None,
-        content=None,
-        borrowed=(),
-        varied=False,
-    ):
+    def load(self, variant, weights, debug=False, builds=None, content=None, borrowed=(), **original):
         """Make a ModelNew of the variant's file and give it the weights in the file `weights` (its own when None).
 
         Where names or shapes of its parameters are not the original's, both have the seed's weights. Returns {"precision": the
         declared one or None, "weights": "by name" or "by seed", "difference": what differs, or None}. Without a `variant` the
-        original itself is taken. `precision` is that of weights and inputs, one of HALF. `place` is "cuda", "cpu" or
-        "emulator", which builds without optimisation for `debug`. `builds` is the folder of its extensions, below torch's own
-        unless it is absolute. `content` are the file's bytes, as latin-1, that run whatever is in it by now; `borrowed` are
-        names that it has from the problem's. `varied`: see judge.domain. Raises CatalogError, WrongInterface and whatever the
-        file raises.
+        original itself is taken; `original`: see Clocked. The emulator builds without optimisation for `debug`. `builds` is the
+        folder of its extensions, below torch's own unless it is absolute. `content` are the file's bytes, as latin-1, that run
+        whatever is in it by now; `borrowed` are names that it has from the problem's. Raises CatalogError, WrongInterface and
+        whatever the file raises.
         """
         if builds:
             os.environ["TORCH_EXTENSIONS_DIR"] = str(build_locks.extensions_root() / builds)
-        self._hold_clock(torch.device(tensors.PLACES[place]))
-        self.emulator = emulator.install(mode="check", source_file=variant, debug=debug) if place == "emulator" else None
+        self._take(**original)
+        is_emulated = original["place"] == "emulator"
+        self.emulator = emulator.install(mode="check", source_file=variant, debug=debug) if is_emulated else None
         if self.emulator:
             emulator.obey_call_off()
         self.schedules = itertools.cycle(("forward", "reversed", "random"))
-        self.builds = BuildWatch(emulated=place == "emulator")
+        self.builds = BuildWatch(emulated=is_emulated)
         self.opened_before = foreign.opened()
-        self.problem = tensors.in_precision(_kept(catalog.load_problem(problem, settings)), precision)
-        if varied:
-            domain.vary(self.problem)
-        if strict:
-            forbid_tf32()
+        self.problem = _kept(self._problem())
         content = content and content.encode("latin-1")
-        self.text = work.Text(variant or problem, content)
+        self.text = work.Text(variant or self.path, content)
         self.emulates_device = False  # "cuda" stands for the emulator's memory, in all that the model does
         self.form = None  # of the last result
         flags = behaviour.flags()
         if variant:
             tensors.known_classes_only()  # those that the problem's file has made, too
-        fresh = catalog.load_problem(problem, settings) if borrowed or not variant else None
+        fresh = catalog.load_problem(self.path, self.settings) if borrowed or not variant else None
         names = {name: vars(fresh)[name] for name in borrowed if name in vars(fresh)}
         self.kind = self._loaded_class(variant, content, names, self.problem.model_new_of) if variant else fresh.Model
-        self.seed, self.model = seed, self._made(seed)
+        self.model = self._made(self.seed)
         difference = None if weights is None else self._take_weights(tensors.load(weights))
         self.first_buffers = {name: value.clone() for name, value in self.model.named_buffers()}
         self.changed_by_loading = behaviour.complaints_about_flags(flags, behaviour.flags())
@@ -470,8 +451,8 @@ class Candidate(Clocked):
 
 def _kept(problem):
     """What a problem's module has now: a variant that replaces its functions there changes nothing here."""
-    names = {"get_inputs": problem.get_inputs, "get_init_inputs": problem.get_init_inputs}
-    return types.SimpleNamespace(**names, model_new_of=getattr(problem, "model_new_of", None))
+    names = "get_inputs", "get_init_inputs", "model_new_of", "converted_to"
+    return types.SimpleNamespace(**{name: getattr(problem, name, None) for name in names})
 
 
 def _declared_precision(cls):

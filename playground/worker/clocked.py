@@ -6,7 +6,9 @@ import time
 
 import torch
 
-from playground import tensors
+from playground import catalog, tensors
+from playground.judge import domain
+from playground.judge.precision import forbid_tf32
 from playground.stopwatch import outer, timer
 from playground.stopwatch.workload import GRAPHED, Graphed, Workload, step_of
 
@@ -14,9 +16,28 @@ from playground.stopwatch.workload import GRAPHED, Graphed, Workload, step_of
 class Clocked:
     """Requests about a `side` (a baseline's name, or "variant") in a `mode`: one of stopwatch.workload's, GRAPHED or not.
 
-    A subclass calls `_hold_clock` before it loads any file, and gives `_circumstances(side)`, a context, and
+    A subclass calls `_take` before it loads any file, and gives `_circumstances(side)`, a context, and
     `_subject(side)`: (problem, model, memory format and dtype of its inputs).
     """
+
+    def _take(self, problem, settings, place, seed, strict=False, precision=None, varied=False):
+        """Know the original: a problem's file, the constants that are replaced there, where it runs, the seed of its weights.
+
+        `place` is "cuda", "cpu" or "emulator". `strict` forbids TF32, `precision` is that of weights and inputs, one of HALF,
+        `varied` says that the inputs are varied: see judge.domain.
+        """
+        self._hold_clock(torch.device(tensors.PLACES[place]))
+        self.path, self.settings, self.seed = problem, settings, seed
+        self.strict, self.precision, self.varied = strict, precision, varied
+
+    def _problem(self):
+        """The problem's module, a new one each time: so what torch.compile keeps with a class belongs to one baseline."""
+        problem = tensors.in_precision(catalog.load_problem(self.path, self.settings), self.precision)
+        if self.strict:  # whatever the file has set
+            forbid_tf32()
+        if self.varied:
+            domain.vary(problem)
+        return problem
 
     def _hold_clock(self, device):
         self.device = device

@@ -113,23 +113,15 @@ class Referee:
             with torch.no_grad():
                 return tensors.flatten(model(*(behaviour.copies(content) if inputs is None else inputs)))
 
-        def inferred():
-            with torch.inference_mode():
-                called(tensors.copy_model(self.model))
-
-        def doubled():
-            wide = [value.double() if tensors.differentiable(value) else value for value in behaviour.copies(content)]
-            called(tensors.copy_model(self.model).double(), wide)
-
         tensors.seed_draws()
         effects = behaviour.SideEffects(model, inputs)
         outputs = called(model, inputs)
         side_effects = list(effects.complaints(outputs))
         if not behaviour.same(outputs, called(tensors.copy_model(self.model).eval())):
             side_effects.append(probes.EVAL)
-        for name, call in (("inference_mode", inferred), ("double()", doubled)):
+        for name in ("inference_mode", "double()"):
             try:
-                call()
+                behaviour.StressTests(tensors.copy_model(self.model), behaviour.copies(content), [], self.device).run(name)
             except Exception:
                 side_effects.append(name)
         if not behaviour.same(outputs, called(model)):
@@ -579,7 +571,7 @@ class Referee:
         fresh = mutants.fresh(self.sizes.problem("reduced"), self.oracle, seed, with_gradients, self.domain)
         inputs = tensors.to(fresh[0][0].inputs, self.device)
         made = mutants.mutants_of(tensors.copy_model(self.model), inputs, bool(fresh[0][1].gradients))
-        return vars(mutants.score(made, exams, self.oracle, fresh))
+        return mutants.score(made, exams, self.oracle, fresh)
 
 
 def _is_uniform(values):

@@ -3,16 +3,14 @@
 import contextlib
 import importlib.util
 import json
+import os
 import signal
 import socket
-import subprocess
-import sys
-import time
 
 import pytest
+from typed import run, running, wait_for
 
 from playground import suite
-from playground.catalog import ROOT
 from playground.command import main
 from playground.driver import plan
 from playground.driver.measurement import measure
@@ -93,17 +91,6 @@ def compare(listed, cluster_at, file):
     return "compare.py", "--suite", str(listed), "--cluster", cluster_at, *options
 
 
-@contextlib.contextmanager
-def started(*command):
-    with subprocess.Popen(
-        [sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.terminate()
-
-
 @pytest.mark.full
 def test_a_running_scheduler(pairs, tmp_path):
     with socket.socket() as free:
@@ -111,11 +98,10 @@ def test_a_running_scheduler(pairs, tmp_path):
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     listed, file = pairs(a=RIGHT, b=RIGHT), tmp_path / "out.json"
     scheduler = ["-m", "dask", "scheduler", "--host", address, "--no-dashboard"]
-    with started(*scheduler), started("-m", "dask", "worker", address, "--nthreads", "2", "--name", "there", "--no-dashboard"):
+    with running(*scheduler), running("-m", "dask", "worker", address, "--nthreads", "2", "--name", "there", "--no-dashboard"):
         wait_for(lambda: listens(address))
-        with started(*compare(listed, address, file)) as process:
-            out, err = process.communicate(timeout=200)
-    assert process.returncode == 0, err
+        status, out, err = run(*compare(listed, address, file))
+    assert status == 0, err
     assert "2 pairs: 2 pass" in out
     assert {row["device"]["worker"] for row in document.read(file)["results"]} == {"there"}
 
@@ -126,19 +112,12 @@ def listens(address):
         return True
 
 
-def wait_for(condition):
-    latest = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < latest
-        time.sleep(0.1)
-
-
 @pytest.mark.full
 def test_an_interrupt_keeps_what_is_finished(pairs, tmp_path):
     listed, file = pairs(right=RIGHT, hangs=HANGS), tmp_path / "out.json"
-    with started(*compare(listed, "local", file)) as process:
+    with running(*compare(listed, "local", file)) as process:
         wait_for(file.exists)
-        process.send_signal(signal.SIGINT)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         out, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT, err
     assert f"interrupted; --resume {file} goes on" in err and "Traceback" not in err

@@ -7,7 +7,6 @@ import pytest
 
 from playground import catalog
 from playground.driver import measurement, plan
-from playground.driver.measurement import CannotMeasure
 from playground.driver.runner import Options, blank_result
 from playground.report import document
 
@@ -57,7 +56,7 @@ def test_a_changed_file_is_run_again(record, earlier, capsys):
 
 
 def test_a_run_of_something_else_is_refused(record, earlier):
-    with pytest.raises(CannotMeasure, match="has results of gelu/right, and none of what is to be run here"):
+    with pytest.raises(catalog.Impossible, match="has results of gelu/right, and none of what is to be run here"):
         record.take_over(earlier(model="gelu", variant="right"))
 
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
+from typed import wait_for
 
 from playground import catalog
 from playground.driver import plan, runner
@@ -126,10 +127,7 @@ def test_what_a_timing_compares_with_is_ready_when_its_check_ends(tiny_problem, 
             entry[-1] = time.monotonic()
 
     def began(what):
-        latest = time.monotonic() + 100
-        while not any(entry[0] == what for entry in asked):
-            assert time.monotonic() < latest, f"no {what} beside the check"
-            time.sleep(0.05)
+        wait_for(lambda: any(entry[0] == what for entry in asked), 100)
 
     def judged(worker, truth, result, *_):
         began("baselines.work")

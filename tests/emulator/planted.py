@@ -24,10 +24,13 @@ WAIT = re.compile(
 # Whose last loop fills a part of the one dynamic shared array: a step too many writes to the next part, which is not noticed,
 # so it has one too few.
 ONE_SHORT = {("conv_pool_sigmoid_sum", "v5_hopper"), ("conv3d_div_max_gap_bias_sum", "v4_tensor_core")}
-# What shows only when a buffer is used again: {(model, variant): {what: (text, what stands in its place)}}.
-IN_LATER_ROUNDS = {
+# What shows only when a buffer is used again, and consumers' waits, which are neither first nor last of their files:
+# {(model, variant): {what: (text, what stands in its place)}}.
+BY_HAND = {
+    ("conv3d_div_max_gap_bias_sum", "v4_tensor_core"): {"wait3": ("pipeline.consumer_wait(n + 1);", ";")},
     ("conv3d_div_max_gap_bias_sum", "v5_hopper"): {
-        "syncwarp": ("__syncwarp();  // lane 0 may write over the segment", ";"),
+        "wait3": ("pipeline.consumer_wait(band + 1);", ";"),
+        "turn": ("line += segment.rows, turn ^= 1)", "line += segment.rows)"),
         "arrival": (
             "pipeline.consumer_release(first_band + segment.rows);",
             "pipeline.consumer_release(first_band + segment.rows), pipeline.consumer_release(first_band + segment.rows);",
@@ -41,7 +44,7 @@ KINDS = {
     "wait": "race|not waited for|invalid barrier|barrier never completes",
     "guard": "out of bounds|race between blocks",
     "index": "out of bounds|race|uninitialised|not waited for",
-    "syncwarp": "race",
+    "turn": "race",
     "arrival": "invalid barrier|barrier never completes",
     "release": "race",
 }
@@ -80,7 +83,7 @@ def planted(model, variant):
         edits.append(("guard", match.span(), f"if ({match[1]} > {match[2]}) return;"))
     for match in own(LOOP, model, variant)[-1:]:
         edits.append(("index", match.span(2), f"{match[2]} {'-' if (model.name, variant.name) in ONE_SHORT else '+'} 1"))
-    for what, (old, new) in IN_LATER_ROUNDS.get((model.name, variant.name), {}).items():
+    for what, (old, new) in BY_HAND.get((model.name, variant.name), {}).items():
         assert text.count(old) == 1, f"{variant.name} no longer has `{old}` once"
         edits.append((what, (text.index(old), text.index(old) + len(old)), new))
     for what, (start, end), new in edits:

@@ -52,7 +52,8 @@ def test_the_command_prints_the_recipe():
 def test_the_emulator_is_told():
     candidate = Candidate()
     try:
-        candidate.load(str(MODEL.path), str(VARIANT.path), SETTINGS, "emulator", None, 0, debug=True)
+        original = {"problem": str(MODEL.path), "settings": SETTINGS, "place": "emulator", "seed": 0}
+        candidate.load(str(VARIANT.path), None, debug=True, **original)
         assert candidate.emulator.debug
     finally:
         emulator.uninstall()

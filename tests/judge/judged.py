@@ -6,6 +6,8 @@ import tempfile
 import unittest.mock
 from pathlib import Path
 
+from problems import pairs
+
 from playground import catalog
 from playground.driver.runner import Task, blank_result
 from playground.driver.verdict import give_failure, give_loaded, judge
@@ -68,6 +70,14 @@ def court(problem, place="cpu", settings=None, precision=None, seeds=(SEED, PROB
             return result
 
         yield judge_one
+
+
+def judged_texts(worker, folder, problem, *solutions, **more):
+    """The result of each solution, a text without imports, of a problem whose text leaves out what pairs.whole adds."""
+    files = [folder / "problem.py", *(folder / f"solution_{number}.py" for number in range(len(solutions)))]
+    for file, text in zip(files, (pairs.whole(problem), *(pairs.IMPORTS + text for text in solutions)), strict=True):
+        file.write_text(text)
+    return judged(worker, *files[:1], files[1:], **more)
 
 
 def judged(worker, problem, variants, accept=None, **more):

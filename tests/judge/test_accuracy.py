@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from judged import judged, one_worker
+import torch.nn.functional as F
+from judged import judged_texts, one_worker
 from problems import pairs
 
 from playground import tensors
-from playground.judge import accuracy
+from playground.judge import accuracy, reordered
 from playground.judge.oracle import Oracle
 from playground.judge.precision import cut_to_tf32
 from playground.judge.probes import Probe
@@ -81,6 +82,26 @@ def test_one_after_another_is_beyond_what_pytorch_itself_does():
     assert permitted
 
 
+NORMS = {
+    "layer norm": lambda x: F.layer_norm(x, (64,)),
+    "group norm": lambda x: F.group_norm(x, 4),
+    "instance norm": F.instance_norm,
+    "batch norm": lambda x: F.batch_norm(x, None, None, training=True),
+}
+
+
+@pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
+def test_the_terms_of_a_norm_are_added_in_the_order(norm):
+    """In one pass, the mean of the squares less the square of the mean, little is left beside a large mean."""
+    x = 1000 + torch.randn(8, 16, 64)
+    true = norm(x.double())
+    errors = {}
+    for order in reordered.ORDERS:
+        with reordered.Reordered(order):
+            errors[order] = (norm(x) - true).abs().max().item()
+    assert errors["in one pass"] > 20 * errors["one after another"] > 0
+
+
 def test_classes_in_their_order():
     """Operands in TF32 are off by 1e-3 here, and the spread is 0.58."""
     truth = torch.linspace(-1, 1, 100, dtype=torch.float64)
@@ -106,13 +127,7 @@ def worker():
 def court(worker, tmp_path):
     """court(problem, variant, accept) -> the result; both are texts without their imports."""
 
-    def judge(problem, variant, accept=None):
-        (tmp_path / "problem.py").write_text(pairs.whole(problem))
-        (tmp_path / "variant.py").write_text(pairs.IMPORTS + variant)
-        (result,) = judged(worker, tmp_path / "problem.py", [tmp_path / "variant.py"], accept=accept)
-        return result
-
-    return judge
+    return lambda problem, variant, accept=None: judged_texts(worker, tmp_path, problem, variant, accept=accept)[0]
 
 
 INSTANCE_NORM = """
@@ -231,25 +246,33 @@ def get_inputs():
 """
 
 
-@pytest.mark.parametrize("place, permitted", [("emulator", accuracy.AS_PYTORCH), ("cpu", accuracy.WRONG)])
-def test_gradients_have_classes(tmp_path, place, permitted):
-    """TF32's, whichever way operands are rounded, is PyTorch's where that may use it; a planted mistake never is."""
-    (tmp_path / "problem.py").write_text(pairs.whole(CONVOLUTION))
+def gradients_at(tmp_path, problem, place, name):
+    """(x, upstream, the model, its gradients of both, the class of a changed gradient of that name) of a problem's text."""
+    (tmp_path / "problem.py").write_text(pairs.whole(problem))
     referee, inputs, file = Referee(), str(tmp_path / "inputs"), str(tmp_path / "gradients")
     referee.load(str(tmp_path / "problem.py"), {}, place, str(tmp_path / "weights"), seed=1)
     referee.prepare("scaled", "own", 3, inputs)
     given = tensors.load(inputs)
-    (x,), (upstream,) = given["inputs"], given["upstream"]
     model = tensors.copy_model(referee.model)
 
+    def of(x, upstream):
+        return tensors.gradients(model, [x], [upstream], given["wanted_inputs"])
+
     def classes(x, upstream, change=lambda gradients: None):
-        outputs, gradients = tensors.gradients(model, [x], [upstream], given["wanted_inputs"])
+        outputs, gradients = of(x, upstream)
         change(gradients)
         tensors.save_results(tensors.Results(outputs, gradients), file)
-        found = referee.compare_gradients("scaled", file)["conv.weight"]
+        found = referee.compare_gradients("scaled", file)[name]
         assert bool(found["complaint"]) == (found["class"] == accuracy.WRONG)
         return found["class"]
 
+    return *given["inputs"], *given["upstream"], of, classes
+
+
+@pytest.mark.parametrize("place, permitted", [("emulator", accuracy.AS_PYTORCH), ("cpu", accuracy.WRONG)])
+def test_gradients_have_classes(tmp_path, place, permitted):
+    """TF32's, whichever way operands are rounded, is PyTorch's where that may use it; a planted mistake never is."""
+    x, upstream, gradients_of, classes = gradients_at(tmp_path, CONVOLUTION, place, "conv.weight")
     cut = cut_to_tf32(x), cut_to_tf32(upstream)
     assert classes(x, upstream) is None
     assert classes(*cut) == permitted
@@ -258,7 +281,7 @@ def test_gradients_have_classes(tmp_path, place, permitted):
         gradients["conv.weight"][:, :, 1, 1] = 0
 
     def without_a_sample(gradients):
-        _, others = tensors.gradients(model, [x[1:]], [upstream[1:]], given["wanted_inputs"])
+        _, others = gradients_of(x[1:], upstream[1:])
         gradients["conv.weight"].copy_(others["conv.weight"])
 
     def a_hundredth_larger(gradients):
@@ -274,13 +297,6 @@ SCALE = SCALE.replace("self.conv(x)", "(self.weight * x).sum(1)").replace("randn
 
 def test_a_gradient_in_another_order_of_adding_is_float32(tmp_path):
     """One thread that adds a million terms one after another."""
-    (tmp_path / "problem.py").write_text(pairs.whole(SCALE))
-    referee, inputs, file = Referee(), str(tmp_path / "inputs"), str(tmp_path / "gradients")
-    referee.load(str(tmp_path / "problem.py"), {}, "cpu", str(tmp_path / "weights"), seed=1)
-    referee.prepare("scaled", "own", 3, inputs)
-    given = tensors.load(inputs)
-    outputs, gradients = tensors.gradients(tensors.copy_model(referee.model), given["inputs"], given["upstream"], [0])
-    gradients["weight"] = in_sequence((given["inputs"][0] * given["upstream"][0][:, None]).reshape(1, -1))
-    tensors.save_results(tensors.Results(outputs, gradients), file)
-    found = referee.compare_gradients("scaled", file)["weight"]
-    assert found["class"] == accuracy.FLOAT32 and not found["complaint"]
+    x, upstream, _, classes = gradients_at(tmp_path, SCALE, "cpu", "weight")
+    in_turn = in_sequence((x * upstream[:, None]).reshape(1, -1))
+    assert classes(x, upstream, lambda gradients: gradients.update(weight=in_turn)) == accuracy.FLOAT32

@@ -1,27 +1,15 @@
 """A variant that says it computes in less than float32 is labelled. One that does not say so: the exhibit `float16_inside`."""
 
-import textwrap
-
 import pytest
 from judged import judged, one_worker
 
 from playground.worker import WorkerFailure, WorkerProcess
+from tests.conftest import TINY_SOLUTION
 
-VARIANT = """
-import torch
-import torch.nn as nn
-
-class ModelNew(nn.Module):
-    {declared}
-
-    def __init__(self, features, outputs):
-        super().__init__()
-        self.linear = nn.Linear(features, outputs)
-
-    def forward(self, x):
-        w, b = self.linear.weight, self.linear.bias
-        return torch.tanh((x.{dtype}().float() @ w.{dtype}().float().T + b).contiguous())
-"""
+VARIANT = TINY_SOLUTION.replace("    def __init__", '    precision = "{declared}"\n\n    def __init__').format(
+    declared="{declared}",
+    forward="return torch.tanh((x.{dtype}().float() @ self.linear.weight.{dtype}().float().T + self.linear.bias).contiguous())",
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +18,7 @@ def results(tiny_problem, write_variant):
     cases = [("bf16", "bfloat16"), ("fp16", "bfloat16"), ("bf16", "half"), ("fp16", "half")]
     files = []
     for i, (declared, dtype) in enumerate(cases):
-        text = textwrap.dedent(VARIANT).format(declared=f'precision = "{declared}"', dtype=dtype)
-        files.append(write_variant(f"declared_{i}", text).path)
+        files.append(write_variant(f"declared_{i}", VARIANT.format(declared=declared, dtype=dtype)).path)
     with one_worker() as worker:
         return dict(zip(cases, judged(worker, tiny_problem, files), strict=True))
 
@@ -58,7 +45,7 @@ class ModelNew(torch.nn.Module):
 
 
 def test_an_unknown_precision_is_refused_and_under_precision_strict_variants_see_strict_settings(tiny_problem, write_variant):
-    unknown = write_variant("int4", textwrap.dedent(VARIANT).format(declared='precision = "int4"', dtype="float"))
+    unknown = write_variant("int4", VARIANT.format(declared="int4", dtype="float"))
     original = {"problem": str(tiny_problem), "settings": {}, "place": "cpu", "seed": 1, "weights": None}
     with WorkerProcess("candidate", 60) as worker:
         with pytest.raises(WorkerFailure, match="is 'int4'; expected 'fp32' or one of tf32, fp16, bf16"):

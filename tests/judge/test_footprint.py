@@ -147,7 +147,7 @@ def sides(tmp_path, text):
     problem.write_text(pairs.whole(text))
     referee, candidate = Referee(), Candidate()
     referee.load(str(problem), {}, "cpu", weights, seed=1, share=LEAST, secret=2)
-    candidate.load(str(problem), None, {}, "cpu", weights, seed=1)
+    candidate.load(None, weights, problem=str(problem), settings={}, place="cpu", seed=1)
     return referee, candidate
 
 

@@ -41,11 +41,6 @@ class Function(nn.Module):
         return self.function(*inputs)
 
 
-class SumOfEach(nn.Module):
-    def forward(self, x):
-        return x.sum(1)
-
-
 class Remembers(nn.Module):
     """Adds a tensor that is a mere attribute, and changes it in each call."""
 
@@ -114,7 +109,7 @@ def test_another_rounding_is_right_however_few_outputs_show_it(samples):
     wrong = 0
     for seed in range(20):
         torch.manual_seed(seed)
-        model = Function(nn.Sequential(nn.Conv2d(8, 16, 3), nn.Sigmoid(), nn.Flatten(), SumOfEach()))
+        model = Function(nn.Sequential(nn.Conv2d(8, 16, 3), nn.Sigmoid(), nn.Flatten(), Function(lambda x: x.sum(1))))
         oracle, made = Oracle(model, CPU, emulated=True), probe(torch.rand(samples, 8, 8, 8))
         truth, permitted = oracle.reference(made).outputs[0], oracle.rounded_operands(made)
         reference = Reference(truth, truth.float(), *(outcome.outputs[0] for outcome in permitted))
@@ -369,13 +364,9 @@ def test_attributes_are_in_float64_too_and_no_call_changes_the_model():
         assert torch.equal(eager, truth.float()) and eager[-1] == torch.tensor(1.1)
 
 
-class MakesFloat32(nn.Module):
-    def forward(self, x):
-        return x @ torch.full((3, 3), 0.1, dtype=torch.float32)
-
-
 def test_what_the_original_makes_in_float32_is_made_in_float64():
-    oracle, x = Oracle(MakesFloat32(), CPU), torch.rand(4, 3)
+    oracle = Oracle(Function(lambda x: x @ torch.full((3, 3), 0.1, dtype=torch.float32)), CPU)
+    x = torch.rand(4, 3)
     truth = oracle.reference(Probe("own", [x])).outputs[0]
     assert truth.dtype == torch.float64 and oracle.ways == {PROMOTED}
     torch.testing.assert_close(truth, x.double() @ torch.full((3, 3), 0.1, dtype=torch.float64), rtol=1e-15, atol=0)

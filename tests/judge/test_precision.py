@@ -3,14 +3,12 @@
 import contextlib
 import copy
 import functools
-import subprocess
-import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
+from typed import run
 
-from playground.catalog import ROOT
 from playground.judge.precision import (
     FAMILIES,
     Families,
@@ -338,9 +336,10 @@ tensors.set_fp32_precision({torch.backends.cuda.matmul: "tf32"})
 precision.forbid_tf32()
 print(older(), {setting.fp32_precision for setting in families})
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
+    status, out, err = run("-c", script)
+    assert status == 0, err
     usual, without = "(True, False, 'highest')", "(False, False, 'highest')"
-    assert done.stdout.splitlines() == [
+    assert out.splitlines() == [
         *(usual, f"{without} {{'ieee'}}", without, "(True, True, 'high')", usual, f"{without} {{'ieee'}}")
     ]
 

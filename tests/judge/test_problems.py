@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from judged import judged, one_worker
+from judged import judged, judged_texts, one_worker
 from problems import pairs
 
 # One of each kind: what it keeps, remembers or draws, how sharp the check is. Domains of inputs are test_domain.py's.
@@ -29,14 +29,6 @@ def results_of(worker, name, **more):
     """The results of the right and of the wrong one of a problem."""
     folder = pairs.folder() / name
     return judged(worker, folder / "problem.py", [folder / "right.py", folder / "wrong.py"], **more)
-
-
-def results_of_texts(worker, folder, problem, *solutions):
-    """The results of the texts of solutions, of a problem whose text leaves out what pairs.whole adds."""
-    files = [folder / "problem.py", *(folder / f"solution_{number}.py" for number in range(len(solutions)))]
-    for file, text in zip(files, (pairs.whole(problem), *(pairs.IMPORTS + text for text in solutions)), strict=True):
-        file.write_text(text)
-    return judged(worker, *files[:1], files[1:])
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +95,7 @@ ODD_ORIGINALS = {
 @pytest.mark.parametrize("forward", ODD_ORIGINALS.values(), ids=ODD_ORIGINALS.keys())
 def test_a_copy_of_an_odd_original_passes(worker, tmp_path, forward):
     original = ORIGINAL.format(forward=forward)
-    (result,) = results_of_texts(worker, tmp_path, original, original + "class ModelNew(Model):\n    pass\n")
+    (result,) = judged_texts(worker, tmp_path, original, original + "class ModelNew(Model):\n    pass\n")
     assert (result["verdict"], result["reason"]) == ("pass", None)
     assert not [name for name, entry in result["check"]["probes"].items() if "does not run" in (entry["note"] or "")]
     rejected, counted = map(int, result["check"]["mutants_rejected"].split("/"))
@@ -138,7 +130,7 @@ SAME = "outputs are the same for all of its inputs, so a constant"
 )
 def test_outputs_that_cannot_tell_a_model_pass_nothing(worker, tmp_path, problem, result, says):
     solution = re.sub(r"return .*(?=\n\ndef get_inputs)", f"return {result}", problem).replace("class Model", "class ModelNew")
-    (found,) = results_of_texts(worker, tmp_path, problem, solution)
+    (found,) = judged_texts(worker, tmp_path, problem, solution)
     assert found["verdict"] == "error" and found["reason"].startswith("cannot be judged: the problem's own"), found["reason"]
     assert says in found["reason"]
     assert {standard["verdict"] for standard in found["standards"].values()} == {"error"}
@@ -161,7 +153,7 @@ def test_a_result_that_is_kept_is_found_where_the_problem_draws_the_same_inputs(
     """On the problem's own inputs, although those would give the same each time."""
     right = UNCHANGING.replace("class Model", "class ModelNew")
     keeps = re.sub(r"\n    def forward.*?(?=\ndef)", KEEPS, right, flags=re.S)
-    right, keeps = results_of_texts(worker, tmp_path, UNCHANGING, right, keeps)
+    right, keeps = judged_texts(worker, tmp_path, UNCHANGING, right, keeps)
     assert right["verdict"] == "pass", right["reason"]
     assert keeps["verdict"] == "fail" and keeps["check"]["probes"]["fresh"]["complaint"].startswith("on fresh inputs")
 
@@ -182,7 +174,7 @@ def get_inputs():
 def test_an_original_that_takes_its_own_inputs_only_is_judged_on_those(worker, tmp_path):
     right = OF_MEAN_ZERO.replace("Model", "ModelNew")
     wrong = right.replace(".rsqrt()", ".pow(-0.49)")
-    right, wrong = results_of_texts(worker, tmp_path, OF_MEAN_ZERO, right, wrong)
+    right, wrong = judged_texts(worker, tmp_path, OF_MEAN_ZERO, right, wrong)
     assert right["verdict"] == "pass", right["reason"]
     assert right["check"]["probes"]["within"]["note"].startswith("not run: the original does not run: ")
     assert wrong["verdict"] == "fail" and wrong["reason"].startswith("the output is off by")

@@ -1,6 +1,7 @@
 """Every variant stands alone and reads alike: what a future author must keep to, and what the failure tells them to do."""
 
 import ast
+import inspect
 import os
 import re
 import shutil
@@ -9,8 +10,9 @@ import sys
 
 import project_variants
 import pytest
+import torch
 
-from playground import catalog
+from playground import catalog, tensors
 from playground.command import shared_text
 
 FILES = sorted(catalog.KERNELS.glob("*/*.py"))
@@ -60,9 +62,7 @@ def test_a_text_that_differs_is_found_and_mended(edit):
 
 
 @pytest.mark.parametrize(
-    "path",
-    [path for path in FILES if not path.name.startswith("cpu_") and path.parts[-2:] != ("alexnet_conv1", "v3_tiled.py")],
-    ids=lambda path: f"{path.parent.name}/{path.stem}",
+    "path", [path for path in FILES if not path.name.startswith("cpu_")], ids=lambda path: f"{path.parent.name}/{path.stem}"
 )
 def test_each_ptx_wrapper_has_its_one_text(path):
     """A function around an instruction of PTX has its name and text from templates/device.txt."""
@@ -73,16 +73,6 @@ def test_each_ptx_wrapper_has_its_one_text(path):
     assert not others, f"give the wrapper its instruction's name and add it to {shared_text.TEMPLATES / 'device.txt'}: {others}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_name(path):
-    assert path.parent.name in [model.name for model in catalog.models()], f"no model is called {path.parent.name}"
-    assert re.fullmatch(r"(v[1-9][0-9]*|cpu|training)(_[a-z0-9]+)+", path.stem), (
-        "v<N>_<idea>.py, cpu_<idea>.py or training_<idea>.py"
-    )
-    claims = {"optimized", "optimised", "final", "fast", "best", "new"} & set(path.stem.split("_"))
-    assert not claims, f"name the idea, not its worth: {claims}"
-
-
 @VARIANTS
 def test_name_says_where_it_runs(model, variant):
     assert variant.name.startswith("cpu_") == (variant.backend == "cpu")
@@ -90,10 +80,19 @@ def test_name_says_where_it_runs(model, variant):
     assert name == f"{model.name}_{variant.name}", "NAME names the build and the operators: the model's name and the file's"
 
 
-def test_numbers_are_not_used_twice():
-    for model in catalog.models():
-        numbers = [variant.name.split("_")[0] for variant in catalog.variants(model) if variant.name.startswith("v")]
-        assert len(set(numbers)) == len(numbers), f"{model.name}: {numbers}"
+@VARIANTS
+def test_parameters_and_signatures(model, variant):
+    """Those of its original: names, order, and the same bits after the same seed."""
+    problem = catalog.load_problem(model.path)
+    kinds = problem.Model, catalog.load_variant(variant.path).ModelNew
+    original, new = (tensors.make_model(problem, kind, seed=3) for kind in kinds)
+    theirs, ours = original.state_dict(), new.state_dict()
+    assert list(ours) == list(theirs) and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    trained = [{name: value.requires_grad for name, value in made.named_parameters()} for made in (original, new)]
+    assert trained[0] == trained[1]
+    for method in ("__init__", "forward"):
+        theirs, ours = (str(inspect.signature(getattr(kind, method))) for kind in kinds)
+        assert ours == theirs, method
 
 
 @VARIANTS

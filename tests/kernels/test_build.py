@@ -39,22 +39,22 @@ for param in project_variants.variants():
 
 
 @pytest.fixture
-def names(monkeypatch):
-    """The names under which load_inline was asked to build; nothing is built, and the build is told so."""
+def asked(monkeypatch):
+    """What load_inline was asked to build, (name, text, options) each; nothing is built, and the build is told so."""
     asked = []
 
-    def record(name, *arguments, **options):
-        asked.append(name)
+    def record(name, cpp_sources, **options):
+        asked.append((name, cpp_sources, options))
         raise RuntimeError("not built")
 
     monkeypatch.setattr(cpp_extension, "load_inline", record)
     return asked
 
 
-def name_of(names, *sources, **constants):
+def name_of(asked, *sources, **constants):
     with pytest.raises(RuntimeError, match="not built"):
         catalog.load_variant(VARIANT.path).build(*sources, **constants)
-    return names[-1]
+    return asked[-1][0]
 
 
 SCHEMA = "forward(Tensor x) -> Tensor"
@@ -68,33 +68,33 @@ def original(x):
     return x + 1
 
 
-def test_the_name_follows_everything_that_is_built(names):
+def test_the_name_follows_everything_that_is_built(asked):
     def otherwise(kernels, x):
         return x + kernels.two()
 
     sources = ("shelf", "text", SCHEMA, forward, original)
     seen = {
-        name_of(names, *sources),
-        name_of(names, "shelf", "another text", SCHEMA, forward, original),
-        name_of(names, "shelf", "text", "forward(Tensor y) -> Tensor", forward, original),
-        name_of(names, "shelf", "text", SCHEMA, otherwise, original),
-        name_of(names, "shelf", "text", SCHEMA, forward, otherwise),
-        name_of(names, *sources, fused=(otherwise,)),
-        name_of(names, *sources, flags=("-O1",)),
-        name_of(names, *sources, SIZE=3),
-        name_of(names, *sources, SIZE=4),
+        name_of(asked, *sources),
+        name_of(asked, "shelf", "another text", SCHEMA, forward, original),
+        name_of(asked, "shelf", "text", "forward(Tensor y) -> Tensor", forward, original),
+        name_of(asked, "shelf", "text", SCHEMA, otherwise, original),
+        name_of(asked, "shelf", "text", SCHEMA, forward, otherwise),
+        name_of(asked, *sources, fused=(otherwise,)),
+        name_of(asked, *sources, flags=("-O1",)),
+        name_of(asked, *sources, SIZE=3),
+        name_of(asked, *sources, SIZE=4),
     }
     assert len(seen) == 9
     assert all(name.startswith("shelf_") and name.isidentifier() for name in seen)
 
 
-def test_the_name_does_not_depend_on_place_or_order(names):
+def test_the_name_does_not_depend_on_place_or_order(asked):
     text = "def forward(kernels, x):\n    return [n for n in (1, 2)]\n"
     above, below = {}, {}
     exec(compile(text, "cell 1", "exec"), above)
     exec(compile("\n\n\n" + text, "cell 2", "exec"), below)
-    one = name_of(names, "shelf", "text", SCHEMA, above["forward"], original, A=1, B=2)
-    assert name_of(names, "shelf", "text", SCHEMA, below["forward"], original, B=2, A=1) == one
+    one = name_of(asked, "shelf", "text", SCHEMA, above["forward"], original, A=1, B=2)
+    assert name_of(asked, "shelf", "text", SCHEMA, below["forward"], original, B=2, A=1) == one
 
 
 def test_every_process_finds_the_builds_of_the_others():
@@ -110,26 +110,18 @@ def test_every_process_finds_the_builds_of_the_others():
 
 
 @pytest.mark.parametrize("version, narrow", [("2.4.0", False), ("2.8.0", True), ("2.11.0", True)])
-def test_an_older_pytorch_gets_what_it_knows(monkeypatch, version, narrow):
-    given = {}
-
-    def record(name, cpp_sources, **options):
-        given.update(options, cpp_sources=cpp_sources)
-        raise RuntimeError("not built")
-
-    monkeypatch.setattr(cpp_extension, "load_inline", record)
+def test_an_older_pytorch_gets_what_it_knows(asked, monkeypatch, version, narrow):
     monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion(version))
-    with pytest.raises(RuntimeError, match="not built"):
-        catalog.load_variant(VARIANT.path).build("shelf", "text", SCHEMA, forward, original)
-    assert ("no_implicit_headers" in given) is narrow
-    assert given["cpp_sources"] == "text"
+    name_of(asked, "shelf", "text", SCHEMA, forward, original)
+    ((_, text, options),) = asked
+    assert ("no_implicit_headers" in options) is narrow and text == "text"
 
 
-def test_a_pytorch_too_old_is_named(names, monkeypatch):
+def test_a_pytorch_too_old_is_named(asked, monkeypatch):
     monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.3.1+cu121"))
     with pytest.raises(RuntimeError, match=r"^shelf: needs PyTorch 2\.4 or later, this is 2\.3\.1\+cu121$"):
         catalog.load_variant(VARIANT.path).build("shelf", "text", SCHEMA, forward, original)
-    assert not names
+    assert not asked
 
 
 def test_a_failed_registration_is_not_taken_for_done():

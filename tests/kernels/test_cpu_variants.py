@@ -1,6 +1,6 @@
 """The CPU variants: what the judge finds of them, and what it does not ask about values, layouts and wrong arguments.
 
-test_shapes.py has the sizes, test_edges.py gradients of what is asked for.
+test_shapes.py has sizes and constants, test_edges.py gradients of what is asked for.
 """
 
 import re
@@ -19,29 +19,6 @@ ALL = pytest.mark.parametrize("model, variant", project_variants.variants("cpu")
 def only(name):
     """The CPU variants of the model of that name."""
     return pytest.mark.parametrize("model, variant", [p for p in project_variants.variants("cpu") if p.values[0].name == name])
-
-
-@only("conv3d_div_max_gap_bias_sum")
-@pytest.mark.parametrize("sum_dim", [1, -4, (1,), [1], 0, 2, -1, (1, 2), (0, 1), (1, 2, 3, 4), None, ()], ids=str)
-def test_sum_dim(model, variant, sum_dim):
-    assert_right(*make(model, variant, sum_dim=sum_dim, out_channels=5))
-
-
-@only("conv3d_div_max_gap_bias_sum")
-@pytest.mark.parametrize("sum_dim", [1, 0])
-@pytest.mark.parametrize(
-    "bias_shape",
-    [(5, 1, 1, 1), (1, 5, 1, 1, 1), (1,), (1, 1, 1, 1), (4,), (2, 3, 4), (3, 1, 1, 1, 1), (3, 5, 1, 1, 2)],
-    ids=str,
-)
-def test_bias_shape(model, variant, bias_shape, sum_dim):
-    assert_right(*make(model, variant, bias_shape=bias_shape, out_channels=5, sum_dim=sum_dim))
-
-
-@only("conv3d_div_max_gap_bias_sum")
-def test_one_channel_and_a_wider_bias(model, variant):
-    """A bias of (5, 1, 1, 1) makes five channels of one; there is one output channel, so it is not one value a channel."""
-    assert_right(*make(model, variant, bias_shape=(5, 1, 1, 1), out_channels=1))
 
 
 @only("alexnet_conv1")
@@ -292,60 +269,30 @@ def test_of_equal_values_the_first_gets_the_gradient(model, variant, settings):
     assert_same(torch.randint(-1, 2, x.shape).float())
 
 
+PLACES, FAR = [(1, 2, 3, 4, 5), (2, 0, 0, 0, 0)], {"height": 23}
+
+
 @only("conv3d_div_max_gap_bias_sum")
-@pytest.mark.parametrize("settings", [{}, OTHERS], ids=["Winograd", "PyTorch"])
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 1e30])
-def test_special_values(model, variant, settings, value):
-    """Outputs as PyTorch's, and gradients of x at the same places: of a window's NaNs, the last."""
+@pytest.mark.parametrize(
+    "settings, places, value",
+    [
+        *((form, PLACES, value) for form in ({}, OTHERS) for value in (torch.nan, torch.inf, -torch.inf, 1e30)),
+        *(
+            (FAR | {"width": width}, [(1, 2, 3, 8, column)], value)
+            for width, column, value in ((37, 20, 1e5), (80, 63, 1e7), (80, 64, 1e7), (80, 65, 1e7))
+        ),
+    ],
+)
+def test_special_and_far_larger_values(model, variant, settings, places, value):
+    """Outputs as PyTorch's, and gradients of x at the same places: of a window's NaNs, the last.
+
+    A value far larger than all others leaves Winograd's rounding in its tiles, and there the direct way decides where gradients
+    go. Tiles are worked on in stretches of 64 columns, whose last one reads two columns more.
+    """
     original, new, x = make(model, variant, **settings)
-    x[1, 2, 3, 4, 5] = x[2, 0, 0, 0, 0] = value
+    for place in places:
+        x[place] = value
     with torch.no_grad():
         torch.testing.assert_close(new(x), original(x), equal_nan=True)
     expected, actual = gradients(original, x)[0], gradients(new, x)[0]
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
-
-
-@only("conv3d_div_max_gap_bias_sum")
-@pytest.mark.parametrize("width, column, value", [(37, 20, 1e5), (80, 63, 1e7), (80, 64, 1e7), (80, 65, 1e7)])
-def test_a_value_far_larger_than_all_others(model, variant, width, column, value):
-    """It leaves Winograd's rounding in its tiles, and there the direct way decides where gradients go.
-
-    Tiles are worked on in stretches of 64 columns, whose last one reads two columns more.
-    """
-    original, new, x = make(model, variant, height=23, width=width)
-    x[1, 2, 3, 8, column] = value
-    expected, actual = gradients(original, x)[0], gradients(new, x)[0]
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
-
-
-@ALL
-def test_training_gives_the_bits_of_inference(model, variant):
-    _, new, x = make(model, variant)
-    with torch.no_grad():
-        expected = new(x)
-        assert not new(x.requires_grad_()).requires_grad
-    assert torch.equal(new(x).detach(), expected)
-    new.requires_grad_(False)
-    assert not new(x.detach()).requires_grad
-
-
-@ALL
-def test_only_gradients_that_are_asked_for_and_they_accumulate(model, variant):
-    for settings in FORMS.get(model.name, [{}]):
-        _, new, x = make(model, variant, **settings)
-        leaves = [x.requires_grad_(), *new.parameters()]
-        whole = torch.autograd.grad(new(x).sum(), leaves)
-        for wanted in ({0}, {1}, {2}, {3}, {0, 2}, {1, 3}, {0, 1, 2, 3}):
-            wanted &= set(range(len(leaves)))
-            for i, leaf in enumerate(leaves):
-                leaf.requires_grad_(i in wanted)
-                leaf.grad = None
-            out = new(x).sum()
-            if not wanted:
-                continue
-            out.backward(retain_graph=True)
-            for i, leaf in enumerate(leaves):
-                assert torch.equal(leaf.grad, whole[i]) if i in wanted else leaf.grad is None
-        out.backward()
-        for i in wanted:
-            assert torch.equal(leaves[i].grad, 2 * whole[i])

@@ -2,8 +2,11 @@
 
 Kernel, pool and stride sizes are built in, so each new set of them costs a build; everything else is free. CUDA variants run in
 check mode, which finds nothing, at the sizes at which the judge tries them, and at those where their kernels take other ways.
+At the judge's sizes every stage of every pipeline is filled again: a mistake in how it is given back shows only then.
 """
 
+import collections
+import re
 from pathlib import Path
 
 import apart
@@ -13,9 +16,12 @@ import torch
 from right import assert_trains_right, gradients, load_variant, make, where
 
 import cuda_emulator as emulator
+from cuda_emulator import runtime
 from playground import catalog
 from playground.judge.precision import forbid_tf32
 
+SUM_DIMS = (1, -4, (1,), [1], 0, 2, -1, (1, 2), (0, 1), (1, 2, 3, 4), None, ())
+BIAS_SHAPES = (5, 1, 1, 1), (1, 5, 1, 1, 1), (1,), (1, 1, 1, 1), (4,), (2, 3, 4), (3, 1, 1, 1, 1), (3, 5, 1, 1, 2)
 SHAPES = {
     "conv_pool_sigmoid_sum": {
         "odd": {"in_channels": 5, "out_channels": 7, "height": 41, "width": 29},
@@ -49,6 +55,14 @@ SHAPES = {
         "sum over all, a wide bias": {"sum_dim": None, "bias_shape": (16, 1, 2, 3)},
         "one bias": {"bias_shape": (1,)},
         "a window of more than 256": {"kernel_size": 2, "pool_size": 7, "depth": 15, "height": 16, "width": 10},
+        # A bias of (5, 1, 1, 1) makes five channels of one; there is one output channel, so it is not one value a channel.
+        "a bias wider than the channels": {"bias_shape": (5, 1, 1, 1), "out_channels": 1},
+        **{f"sum_dim {dim}": {"sum_dim": dim, "out_channels": 5} for dim in SUM_DIMS},
+        **{
+            f"bias {shape}, sum_dim {dim}": {"bias_shape": shape, "out_channels": 5, "sum_dim": dim}
+            for shape in BIAS_SHAPES
+            for dim in (1, 0)
+        },
     },
     "alexnet_conv1": {
         "odd": {"height": 61, "width": 83},
@@ -66,6 +80,7 @@ SHAPES = {
         "dense": {"layer": (4, 40, 3, 1, 1)},
     },
 }
+OF_THE_DEFAULT_TIER = re.compile("odd|a bias.*|bias .*|sum_dim .*")  # nothing more is built for them
 # Builds for a CPU with shorter vectors, or none but those that every x86-64 has: -march, and the flag of /proc/cpuinfo.
 TARGETS = {"x86-64": "sse2", "haswell": "avx2"}
 ON_OTHER_CPUS = {
@@ -80,7 +95,9 @@ ON_OTHER_CPUS = {
 LAYERS = ("v5_hopper", "training_tensor_core")
 LIMITED = ("v4_tensor_core", "training_tensor_core")
 ONE_LAYER = {"layer": (5, 100, (3, 5), (2, 4), (1, 0)), "batch_size": 2, "height": 9, "width": 131}
+NOT_TAKEN = {"layer": (5, 100, (3, 5), (1, 2), (1, 0)), "batch_size": 2, "height": 9, "width": 31}
 CUDA_SHAPES = [
+    ("alexnet_conv1", ("v4_tensor_core", *LAYERS), None, NOT_TAKEN),
     ("alexnet_conv1", LAYERS, None, ONE_LAYER),
     ("alexnet_conv1", LAYERS, None, {"layer": (2, 7, (2, 3), (6, 4), (0, 1)), "batch_size": 3, "height": 14, "width": 40}),
     ("alexnet_conv1", LAYERS, None, {"layer": (1, 3, (20, 20), (4, 4), (2, 2)), "batch_size": 1, "height": 40, "width": 44}),
@@ -94,7 +111,13 @@ CUDA_SHAPES = [
         for kb in (None, 163, 99)
     ),
 ]
-NOT_TAKEN = {"layer": (5, 100, (3, 5), (1, 2), (1, 0)), "batch_size": 2, "height": 9, "width": 31}
+# What a kernel fills once by design, its packed weights: (variant, kernel, kind) and how many places.
+ONCE = {("alexnet_conv1/v4_tensor_core", "convolve", "cp.async"): None, ("alexnet_conv1/v5_hopper", "convolve", "mbarrier"): 1}
+
+
+def is_pipelined(variant):
+    """Whether it is a kernel of the ladder with a pipeline."""
+    return variant.name[0] == "v" and any(each in variant.path.read_text() for each in ("cp.async", "mbarrier.init"))
 
 
 def has_strict_kernels(variant):
@@ -102,9 +125,9 @@ def has_strict_kernels(variant):
     return "STRICT" in variant.path.read_text()
 
 
-def judge(model, variant, mode, precisions, limit, settings):
+def judge(model, variant, precisions, limit, settings):
     """In a process of its own: the variant is right in each precision, and its kernels have run."""
-    with where(variant, mode):
+    with where(variant, "check"):
         if limit:
             load_variant(variant.path).ModelNew.shared_limit_kb = limit
         original, new, x = make(model, variant, **settings)
@@ -112,49 +135,66 @@ def judge(model, variant, mode, precisions, limit, settings):
             if precision == "fp32":
                 forbid_tf32()
             assert_trains_right(original, new, x, precision)
+            if is_pipelined(variant):
+                with torch.no_grad():
+                    new(x)
         assert bool(emulator.launches()) == (settings != NOT_TAKEN), "no kernel has run, or PyTorch was to compute"
+        if is_pipelined(variant) and settings == catalog.SETTINGS["emulator"][model.name]:
+            assert_each_stage_has_two_rounds(f"{model.name}/{variant.name}")
+
+
+def assert_each_stage_has_two_rounds(name):
+    """Of all launches so far in this process."""
+    rounds, once = runtime.rounds(), collections.defaultdict(collections.Counter)
+    assert rounds
+    for kernel, places in rounds.items():
+        for (kind, _), count in places.items():
+            once[name, kernel.split("<")[0], kind][kernel] += count < 2
+    for place, by_kernel in once.items():
+        assert not by_kernel.total() or place in ONCE, f"used once: {place}, {by_kernel}"
+        assert all(count in (0, ONCE.get(place) or count) for count in by_kernel.values()), by_kernel
 
 
 def cuda_cases():
-    """Every CUDA variant at the judge's sizes, in fast mode and strict precision in the full tier; then CUDA_SHAPES."""
+    """Every CUDA variant at the judge's sizes, in the full tier in strict precision, too; then CUDA_SHAPES."""
     for param in project_variants.variants("cuda"):
         model, variant = param.values
         settings = catalog.SETTINGS["emulator"][model.name]
-        first, *others = ("tf32", "fp32") if has_strict_kernels(variant) else ("fp32",)
-        yield pytest.param(model, variant, "check", [first], None, settings, id=f"{param.id}: check")
-        fast = [first, *others]
-        yield pytest.param(model, variant, "fast", fast, None, settings, id=f"{param.id}: fast", marks=pytest.mark.full)
+        yield pytest.param(model, variant, ["tf32" if has_strict_kernels(variant) else "fp32"], None, settings, id=param.id)
+        if has_strict_kernels(variant):
+            strict = [model, variant, ["tf32", "fp32"], None, settings]
+            yield pytest.param(*strict, id=f"{param.id}: strict", marks=pytest.mark.full)
     for name, variants, limit, settings in CUDA_SHAPES:
         model = catalog.find_model(name)
         for each in variants:
             words = ", ".join(f"{key} {value}" for key, value in settings.items())
-            given = model, catalog.find_variant(model, each), "check", ["tf32", "fp32"], limit, settings
+            given = model, catalog.find_variant(model, each), ["tf32", "fp32"], limit, settings
             yield pytest.param(*given, id=f"{name}/{each}: {limit} KB, {words}", marks=pytest.mark.full)
 
 
-@pytest.mark.parametrize("model, variant, mode, precisions, limit, settings", [*cuda_cases()])
-def test_cuda(model, variant, mode, precisions, limit, settings):
-    apart.run(judge, model, variant, mode, precisions, limit, settings)
+@pytest.mark.parametrize("model, variant, precisions, limit, settings", [*cuda_cases()])
+def test_cuda(model, variant, precisions, limit, settings):
+    apart.run(judge, model, variant, precisions, limit, settings)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", ["v4_tensor_core", *LAYERS])
-def test_a_layer_that_the_kernels_do_not_take(name):
-    model = catalog.find_model("alexnet_conv1")
-    apart.run(judge, model, catalog.find_variant(model, name), "fast", ["fp32"], None, NOT_TAKEN)
+def cpu_cases():
+    for param in project_variants.variants("cpu"):
+        for name, settings in SHAPES[param.values[0].name].items():
+            marks = [] if OF_THE_DEFAULT_TIER.fullmatch(name) else [pytest.mark.full]
+            yield pytest.param(*param.values, settings, id=f"{param.id}: {name}", marks=marks)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "model, variant, settings",
-    [
-        pytest.param(*param.values, settings, id=f"{param.id}: {name}")
-        for param in project_variants.variants("cpu")
-        for name, settings in SHAPES[param.values[0].name].items()
-    ],
-)
+@pytest.mark.parametrize("model, variant, settings", [*cpu_cases()])
 def test_cpu(model, variant, settings):
-    assert_trains_right(*make(model, variant, **settings))
+    """And training gives the bits of inference."""
+    original, new, x = make(model, variant, **settings)
+    assert_trains_right(original, new, x)
+    with torch.no_grad():
+        inference = new(x)
+        assert not new(x.requires_grad_()).requires_grad
+    assert torch.equal(new(x).detach(), inference)
+    new.requires_grad_(False)
+    assert not new(x.detach()).requires_grad
 
 
 @pytest.mark.full

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from torch.utils import cpp_extension
 from torch.utils.file_baton import FileBaton
+from typed import wait_for
 
 from playground.machine import build_locks, requirements
 
@@ -77,13 +78,6 @@ def leave_stale(lock: Path) -> Path:
         child.kill()
     assert lock.exists()
     return lock
-
-
-def wait_until(condition, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.05)
 
 
 def test_stale_and_held_locks_are_told_apart(tmp_path):
@@ -193,7 +187,7 @@ def test_a_real_build_that_is_killed(tmp_path):
     started, root = tmp_path / "started", tmp_path / "root"
     env = {**os.environ, "TORCH_EXTENSIONS_DIR": str(root), "CXX": str(compiler), "STARTED": str(started)}
     with process(sys.executable, "-c", BUILD, env=env, stderr=subprocess.DEVNULL) as build:
-        wait_until(started.exists)
+        wait_for(started.exists, 30)
         lock = root / "slow" / "lock"
         assert lock.exists()
         assert build_locks.clear_stale_locks(root, grace=0).cleared == []
@@ -203,7 +197,7 @@ def test_a_real_build_that_is_killed(tmp_path):
         cleared, held = build_locks.clear_stale_locks(root, grace=0)
         assert (cleared, list(held)) == ([], [lock])
         kill_session(build.pid)
-        wait_until(lambda: not build_locks.clear_stale_locks(root, grace=0).held)
+        wait_for(lambda: not build_locks.clear_stale_locks(root, grace=0).held, 30)
     assert not lock.exists()
 
     env["CXX"] = "c++"

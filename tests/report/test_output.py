@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from playground.catalog import Impossible
 from playground.report.document import write_whole
-from playground.report.output import CannotWrite, Output
+from playground.report.output import Output
 
 
 def fill(folder):
@@ -19,7 +20,7 @@ def fill(folder):
 
 def test_a_full_disk_is_seen_before_the_run(small_disk):
     fill(small_disk)
-    with pytest.raises(CannotWrite, match=r"--json .*/a\.json: cannot be written: No space left on device"):
+    with pytest.raises(Impossible, match=r"--json .*/a\.json: cannot be written: No space left on device"):
         Output("--json", small_disk / "a.json").claim()
     assert [path.name for path in small_disk.iterdir()] == ["filler"]
 
@@ -46,7 +47,7 @@ def test_a_file_has_one_writer_at_a_time(tmp_path):
     ours.claim()
     claim = "import sys; from playground.report.output import Output; Output('--json', sys.argv[1]).claim()"
     other = subprocess.run([sys.executable, "-c", claim, ours.path], capture_output=True, text=True)
-    assert re.search(r"CannotWrite: --json .*/a\.json: another run or option writes it; name another file", other.stderr)
+    assert re.search(r"Impossible: --json .*/a\.json: another run or option writes it; name another file", other.stderr)
     ours.release()
     again = Output("--json", tmp_path / "a.json")
     again.claim()

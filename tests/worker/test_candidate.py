@@ -108,7 +108,7 @@ def test_a_variant_that_replaces_get_inputs_changes_nothing(tmp_path):
     problem.write_text(pairs.whole(PROBLEM))
     variant.write_text(REPLACES)
     candidate = Candidate()
-    candidate.load(str(problem), str(variant), {}, "cpu", None, 0)
+    candidate.load(str(variant), None, problem=str(problem), settings={}, place="cpu", seed=0)
     assert candidate.model.replaced
     asked, *_ = candidate._subject("variant")
     assert isinstance(asked, types.SimpleNamespace) and asked.get_inputs()[0].any()
@@ -119,7 +119,7 @@ def original(tmp_path):
     """A Candidate that is the original itself, and the file of a probe."""
     (tmp_path / "asked.py").write_text(pairs.whole(PROBLEM))
     candidate = Candidate()
-    candidate.load(str(tmp_path / "asked.py"), None, {}, "cpu", None, 0)
+    candidate.load(None, None, problem=str(tmp_path / "asked.py"), settings={}, place="cpu", seed=0)
     probe = str(tmp_path / "probe")
     tensors.save(vars(probes.own(candidate.problem, 1)), probe)
     return candidate, probe

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
+from typed import wait_for
 
 from playground.worker import WorkerFailure, WorkerProcess, kill_all, owner, pause_others
 
@@ -58,15 +59,10 @@ def alive(processes):
 
 def started(folder):
     """The processes that STARTS_OTHERS made, with their children."""
-    deadline = time.monotonic() + 30
-    while not (folder / "children").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for((folder / "children").exists, 30)
     pids = (folder / "children").read_text().split() + (folder / "orphan").read_text().split()
     processes = [psutil.Process(int(pid)) for pid in pids]
-    while not (nested := processes[0].children()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert nested
-    return processes + nested
+    return processes + wait_for(processes[0].children, 30)
 
 
 def test_it_goes_on_after_a_request_that_raised(lasting, load):
@@ -251,8 +247,7 @@ def test_in_a_standstill_the_others_do_nothing_and_lose_no_time(lasting, load, t
     files = [tmp_path / "own", tmp_path / "child"]
     with ThreadPoolExecutor(1) as pool, WorkerProcess("candidate", 60) as timed:
         loaded = pool.submit(load, lasting, "writes", WRITES.format(folder=tmp_path, then=HARMLESS))
-        while not all(file.exists() for file in files):
-            time.sleep(0.01)
+        wait_for(lambda: all(file.exists() for file in files))
         with pause_others({timed}):
             before = [file.stat().st_size for file in files]
             time.sleep(0.5)

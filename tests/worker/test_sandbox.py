@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 from hostile_files import HOSTILE, declared, text_of
+from typed import wait_for
 
 from playground import catalog
 from playground.command import main
@@ -225,17 +226,13 @@ def test_a_standstill_reaches_what_runs_inside_and_the_end_too(runner, write_var
     with WorkerProcess("candidate", OPTIONS.time_limit, UNTIMED, room=runner.room(task)) as worker:
         assert loaded(runner, worker, task)["reason"] == "ValueError: started"
         count = worker.room.builds / "count"
-        deadline = time.monotonic() + 20
-        while not count.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_for(count.exists, 20)
         with pause_others(set()):
             time.sleep(0.1)
             before = count.stat().st_size
             time.sleep(0.3)
             assert count.stat().st_size == before
-        while count.stat().st_size == before and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert count.stat().st_size > before
+        wait_for(lambda: count.stat().st_size > before, 20)
         family = [psutil.Process(pid) for pid in sandbox.family_of(worker.pid, 100)]
         assert len(family) >= 4, "bubblewrap, its first process inside, the worker, and what that has started"
     _, alive = psutil.wait_procs(family, timeout=5)

@@ -918,18 +918,11 @@ return out""",
     "wrong/uses_problem_names": """Knows its sizes, and a module, from the file of the problem alone, as KernelBench lets it.
 Verdict: forward only: the file uses height, nn, width, which only the problem's file defines; define them
 Caveat: uses-problem-names
-[whole]
-import torch
-import torch.nn.functional as F
-
-class ModelNew(nn.Module):
-    def __init__(self, in_channels, out_channels):
-        super().__init__()
-        self.conv = nn.Conv2d(in_channels, out_channels, 3)
-
-    def forward(self, x):
-        y = torch.sigmoid(self.conv(x))
-        return F.avg_pool2d(y[..., : height - 2, : width - 2], 2)""",
+[edit]
+-import torch.nn as nn
+[forward]
+y = torch.sigmoid(self.conv(x))
+return F.avg_pool2d(y[..., : height - 2, : width - 2], 2)""",
     "wrong/wants_a_gradient_of_its_input": """Turns the caller's input into one that wants a gradient.
 Verdict: fail: changes requires_grad of input 0
 [forward]
@@ -1069,21 +1062,14 @@ y = F.conv2d(x.double(), self.conv.weight.double(), self.conv.bias.double())
 return F.avg_pool2d(torch.sigmoid(y), 2).to(x.dtype)""",
     "honest/inherits_the_original": """The original under the other name, as a copy of a problem's file has it.
 Verdict: pass
-[whole]
-import torch
-import torch.nn as nn
-
-class Model(nn.Module):
-    def __init__(self, in_channels, out_channels):
-        super().__init__()
-        self.conv = nn.Conv2d(in_channels, out_channels, 3)
-        self.pool = nn.AvgPool2d(2)
-
-    def forward(self, x):
-        return self.pool(torch.sigmoid(self.conv(x)))
-
-class ModelNew(Model):
-    pass""",
+[edit]
+-class ModelNew(nn.Module):
++class Model(nn.Module):
+-        return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
++        return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
++
++class ModelNew(Model):
++    pass""",
     "honest/keeps_a_workspace": """Has one scratch buffer for all calls, and a new output for each.
 Verdict: pass
 Trains: by PyTorch
@@ -1210,8 +1196,6 @@ def text_of(name):
     """Return the text of a case's file, which says nothing of what is expected."""
     _, *parts = re.split(r"^\[([a-z ]+)\]\n", CASES[name], flags=re.M)
     given = dict(zip(parts[::2], parts[1::2], strict=True))
-    if "whole" in given:
-        return given["whole"]
     stated = dict(re.findall("^(Base|Like|Trains): (.*)$", description(name), re.M))
     if "Like" in stated:
         own, other = (f"shelf_{each.partition('/')[2]}" for each in (name, stated["Like"]))

@@ -3,14 +3,13 @@
 import copy
 import hashlib
 import re
-import subprocess
-import sys
 
 import hostile
 import pytest
 from drawn import contrast
 from made import document_of, make_passed
 from reading import Page
+from typed import run
 
 from playground import catalog
 from playground.report import document as documents
@@ -205,12 +204,11 @@ def test_a_missing_library_is_named_with_its_remedy(monkeypatch):
 
 
 def test_from_a_recorded_run(tmp_path):
-    command = [sys.executable, "-m", "playground.report.page", "results/nvidia-h200.json", str(tmp_path / "page.html")]
-    done = subprocess.run(command, cwd=catalog.ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    status, _, err = run("-m", "playground.report.page", "results/nvidia-h200.json", tmp_path / "page.html")
+    assert status == 0, err
     assert "NVIDIA H200" in (tmp_path / "page.html").read_text()
-    done = subprocess.run([*command[:3], "nowhere.json", command[4]], cwd=catalog.ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.startswith("nowhere.json: ") and done.stderr.count("\n") == 1
+    status, _, err = run("-m", "playground.report.page", "nowhere.json", tmp_path / "page.html")
+    assert status == 2 and err.startswith("nowhere.json: ") and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
