@@ -20,6 +20,7 @@ from playground.stopwatch import statistics
 from playground.stopwatch.outer import ADDRESSES, Unshareable, extent_of
 from playground.stopwatch.timer import CPU_FLUSH_BYTES
 from playground.worker import WorkerFailure, WorkerProcess, pause_others
+from playground.worker.process import GOES_ON
 
 FEWEST_ROUNDS, ROUNDS, MOST_ROUNDS = statistics.ROUNDS_FOR_AN_INTERVAL, 20, 40  # the last with those that cannot be used
 SECONDS = 3.0  # for a speed-up that is claimed; one that is not takes the fewest rounds
@@ -37,6 +38,7 @@ TOO_SHORT = 2  # times the resolution: what eager PyTorch takes less than
 TOO_SHORT_TOLD = "eager PyTorch's call takes {:.2g} ms, too short for the outer clock, which counts {:g} ms as the least"
 VARIANT, EAGER, CONTROL, NULL = "variant", "eager", "control", "null"
 NOT_MEASURED = "not measured"  # the verdict
+MOST_STANDING_MS = 2.0  # of processor time, while another side has its turn
 MOST_RESULTS = 4  # times the bytes of the original's results: what a side says of its own is not read beyond
 
 
@@ -61,7 +63,7 @@ def measure(referee, players, place, step, declared, seconds):
     nothing can be measured.
     """
     resolution, usual = RESOLUTION_MS[place], USUAL[place]
-    clock = {"cuda": _OnGpu, "cpu": _OnCpu}[place](referee)
+    clock = {"cuda": _OnGpu, "cpu": _OnCpu}[place](referee, players[VARIANT].worker)
     rounds = {name: [] for name in (*players, NULL)}
     counts, is_known = dict.fromkeys(rounds, FEWEST_CALLS), False
     began = time.monotonic()
@@ -91,6 +93,23 @@ def measure(referee, players, place, step, declared, seconds):
     return conclude(rounds, resolution, usual)
 
 
+@contextlib.contextmanager
+def _still(judged, player):
+    """Stop a judged file's processes while another side has its turn. Raises WorkerFailure where they go on."""
+    if player.name == VARIANT:
+        yield
+        return
+    with judged.stopped() as stopped:
+        try:
+            stood = stopped.settled_ms()
+        except OSError as error:
+            raise WorkerFailure(str(error)) from None
+        yield
+        ran, has_grown = stopped.ran_ms() - stood, stopped.has_grown()
+    if has_grown or ran > MOST_STANDING_MS:
+        raise WorkerFailure(f"{GOES_ON}: in another side's turn they used {ran:.3g} ms of processor time")
+
+
 def _leave(player):
     with contextlib.suppress(WorkerFailure):
         player.ask("leave_outer")
@@ -99,8 +118,8 @@ def _leave(player):
 class _OnGpu:
     """The referee releases inputs, takes results and has the clock; see worker/outer_referee.py."""
 
-    def __init__(self, referee):
-        self._referee = referee
+    def __init__(self, referee, judged):
+        self._referee, self._judged = referee, judged
 
     def join(self, player, shared):
         """Have a side take part."""
@@ -109,7 +128,8 @@ class _OnGpu:
     def turn(self, player, calls, is_null):
         """Return [{"milliseconds", "complaint"}, ...] of a turn's calls."""
         given = {"calls": calls, "seconds": player.worker.limit}
-        with pause_others({player.worker, self._referee.worker}), ThreadPoolExecutor(1) as beside:
+        others = pause_others({player.worker, self._referee.worker})
+        with others, _still(self._judged, player), ThreadPoolExecutor(1) as beside:
             self._referee.ask("outer.await_quiet", seconds=given["seconds"])
             served = beside.submit(player.ask, "call_outer", null=is_null, **given)
             try:
@@ -124,8 +144,8 @@ class _OnCpu:
     The clock runs from the one to the other. The results are read from the memory of the process that stands still again.
     """
 
-    def __init__(self, referee):
-        self._referee = referee
+    def __init__(self, referee, judged):
+        self._referee, self._judged = referee, judged
         self._blocks = {}  # side -> the address of its inputs
         self._dirty = np.empty(CPU_FLUSH_BYTES, np.uint8)
 
@@ -139,29 +159,36 @@ class _OnCpu:
 
     def turn(self, player, calls, is_null):
         """Return [{"milliseconds", "complaint"}, ...] of a turn's calls."""
-        with pause_others({player.worker, self._referee.worker}):
+        with pause_others({player.worker, self._referee.worker}), _still(self._judged, player):
             return [self._call(player, is_null) for _ in range(calls)]
 
     def _call(self, player, is_null):
         self._referee.ask("outer.draw")
         pid, address = self._blocks[player.name]
+        compares = player.name == VARIANT and not is_null
         try:
             with player.worker.stopped(pid) as process:
+                stood = process.settled_ms()
                 process.write(address, self._shared["inputs"])
                 self._dirty.fill(0)
+                if process.has_grown():
+                    raise Unshareable(f"{GOES_ON}: they started another")
+                ran = process.ran_ms() - stood
                 began = time.perf_counter()
                 process.go_on()
                 reply = player.ask("call_outer", null=is_null)
                 process.stop()
                 milliseconds = (time.perf_counter() - began) * 1e3
-                if process.has_grown():  # what it has started goes on until it is found
-                    milliseconds = (time.perf_counter() - began) * 1e3
+                if compares and not self._shared["returns_inputs"]:  # a view of them is no result
+                    process.write(address, "/dev/zero", Path(self._shared["inputs"]).stat().st_size)
                 places = self._read(process, reply.get("results"))
+                if process.has_grown() or not process.is_still():  # whoever goes on may still be at work
+                    process.settled_ms()
+                    milliseconds = (time.perf_counter() - began) * 1e3
         except (Unshareable, OSError) as error:
             raise WorkerFailure(str(error)) from None
-        compares = player.name == VARIANT and not is_null
         found = self._referee.ask("outer.compare", places=places) if compares else {"complaint": None}
-        return {"milliseconds": milliseconds, **found}
+        return {"milliseconds": milliseconds + ran, **found}  # what it has worked before the release counts, too
 
     def _read(self, process, places):
         """Write the results that are at these places to the file of results. Returns their places there."""
@@ -175,7 +202,7 @@ class _OnCpu:
                     raise Unshareable(f"results of more than {most} bytes")
                 file.write(process.read(place["address"], count))
                 file.write(bytes(-count % 64))
-                found.append({**place, "offset": at})
+                found.append({key: place[key] for key in ("dtype", "shape", "stride")} | {"offset": at})
                 at += count + -count % 64
         return found
 

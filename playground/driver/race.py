@@ -39,6 +39,7 @@ GRAPHED_BELOW_MS = 1.0  # where the host's part of a step can be longer than the
 # 13.3 to 13.6. In timings such calls differed by up to 6.5%, and calls of three kernels in a sandbox took 10.2 to
 # 10.9 us, outside of it 8.8 to 9.3.
 LAUNCHES_DIFFER, LAUNCHES_DIFFER_MS, GRAPHS_DIFFER_MS = 0.07, 0.002, 0.0003
+LEAST_MS = 1e-6  # what a clock's nanosecond is: a file that claims no time at all has a ratio, too
 PAUSE = 0.2  # seconds after a round that was disturbed
 WRONG_WHEN_TIMED = "is right when it is checked and wrong when it is timed: "
 
@@ -85,7 +86,7 @@ class Side:
         samples = answer["samples_ms"]
         if len(samples) != calls or not all(math.isfinite(sample) and sample >= 0 for sample in samples):
             raise Rejected(f"its process was asked to time {calls} calls and answers {str(samples)[:80]}")
-        self.rounds.append(samples[self._settling_calls :])
+        self.rounds.append([max(sample, LEAST_MS) for sample in samples[self._settling_calls :]])
         self.late += answer["late"][self._settling_calls :]
         self.flushes = answer["flush_ms"][self._settling_calls :] if self.is_trusted else []
         self.launches += answer["launch_ms"][self._settling_calls :] if self.is_trusted else []

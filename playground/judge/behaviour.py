@@ -147,7 +147,7 @@ class SideEffects:
         reasons = {
             "random state": changed(self._random, random_state()),
             "memory of its own": self._shared(outputs),
-            "an element's own memory": next(filter(None, map(_overlap, outputs)), None),
+            "an element's own memory": next(filter(None, map(overlap, outputs)), None),
             **{check: self._written(names) for check, names in self._names.items()},
         }
         of_flags = complaints_about_flags(self._flags, flags())
@@ -176,8 +176,11 @@ class SideEffects:
         return None
 
 
-def _overlap(tensor):
-    """What is wrong with an output that has several elements in one place of memory; interleaved ones are told apart if few."""
+def overlap(tensor):
+    """Return what is wrong with a tensor that has several elements in one place of memory; None where it has not.
+
+    Interleaved ones are told apart where they are few.
+    """
     pairs = sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
     reach = 0
     for stride, size in pairs if tensor.numel() else ():

@@ -76,9 +76,14 @@ class Workload:
         """
         own = self.fresh(0)
         mine = [*own.inputs, *own.upstream]
+        with torch.no_grad():  # a first call on zeros may raise, as of a matrix that has no inverse
+            for place, value in zip(given, mine, strict=True):
+                if place is not None:
+                    place.copy_(value)
         values = [value if place is None else self._prepared(place) for place, value in zip(given, mine, strict=True)]
         count = len(own.inputs)
-        return self, Content(values[:count], [value if value is None else value.detach() for value in values[count:]])
+        upstream = [value if value is None else value.detach() for value in values[count:]]
+        return self.with_outputs, Content(values[:count], upstream)
 
     def _prepared(self, value):
         if not isinstance(value, torch.Tensor):
@@ -91,15 +96,24 @@ class Workload:
 
     def __call__(self, content):
         """The outputs as the model gives them, or the list of gradients in the order of `names`."""
+        return self._called(content)[1]
+
+    def with_outputs(self, content):
+        """Return the same, gradients behind the outputs: what a step need not compute for its gradients is due, too."""
+        outputs, result = self._called(content)
+        return result if self._mode == "forward" else [*(output.detach() for output in outputs), *result]
+
+    def _called(self, content):
+        """(the outputs, flat, where there are gradients; what __call__ returns)."""
         if self._mode == "forward":
             with torch.no_grad():
-                return self._model(*content.inputs)
+                return None, self._model(*content.inputs)
         outputs = tensors.flatten(self._model(*content.inputs))
         pairs = [(o, g) for o, g in zip(outputs, content.upstream, strict=True) if o.requires_grad]
         wanted = [p for p in self._model.parameters() if p.requires_grad]
         if self._mode == "weights_and_input":
             wanted += [value for value in content.inputs if tensors.differentiable(value)]
-        return torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
+        return outputs, torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
 
     def names(self, content):
         """Return the names of gradients: the parameters', then input0, ..., as of tensors.gradients; None for outputs."""
@@ -133,8 +147,8 @@ class Graphed:
 
     def on(self, given):
         """Return (a graph, its content), as Workload.on: the graph's own inputs are those tensors."""
-        workload, static = self._workload.on(given)
-        return Graphed(workload, 0, static), static
+        step, static = self._workload.on(given)
+        return Graphed(step, 0, static), static
 
     def fresh(self, seed):
         new = self._workload.fresh(seed)

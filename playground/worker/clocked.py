@@ -154,6 +154,7 @@ class _OnCpu:
         self.told = {"pid": os.getpid(), "address": self._block.data_ptr()}
 
     def call(self, null):
+        tensors.seed_draws()
         self._result = self._last if null else self._step(self._content)
         flat = [value.detach().resolve_conj().resolve_neg() for value in _flat(self._result)]
         self._result = flat  # as long as they are read
@@ -184,6 +185,7 @@ class _OnGpu:
         """Answer so many calls, each within `seconds`."""
         for _ in range(calls):
             self._number += 1
+            tensors.seed_draws()
             if not self._page.wait(outer.CALL, self._number, seconds):
                 raise RuntimeError("the outer clock has not begun a call in time")
             self._memory.wait_for(self._block + outer.RELEASE, self._number)

@@ -48,6 +48,9 @@ PHASES = {
     "work": "in forward",
     "time": "in a timed call",
 }
+CPUCLOCK_SCHED = 2  # posix-timers.h: of the clock of another process, all of its threads together
+GOES_ON = "its processes go on while they are to stand still"
+SETTLE_SECONDS, LOOK_SECONDS = 0.5, 1e-3  # until stopped processes stand still; between looks
 OF_SIGNALS = 128  # an exit status beyond it, of a process in a sandbox, is a signal's number and this
 
 _living = set()
@@ -331,6 +334,38 @@ class Stopped:
             self.family |= new
         return self.family != known
 
+    def ran_ms(self):
+        """Return the milliseconds of processor time that those that are known have used, ever.
+
+        Between two moments at which they stand still it is the same.
+        """
+        used = 0.0
+        for pid in self.family:
+            with contextlib.suppress(OSError):  # it has ended
+                used += time.clock_gettime((~pid << 3) | CPUCLOCK_SCHED) * 1e3
+        return used
+
+    def is_still(self):
+        """Return whether each thread of those that are known is stopped, or has ended.
+
+        Of a process under a debugger's eyes SIGSTOP may stop one thread alone, and what the kernel does for a thread goes on.
+        """
+        for pid in self.family:
+            for file in Path(f"/proc/{pid}/task").glob("*/stat"):
+                with contextlib.suppress(OSError):
+                    if file.read_text().rpartition(")")[2].split()[0] not in "TtZX":
+                        return False
+        return True
+
+    def settled_ms(self):
+        """Return what `ran_ms` does once they stand still. Raises OSError where they do not within SETTLE_SECONDS."""
+        latest = time.monotonic() + SETTLE_SECONDS
+        while not self.is_still():
+            if time.monotonic() > latest:
+                raise OSError(GOES_ON)
+            time.sleep(LOOK_SECONDS)
+        return self.ran_ms()
+
     def go_on(self):
         """Have all of them go on."""
         _signal(self.family, signal.SIGCONT)
@@ -345,10 +380,11 @@ class Stopped:
             found += part
         return bytes(found)
 
-    def write(self, address, file):
-        """Write the content of a file to the process's memory. Raises OSError where there is none."""
+    def write(self, address, file, count=sys.maxsize):
+        """Write the content of a file, up to `count` bytes, to the process's memory. Raises OSError where there is none."""
+        end = address + count
         with Path(file).open("rb") as content:
-            while part := content.read(MOST_AT_ONCE):
+            while part := content.read(min(MOST_AT_ONCE, end - address)):
                 written = os.pwrite(self._memory, part, address)
                 if written != len(part):
                     raise OSError("its inputs lie in no memory of its process")

@@ -314,7 +314,7 @@ class Referee:
         """
         if not self.outer:
             references = self._permitting(self.timed[step], declared)
-            named = {str(i): output for i, output in enumerate(references[0])} if step == "forward" else references[1]
+            named = {f"{outer_referee.OUTPUT}{i}": output for i, output in enumerate(references[0])} | references[1]
             drawn = outer_referee.Drawn(self.problem, self.model, step, self.device, named)
             is_on_gpu = self.device.type == "cuda"
             self.outer = outer_referee.OnGpu(drawn, self.device) if is_on_gpu else outer_referee.OnCpu(drawn, Path(page).parent)

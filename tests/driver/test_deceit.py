@@ -82,6 +82,7 @@ FOUND_OUT = {
             self.seen, self.kept = x.clone(), self.work(x)
         x.copy_(self.seen)
         return self.kept""",
+    "returns its input's memory": "return x.copy_(self.work(x))",
     "fuses pairs of calls": """
         if self.seen is None:
             self.seen, self.kept = x.clone(), torch.zeros_like(x)
@@ -89,6 +90,28 @@ FOUND_OUT = {
         both, self.seen = self.work(torch.cat([self.seen, x])), None
         self.kept.copy_(both[: len(x)])
         return both[len(x) :]""",
+}
+WITHHELD = {
+    "has a debugger that keeps SIGSTOP from its threads": (
+        "go on while they are to stand still",
+        """
+        if self.seen is None:
+            import ctypes, os
+            self.seen, libc = x, ctypes.CDLL(None)
+            libc.prctl(0x59616D61, ctypes.c_long(-1), 0, 0, 0)  # PR_SET_PTRACER: any
+            if os.fork() == 0:
+                PTRACE_CONT, PTRACE_SEIZE, ALL = 7, 0x4206, 0x40000000
+                libc.ptrace(PTRACE_SEIZE, os.getppid(), None, None)
+                while libc.waitpid(os.getppid(), None, ALL) > 0:
+                    libc.ptrace(PTRACE_CONT, os.getppid(), None, None)
+                os._exit(0)
+            def poll():
+                while True:
+                    time.sleep(1e-4)
+            threading.Thread(target=poll, daemon=True).start()
+        return self.work(x)""",
+    ),
+    "returns numbers of another type": ("results of the types", "return self.work(x).double()"),
 }
 ON_A_GPU = {
     "leaves work on another stream": """
@@ -242,6 +265,15 @@ def test_a_result_that_was_not_computed_from_the_inputs_is_wrong(measured, what)
         measured.of((FOUND_OUT | ON_A_GPU)[what])
 
 
+@pytest.mark.parametrize("what", [*WITHHELD])
+def test_nothing_is_claimed_of_what_cannot_be_timed(measured, what):
+    reason, forward = WITHHELD[what]
+    measured.renew()
+    with pytest.raises(outer.WorkerFailure, match=reason):
+        measured.of(forward)
+    measured.renew()
+
+
 OF_THE_DEFAULT_TIER = "works ahead in a thread that polls its inputs"
 
 
@@ -271,5 +303,8 @@ def test_gradients_of_a_training_step_are_compared_too(place, tmp_path):
     with contextlib.closing(Measured(place, tmp_path, "weights_and_input")) as measured:
         honest = measured.of("pass")
         assert honest["low"] < 1.3 and honest["ms"] > 0
+        steps = "self.work(x, 11)"
         with pytest.raises(outer.Rejected, match="the gradient of"):
-            measured.of("pass", trained="self.work(x, 11)")
+            measured.of("pass", trained=f"self.work(x).detach() + ({steps} - {steps}.detach())")
+        with pytest.raises(outer.Rejected, match="the output is off"):  # the gradients are right without it
+            measured.of("pass", trained="self.work(x) + 1")

@@ -7,6 +7,7 @@ import torch
 
 from playground.driver import outer
 from playground.judge.tolerance import Reference
+from playground.stopwatch.outer import Unshareable
 from playground.worker import WorkerFailure
 from playground.worker.outer_referee import Drawn
 
@@ -136,7 +137,7 @@ def test_an_interval_with_room_for_anything_is_withheld():
 def test_a_process_that_does_not_say_where_its_inputs_are(said):
     player = types.SimpleNamespace(ask=lambda what, **arguments: said)
     with pytest.raises(WorkerFailure, match="does not say where its inputs are"):
-        outer._OnCpu(None).join(player, {})
+        outer._OnCpu(None, None).join(player, {})
 
 
 @pytest.mark.parametrize(("factor", "is_right"), [(1 + 1e-6, True), (0.0, False), (0.5, False)])
@@ -146,7 +147,48 @@ def test_a_reference_of_zeros_leaves_the_scale_to_the_call_s_own_result(factor, 
     problem = types.SimpleNamespace(get_inputs=lambda: [torch.ones(5, 4)])
     zeros = Reference(torch.zeros(5, 3, dtype=torch.float64), torch.zeros(5, 3))
     model[0].bias.data.fill_(2.0)
-    drawn = Drawn(problem, model, "forward", torch.device("cpu"), {"0": zeros})
+    drawn = Drawn(problem, model, "forward", torch.device("cpu"), {"output 0": zeros})
     with torch.no_grad():
         result = factor * model(torch.ones(5, 4))
     assert (drawn.complaint([([result], None)]) is None) == is_right
+
+
+def drawn_of(forward, get_inputs, step="forward", references=None):
+    """Drawn of a model with this forward."""
+    model = torch.nn.Module()
+    model.forward = forward
+    return Drawn(types.SimpleNamespace(get_inputs=get_inputs), model, step, torch.device("cpu"), references or {})
+
+
+def test_a_gradient_of_few_elements_that_are_not_zero_is_not_zero():
+    drawn = drawn_of(lambda x: x.amax(1), lambda: [torch.randn(64, 4096)], "weights_and_input")
+    output, gradient = drawn._computed()
+    drawn._references["input0"] = Reference(gradient.double(), gradient)
+    near_ties = gradient.clone()
+    near_ties[:4] = near_ties[:4].roll(1, 1)
+    assert drawn.complaint([([output, gradient], None)]) is None
+    assert drawn.complaint([([output, near_ties], None)]) is None
+    assert "the gradient of input0 is off" in drawn.complaint([([output, torch.zeros_like(gradient)], None)])
+
+
+def test_results_have_the_original_types_and_an_element_memory_of_its_own():
+    drawn = drawn_of(lambda x: x.unsqueeze(1).repeat(1, 3, 1), lambda: [torch.randn(2, 5)])
+    (right,) = drawn._computed()
+    drawn.require_form([right])
+    for wrong, match in (
+        (right[:1], "shapes"),
+        (right.half(), "types"),
+        (right[:, :1].expand(-1, 3, -1), "share memory"),
+    ):
+        with pytest.raises(Unshareable, match=match):
+            drawn.require_form([wrong])
+
+
+def test_no_content_is_met_twice():
+    contents = [0.0, *range(8), 3.0]  # the first is for the layout
+    drawn = drawn_of(lambda x: 2 * x, lambda: [torch.tensor([contents.pop(0), 1.0])])
+    block = torch.zeros(drawn.layout.bytes, dtype=torch.uint8)
+    for _ in range(8):
+        drawn.pack(block)
+    with pytest.raises(Unshareable, match="few different contents"):
+        drawn.pack(block)

@@ -319,6 +319,10 @@ def test_times_that_are_none(nonsense):
         played("variant", nonsense)
 
 
+def test_no_time_at_all_has_a_ratio_too():
+    assert 0 < min(played("variant", 0.0).samples) <= 1e-6
+
+
 def test_too_few_times():
     device = Device({"variant": 1.0})
     side = device.side("variant")
