@@ -50,7 +50,7 @@ PHASES = {
 }
 CPUCLOCK_SCHED = 2  # posix-timers.h: of the clock of another process, all of its threads together
 GOES_ON = "its processes go on while they are to stand still"
-SETTLE_SECONDS, LOOK_SECONDS = 0.5, 1e-3  # until stopped processes stand still; between looks
+SETTLE_SECONDS, LOOK_SECONDS = 2.0, 1e-3  # until stopped processes stand still; between looks
 OF_SIGNALS = 128  # an exit status beyond it, of a process in a sandbox, is a signal's number and this
 
 _living = set()
