@@ -94,20 +94,22 @@ def measure(referee, players, place, step, declared, seconds):
 
 
 @contextlib.contextmanager
-def _still(judged, player):
-    """Stop a judged file's processes while another side has its turn. Raises WorkerFailure where they go on."""
-    if player.name == VARIANT:
-        yield
-        return
-    with judged.stopped() as stopped:
+def _turn(player, judged, referee):
+    """Have all but a side's process and the referee's stand still. Raises WorkerFailure where a judged file's go on."""
+    with pause_others({player.worker, judged, referee.worker}), contextlib.ExitStack() as standing:
+        if player.worker is judged:
+            yield
+            return
+        stopped = standing.enter_context(judged.stopped())
         try:
-            stood = stopped.settled_ms()
+            stood = stopped.settled()
+            yield
+            ran = stopped.since(stood)
         except OSError as error:
-            raise WorkerFailure(str(error)) from None
-        yield
-        ran, has_grown = stopped.ran_ms() - stood, stopped.has_grown()
-    if has_grown or ran > MOST_STANDING_MS:
-        raise WorkerFailure(f"{GOES_ON}: in another side's turn they used {ran:.3g} ms of processor time")
+            raise WorkerFailure(f"its own {error}") from None
+        if (has_grown := stopped.has_grown()) or ran > MOST_STANDING_MS:
+            did = "started another" if has_grown else f"used {ran:.3g} ms of processor time"
+            raise WorkerFailure(f"its own {GOES_ON}: in the turn of {player.name} they {did}")
 
 
 def _leave(player):
@@ -128,8 +130,7 @@ class _OnGpu:
     def turn(self, player, calls, is_null):
         """Return [{"milliseconds", "complaint"}, ...] of a turn's calls."""
         given = {"calls": calls, "seconds": player.worker.limit}
-        others = pause_others({player.worker, self._referee.worker})
-        with others, _still(self._judged, player), ThreadPoolExecutor(1) as beside:
+        with _turn(player, self._judged, self._referee), ThreadPoolExecutor(1) as beside:
             self._referee.ask("outer.await_quiet", seconds=given["seconds"])
             served = beside.submit(player.ask, "call_outer", null=is_null, **given)
             try:
@@ -159,7 +160,7 @@ class _OnCpu:
 
     def turn(self, player, calls, is_null):
         """Return [{"milliseconds", "complaint"}, ...] of a turn's calls."""
-        with pause_others({player.worker, self._referee.worker}), _still(self._judged, player):
+        with _turn(player, self._judged, self._referee):
             return [self._call(player, is_null) for _ in range(calls)]
 
     def _call(self, player, is_null):
@@ -168,27 +169,29 @@ class _OnCpu:
         compares = player.name == VARIANT and not is_null
         try:
             with player.worker.stopped(pid) as process:
-                stood = process.settled_ms()
+                stood = process.settled()
                 process.write(address, self._shared["inputs"])
                 self._dirty.fill(0)
                 if process.has_grown():
                     raise Unshareable(f"{GOES_ON}: they started another")
-                ran = process.ran_ms() - stood
+                ran = process.since(stood)
                 began = time.perf_counter()
                 process.go_on()
                 reply = player.ask("call_outer", null=is_null)
                 process.stop()
                 milliseconds = (time.perf_counter() - began) * 1e3
+                at_stop = process.used()
                 if compares and not self._shared["returns_inputs"]:  # a view of them is no result
                     process.write(address, "/dev/zero", Path(self._shared["inputs"]).stat().st_size)
                 places = self._read(process, reply.get("results"))
                 if process.has_grown() or not process.is_still():  # whoever goes on may still be at work
-                    process.settled_ms()
+                    process.settled()
                     milliseconds = (time.perf_counter() - began) * 1e3
+                ran += process.since(at_stop)
         except (Unshareable, OSError) as error:
-            raise WorkerFailure(str(error)) from None
+            raise WorkerFailure(f"{error}" if player.name == VARIANT else f"{player.name}: {error}") from None
         found = self._referee.ask("outer.compare", places=places) if compares else {"complaint": None}
-        return {"milliseconds": milliseconds + ran, **found}  # what it has worked before the release counts, too
+        return {"milliseconds": milliseconds + ran, **found}  # what was worked before the release, or behind the stop, counts
 
     def _read(self, process, places):
         """Write the results that are at these places to the file of results. Returns their places there."""

@@ -391,7 +391,7 @@ class Runner:
 
     def room_for_judgement(self, task, size_up):
         """Return (a context in which there is memory for a judgement, the share of all results that has room there, whether
-        there is as much again, for what is timed beside it).
+        there is for the baselines, too, while the reference is computed).
 
         What is emulated waits for nobody: it is begun in another order than its originals, and made small.
         """
@@ -400,9 +400,10 @@ class Runner:
         share = footprint.share_for(task.place, capacity["host"], IN_A_RUN if task.pair else math.inf)
         if task.place == "emulator":
             return contextlib.nullcontext(), share, True
-        needed = footprint.of_judgement(task.place, share)
-        is_ample = all(2 * needed[what] <= capacity[what] for what in needed)
-        return MEMORY.taken("judgement", needed, lambda: self.is_over), share, is_ample
+        needed, beside = footprint.of_judgement(task.place, share), footprint.of_baselines(task.place)
+        both = {what: count + beside[what] for what, count in needed.items()}
+        is_ample = all(count <= capacity[what] for what, count in both.items())
+        return MEMORY.taken("judgement", both if is_ample else needed, lambda: self.is_over), share, is_ample
 
     def build_in(self, worker, task, result):
         """Build the variant that `worker` has loaded. Raises WorkerFailure."""

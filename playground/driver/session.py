@@ -68,7 +68,7 @@ class Session:
             self._open.callback(beside.shutdown)
             self._open.callback(self._stopwatch.give_up)  # where nothing was right, what is to be timed beside it is in vain
             prepared = submit(beside, self._referee.prepare)
-            if not is_ample:
+            if not is_ample or options.max_autotune:  # what is chosen by timing is not chosen beside the reference
                 prepared.result()
             self._warmed = submit(beside, self._stopwatch.warm_up if options.times(task) else lambda _: None, prepared)
             prepared.result()

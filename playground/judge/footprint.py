@@ -50,6 +50,11 @@ class Footprint:
         host, on_gpu = int(whole + share * compared), place == "cuda"
         return {"host": host if on_gpu else host + computed, "files": files, "device": computed if on_gpu else 0}
 
+    def of_baselines(self, place):
+        """Return the same for PyTorch's ways to run the original, a judgement's processes counted there."""
+        computed = 3 * self.inputs + 2 * (self.parameters + self.outputs + self.results)
+        return {"host": 0 if place == "cuda" else computed, "files": 0, "device": computed if place == "cuda" else 0}
+
     def of_call(self, place):
         """Return the same for one call of a variant that was just built."""
         bytes_of_call = self.inputs + self.parameters + self.outputs

@@ -49,7 +49,7 @@ PHASES = {
     "time": "in a timed call",
 }
 CPUCLOCK_SCHED = 2  # posix-timers.h: of the clock of another process, all of its threads together
-GOES_ON = "its processes go on while they are to stand still"
+GOES_ON = "processes go on while they are to stand still"
 SETTLE_SECONDS, LOOK_SECONDS = 2.0, 1e-3  # until stopped processes stand still; between looks
 OF_SIGNALS = 128  # an exit status beyond it, of a process in a sandbox, is a signal's number and this
 
@@ -334,16 +334,23 @@ class Stopped:
             self.family |= new
         return self.family != known
 
-    def ran_ms(self):
-        """Return the milliseconds of processor time that those that are known have used, ever.
-
-        Between two moments at which they stand still it is the same.
-        """
-        used = 0.0
+    def used(self):
+        """Return {pid: milliseconds of processor time} of those that are known, all threads together."""
+        found = {}
         for pid in self.family:
             with contextlib.suppress(OSError):  # it has ended
-                used += time.clock_gettime((~pid << 3) | CPUCLOCK_SCHED) * 1e3
-        return used
+                found[pid] = time.clock_gettime((~pid << 3) | CPUCLOCK_SCHED) * 1e3
+        return found
+
+    def since(self, before):
+        """Return the milliseconds that they have used since `used` gave this: none, where they have stood still.
+
+        Raises OSError where one has ended, as none does that stands still.
+        """
+        now = self.used()
+        if before.keys() - now.keys():
+            raise OSError(GOES_ON)
+        return sum(used - before.get(pid, used) for pid, used in now.items())
 
     def is_still(self):
         """Return whether each thread of those that are known is stopped, or has ended.
@@ -357,14 +364,14 @@ class Stopped:
                         return False
         return True
 
-    def settled_ms(self):
-        """Return what `ran_ms` does once they stand still. Raises OSError where they do not within SETTLE_SECONDS."""
+    def settled(self):
+        """Return what `used` does once they stand still. Raises OSError where they do not within SETTLE_SECONDS."""
         latest = time.monotonic() + SETTLE_SECONDS
         while not self.is_still():
             if time.monotonic() > latest:
                 raise OSError(GOES_ON)
             time.sleep(LOOK_SECONDS)
-        return self.ran_ms()
+        return self.used()
 
     def go_on(self):
         """Have all of them go on."""

@@ -1,14 +1,18 @@
 """What follows from the outer clock's rounds, and how it bounds what the inner one claims."""
 
+import contextlib
+import sys
+import time
 import types
 
+import psutil
 import pytest
 import torch
 
 from playground.driver import outer
 from playground.judge.tolerance import Reference
 from playground.stopwatch.outer import Unshareable
-from playground.worker import WorkerFailure
+from playground.worker import WorkerFailure, WorkerProcess
 from playground.worker.outer_referee import Drawn
 
 CHANGING_OVER = 0.3  # milliseconds that every call takes besides
@@ -192,3 +196,32 @@ def test_no_content_is_met_twice():
         drawn.pack(block)
     with pytest.raises(Unshareable, match="few different contents"):
         drawn.pack(block)
+
+
+@contextlib.contextmanager
+def goes_on_in_the_turn_of_eager():
+    with pytest.raises(WorkerFailure, match=r"its own processes go on while they are to stand still"):
+        yield
+
+
+CHILDS = {  # what happens to a child of the judged file in another's turn -> what comes of it
+    "stands still": (lambda child: None, contextlib.nullcontext),
+    "goes on": (lambda child: child.resume(), goes_on_in_the_turn_of_eager),
+    "works and ends": (lambda child: (child.resume(), time.sleep(0.1), child.kill()), goes_on_in_the_turn_of_eager),
+}
+
+
+@pytest.mark.parametrize("happens", CHILDS)
+def test_a_file_whose_child_goes_on_in_anothers_turn_claims_nothing(tiny_problem, tmp_path, happens):
+    busy = f"import signal, subprocess\nsubprocess.Popen([{sys.executable!r}, '-c', 'while True: pass'])\n"
+    busy += "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"  # nothing is left of one that ends
+    (tmp_path / "solution.py").write_text(busy + tiny_problem.read_text().replace("class Model(", "class ModelNew("))
+    original = {"problem": str(tiny_problem), "settings": {}, "place": "cpu", "seed": 0, "weights": None}
+    eager, referee = types.SimpleNamespace(name=outer.EAGER, worker=None), types.SimpleNamespace(worker=None)
+    does, ends = CHILDS[happens]
+    with WorkerProcess("candidate", 60) as judged:
+        judged.ask("load", **original, variant=str(tmp_path / "solution.py"))
+        (child,) = psutil.Process(judged.pid).children()
+        with ends(), outer._turn(eager, judged, referee):
+            does(child)
+            time.sleep(0.1)
