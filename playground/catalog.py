@@ -22,7 +22,7 @@ KERNELS = ROOT / "kernels"
 
 # Sizes that two cores finish in a minute or two, and that the emulator finishes in seconds. A model that is not listed runs
 # at its own size everywhere. At the emulator's, each stage of each pipeline is filled twice or more in a block
-# (tests/emulator/test_rounds.py); where it only counts, less will do.
+# (tests/kernels/test_shapes.py); where it only counts, less will do.
 SETTINGS = {
     "cpu": {
         "conv_pool_sigmoid_sum": {"batch_size": 4},

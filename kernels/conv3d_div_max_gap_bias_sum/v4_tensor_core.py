@@ -5,7 +5,7 @@ Like v3, but the convolution is a product by mma.sync.
 Why it is faster
     v3 is bound by fp32 multiply-adds; mma.sync multiplies fp16 at 12 times their rate on an H200. Warp-specialized: producer
     warps convert each value once, consumer warps load a column of 8 windows by ldmatrix and multiply two taps at a time. The 8
-    positions of a window end in 8 registers of one lane: their maximum needs no exchange. Measured: 0.142 ms (v3 1.55).
+    positions of a window end in 8 registers of one lane: their maximum needs no exchange. Measured: 0.147 ms (v3 1.55).
 
 Mathematics
     v3's. fp16 has TF32's 11 bits; a power of two gives each segment, a block's part of a sample, the range, from its

@@ -9,8 +9,8 @@ Why it is faster
 Mathematics
     v3's. Column sums are sorted by remainder modulo p (unzip), so that a sum along a row adds whole vectors. The sigmoid's
     relative error is below 7e-7 for |x| < 8, below 5e-6 down to -80; below -86 it stays at 2^-125. With delta = s * (1 - s),
-    d out[b] / d W = 1/p^2 * sum of delta * box needs nothing from above: the forward pass leaves it of bands of pooled rows,
-    the backward pass weighs and adds. The input's gradient is the forward pass transposed.
+    d out[b] / d W = 1/p^2 * sum of delta * box needs nothing from above: the forward pass leaves it of each sample, backward
+    weighs and adds. The input's gradient is the forward pass transposed.
 
 Loops
     threads: pooled rows; bands of 8 with gradients, of 12 for the input's. sigmoid_tile: 64 outputs x 6 windows, 24 vectors.
@@ -116,10 +116,12 @@ template <int COUNT> inline void zip(vec* v) { reorder<COUNT, true>(v); }
 
 // A pooled row is worked on in stretches of at most WINDOWS windows. A window reaches into the pixels of the HALO next ones.
 constexpr int HALO_H = ceil_div(KERNEL_H - 1, POOL_H), HALO_W = ceil_div(KERNEL_W - 1, POOL_W);
-constexpr int WINDOWS = round_up(std::max(2 * HALO_W + 1, 384 / POOL_W), ACCUMULATORS), PITCH = round_up(WINDOWS, LANES);
-constexpr int NEW_WINDOWS = WINDOWS - HALO_W;  // of a stretch of the input's gradient, which repeats HALO_W
+constexpr int MIN_WINDOWS = round_up(2 * HALO_W + 1, ACCUMULATORS);
+constexpr int WINDOWS = std::max<int>(MIN_WINDOWS, round_up(384 / POOL_W, ACCUMULATORS)), PITCH = round_up(WINDOWS, LANES);
+constexpr int64_t CACHE_FLOATS = 128 << 10;  // half a megabyte, for the box sums of a stretch
 constexpr int LINE = 16;                     // floats in a cache line
 constexpr float MINUS_LOG2_E = -1.44269504f;  // in weights and biases: sigmoid = 1 / (1 + 2^exponent)
+constexpr int64_t BAND = 8;                  // pooled rows whose gradients of the parameters are summed together
 constexpr int64_t INPUT_BAND = 12;           // rows of blocks of POOL_H pixels whose gradients are computed in sequence
 
 struct Shape {
@@ -129,9 +131,16 @@ struct Shape {
     int64_t plane() const { return height * width; }
     int64_t padded_outputs() const { return round_up(outputs, LINE); }
     int64_t inner() const { return channels * KERNEL_H * KERNEL_W; }
-    int64_t padded_inner() const { return round_up(inner(), 24); }                   // a multiple of ACCUMULATORS
-    int64_t band_floats() const { return (padded_inner() + 1) * padded_outputs(); }  // of terms, see Forward
+    int64_t padded_inner() const { return round_up(inner(), ACCUMULATORS); }
+    int64_t parameters() const { return outputs * (inner() + 1); }
+    int64_t bands() const { return ceil_div(rows(), BAND); }
     int64_t input_bands() const { return ceil_div(ceil_div(height, POOL_H), INPUT_BAND); }
+    int64_t new_windows() const { return stretch() - HALO_W; }  // of a stretch of the input's gradient, which repeats HALO_W
+    int64_t band_floats() const { return (padded_inner() + 1) * padded_outputs(); }
+    int64_t stretch() const {  // windows at a time
+        const int64_t fit = CACHE_FLOATS / std::max(padded_inner(), padded_outputs()) / ACCUMULATORS * ACCUMULATORS;
+        return std::clamp<int64_t>(fit, MIN_WINDOWS, WINDOWS);
+    }
 };
 
 // 2^f = sum of EXP2[n] * f^n with a relative error of 7.5e-8, for f in [0, 1] or [-1/2, 1/2]: what is faster to split off.
@@ -174,9 +183,11 @@ inline void sigmoids_of_exponents(vec (&t)[COUNT]) {
 // sums[i] = in[i] + ... + in[i + WIDTH - 1]; what all have in common is added once.
 template <int COUNT, int WIDTH>
 inline void sliding_sums(const vec* in, vec* sums) {
-    if constexpr (COUNT > WIDTH) {  // nothing is in all of them
-        sliding_sums<WIDTH, WIDTH>(in, sums);
-        sliding_sums<COUNT - WIDTH, WIDTH>(in + WIDTH, sums + WIDTH);
+    if constexpr (COUNT > WIDTH) {
+        for (int i = 0; i < COUNT; ++i) {
+            sums[i] = in[i];
+            for (int n = 1; n < WIDTH; ++n) sums[i] += in[i + n];
+        }
     } else {
         sums[COUNT - 1] = in[COUNT - 1];
         for (int n = COUNT; n < WIDTH; ++n) sums[COUNT - 1] += in[n];
@@ -293,10 +304,13 @@ struct Upcoming {
     }
 };
 
-// What the threads of a forward pass share; delta is null where it is not kept.
+// What the threads of a forward pass share. Outputs that are not wanted are null.
 struct Forward : Shape {
     const float *x, *weight, *bias;  // weight [inner][padded_outputs] and bias of exponents of 2
+    double* sums;                    // (batch, rows)
     float* delta;                    // s * (1 - s) of each sigmoid s: (batch, rows, columns, padded_outputs)
+    float* terms;                    // gradients of the parameters: (bands, padded_inner weights and a bias, padded_outputs)
+    int64_t first_band;              // of the batch, to which terms[0] belongs
 };
 
 constexpr int64_t FETCH_TERMS = 6;  // terms of a product from one fetch to the next
@@ -343,10 +357,10 @@ inline void add_parameter_terms(const float* boxes, const float* delta, int64_t 
     }
 }
 
-// The sum of sigmoids of a stretch of a pooled row, in all output channels; adds to the gradients' `terms`, if not null. Of the
-// thread, zeros at first: `boxes` [padded_inner][PITCH], and where delta is not kept `own_delta` [WINDOWS][padded_outputs].
-float stretch_sum(const Forward& job, int64_t sample, int64_t row, int64_t left, float* boxes, float* own_delta, float* terms) {
-    const int64_t windows = std::min<int64_t>(WINDOWS, job.columns() - left), padded = job.padded_outputs();
+// The sum of sigmoids of a stretch of a pooled row, in all output channels. Of the thread, both zeros at first: `boxes`
+// [padded_inner][PITCH], and where delta is not kept `own_delta` [WINDOWS][padded_outputs].
+float stretch_sum(const Forward& job, int64_t sample, int64_t row, int64_t left, float* boxes, float* own_delta) {
+    const int64_t windows = std::min(job.stretch(), job.columns() - left), padded = job.padded_outputs();
     const int64_t pixel = (sample * job.channels * job.height + row * POOL_H) * job.width + left * POOL_W;
     const int64_t readable = job.batch * job.channels * job.plane() - pixel;
     const int64_t looked_at = (job.channels - 1) * job.plane() + (KERNEL_H + POOL_H - 2) * job.width +
@@ -354,6 +368,8 @@ float stretch_sum(const Forward& job, int64_t sample, int64_t row, int64_t left,
     const auto sum_boxes = looked_at <= readable ? box_sums<true> : box_sums<false>;
     sum_boxes(job.x + pixel, readable, boxes, windows, job);
 
+    const int64_t band = sample * job.bands() + row / BAND - job.first_band;
+    float* terms = job.terms ? job.terms + band * job.band_floats() : nullptr;
     float* delta = job.delta ? job.delta + ((sample * job.rows() + row) * job.columns() + left) * padded
                              : terms ? own_delta : nullptr;
     const int64_t rows_to_fetch = row + 1 < job.rows() ? job.channels * POOL_H : 0;
@@ -368,11 +384,37 @@ float stretch_sum(const Forward& job, int64_t sample, int64_t row, int64_t left,
         for (int64_t j = 0; j < windows; j += POSITIONS)
             sigmoid_tile<VECTORS>(job, boxes + j, first * LANES, windows - j, delta ? delta + j * padded : nullptr, totals,
                                   upcoming, fetches);
-        for (int v = 0; v < VECTORS; ++v)
-            for (int64_t i = 0; i < std::min<int64_t>(LANES, job.outputs - (first + v) * LANES); ++i) sum += totals[v][i];
+        vec total = {};
+        for (int v = 0; v < VECTORS; ++v) {
+            const int64_t exist = job.outputs - (first + v) * LANES;
+            for (int64_t i = std::clamp<int64_t>(exist, 0, LANES); i < LANES; ++i) totals[v][i] = 0.0f;
+            total += totals[v];
+        }
+        for (int i = 0; i < LANES; ++i) sum += total[i];
     });
     if (terms) add_parameter_terms(boxes, delta, windows, terms, job);
     return sum;
+}
+
+// grads (outputs * inner weights, then the biases) of a sample = the sum of the terms of its bands.
+void add_bands(const float* terms, float* grads, const Shape& shape) {
+    const int64_t padded = shape.padded_outputs(), inner = shape.inner();
+    for (int64_t k = 0; k <= inner; ++k)
+        for (int64_t o = 0; o < padded; o += LANES) {
+            const float* from = terms + (k < inner ? k : shape.padded_inner()) * padded + o;
+            vec sum = load(from);
+            for (int64_t band = 1; band < shape.bands(); ++band) sum += load(from + band * shape.band_floats());
+            for (int64_t i = 0; i < std::min<int64_t>(LANES, shape.outputs - o); ++i)
+                grads[k < inner ? (o + i) * inner + k : shape.outputs * inner + o + i] =
+                    k < inner ? sum[i] / (POOL_H * POOL_W) : sum[i];
+        }
+}
+
+// out[i] = sum over b < batch of weights[b] * in[b][i], for i from begin to end, of rows of `size`.
+void weighted_sum(const float* weights, const float* in, float* out, int64_t batch, int64_t size, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) out[i] = 0.0f;
+    for (int64_t b = 0; b < batch; ++b)
+        for (int64_t i = begin; i < end; ++i) out[i] += weights[b] * in[b * size + i];
 }
 
 // The input's gradient: the forward pass transposed. Windows of a stretch begin at PAD in rows of GRADIENT_PITCH floats, zeros
@@ -404,9 +446,9 @@ struct InputGradient : Shape {
 
     // A band of a stretch of a sample. Windows that begin above the band reach into it, so their rows come first.
     void run(int64_t unit) {
-        const int64_t stretches = ceil_div(columns(), NEW_WINDOWS), index = unit % stretches;
+        const int64_t stretches = ceil_div(columns(), new_windows()), index = unit % stretches;
         sample = unit / stretches / input_bands();
-        left = index * NEW_WINDOWS, right = std::min(left + NEW_WINDOWS, columns());
+        left = index * new_windows(), right = std::min(left + new_windows(), columns());
         first = std::max<int64_t>(0, left - HALO_W);
         pixels = (index + 1 == stretches ? width : right * POOL_W) - left * POOL_W;
         carry.clear(), boxes.clear();
@@ -480,25 +522,52 @@ struct InputGradient : Shape {
 constexpr int DONE = 0, NO_MEMORY = 12;
 
 // f(begin, end) for equal parts of [0, count), by at most `threads` threads of the OpenMP runtime that the process has loaded,
-// torch's.
+// torch's. Throws std::bad_alloc if one of them found no memory.
 template <class F>
-int parallel_for(int64_t count, int64_t threads, F f) {
+void parallel_for(int64_t count, int64_t threads, F f) {
     const int64_t parts = omp_in_parallel() ? 1 : std::clamp<int64_t>(count, 1, threads), each = ceil_div(count, parts);
-    int error = DONE;
-#pragma omp parallel for num_threads(parts) schedule(static, 1) reduction(max : error)
+    bool done = true;
+#pragma omp parallel for num_threads(parts) schedule(static, 1) reduction(&& : done)
     for (int64_t part = 0; part < parts; ++part) try {
             const int64_t begin = part * each, end = std::min(begin + each, count);
             if (begin < end) f(begin, end);
         } catch (const std::bad_alloc&) {
-            error = NO_MEMORY;
+            done = false;
         }
-    return error;
+    if (!done) throw std::bad_alloc();
 }
 
-// `delta` and `terms` may be null. terms: (batch, bands of pooled rows, padded_inner of the weights and one of the bias,
-// padded_outputs), sums of delta * box and of delta.
-extern "C" int run_forward(const float* x, const float* weight, const float* bias, float* out, float* terms, float* delta,
-                           int64_t batch, int64_t channels, int64_t height, int64_t width, int64_t outputs, int64_t bands,
+// Pooled rows of all samples, from begin to end; with terms, a whole number of bands.
+static void forward_rows(const Forward& job, int64_t begin, int64_t end) {
+    Floats boxes(job.padded_inner() * PITCH), delta(job.terms && !job.delta ? WINDOWS * job.padded_outputs() : 0);
+    for (int64_t row = begin; row < end; ++row) {
+        job.sums[row] = 0;
+        for (int64_t left = 0; left < job.columns(); left += job.stretch())
+            job.sums[row] += stretch_sum(job, row / job.rows(), row % job.rows(), left, boxes, delta);
+    }
+}
+
+// Rows are worked on in groups of samples whose terms take no more than a sample's, or 64 MB.
+static void forward_with_terms(Forward job, float* grads, int64_t threads) {
+    const int64_t bands = job.bands(), sample_floats = bands * job.band_floats();
+    const int64_t group = std::clamp<int64_t>((16 << 20) / sample_floats, 1, job.batch);
+    for (int64_t first = 0; first < job.batch; first += group) {
+        const int64_t samples = std::min(group, job.batch - first);
+        Floats terms(samples * sample_floats);
+        job.terms = terms, job.first_band = first * bands;
+        const auto first_row = [&](int64_t band) { return (first + band / bands) * job.rows() + band % bands * BAND; };
+        const auto rows = [&](int64_t begin, int64_t end) { forward_rows(job, first_row(begin), first_row(end)); };
+        parallel_for(samples * bands, threads, rows);
+        parallel_for(samples, threads, [&](int64_t begin, int64_t end) {
+            for (int64_t b = begin; b < end; ++b)
+                add_bands(job.terms + b * sample_floats, grads + (first + b) * job.parameters(), job);
+        });
+    }
+}
+
+// `grads` (batch, parameters) and `delta` (batch, rows, columns, padded outputs) may be null.
+extern "C" int run_forward(const float* x, const float* weight, const float* bias, float* out, float* grads, float* delta,
+                           int64_t batch, int64_t channels, int64_t height, int64_t width, int64_t outputs,
                            int64_t threads) try {
     const Shape shape{batch, channels, height, width, outputs};
     const int64_t padded = shape.padded_outputs(), inner = shape.inner(), rows = shape.rows();
@@ -508,20 +577,11 @@ extern "C" int run_forward(const float* x, const float* weight, const float* bia
         packed_bias[o] = bias[o] * MINUS_LOG2_E;
     }
     std::vector<double> sums(batch * rows);
-    const Forward job{shape, x, packed, packed_bias, delta};
-    const int error = parallel_for(batch * bands, threads, [&](int64_t begin, int64_t end) {
-        Floats boxes(shape.padded_inner() * PITCH), own_delta(terms && !delta ? WINDOWS * padded : 0);
-        for (int64_t unit = begin; unit < end; ++unit) {
-            const int64_t sample = unit / bands, band = unit % bands;
-            float* of_band = terms ? terms + unit * shape.band_floats() : nullptr;
-            if (terms) std::fill_n(of_band, shape.band_floats(), 0.0f);
-            for (int64_t row = rows * band / bands; row < rows * (band + 1) / bands; ++row)
-                for (int64_t left = 0; left < shape.columns(); left += WINDOWS)
-                    sums[sample * rows + row] += stretch_sum(job, sample, row, left, boxes, own_delta, of_band);
-        }
-    });
+    const Forward job{shape, x, packed, packed_bias, sums.data(), delta, nullptr, 0};
+    if (grads) forward_with_terms(job, grads, threads);
+    else parallel_for(batch * rows, threads, [&](int64_t begin, int64_t end) { forward_rows(job, begin, end); });
     for (int64_t b = 0; b < batch; ++b) out[b] = std::accumulate(&sums[b * rows], &sums[b * rows] + rows, 0.0);
-    return error;
+    return DONE;
 } catch (const std::bad_alloc&) {
     return NO_MEMORY;
 }
@@ -533,35 +593,24 @@ extern "C" int run_input_gradient(const float* grad_out, const float* delta, con
     for (int64_t o = 0; o < outputs; ++o)
         for (int64_t k = 0; k < shape.inner(); ++k)
             packed[o * shape.padded_inner() + k] = weight[o * shape.inner() + k] / (POOL_H * POOL_W);
-    const int64_t units = batch * shape.input_bands() * ceil_div(shape.columns(), NEW_WINDOWS);
-    return parallel_for(units, threads, [&](int64_t begin, int64_t end) {
+    const int64_t units = batch * shape.input_bands() * ceil_div(shape.columns(), shape.new_windows());
+    parallel_for(units, threads, [&](int64_t begin, int64_t end) {
         InputGradient job{shape, grad_out, delta, packed, grad_x};
         for (int64_t unit = begin; unit < end; ++unit) job.run(unit);
     });
+    return DONE;
 } catch (const std::bad_alloc&) {
     return NO_MEMORY;
 }
 
-// The sums of grad_out * terms over samples and bands.
-extern "C" int run_parameter_gradient(const float* grad_out, const float* terms, float* grad_weight, float* grad_bias,
-                                      int64_t batch, int64_t bands, int64_t channels, int64_t outputs, int64_t threads) {
-    const Shape shape{batch, channels, 0, 0, outputs};
-    const int64_t padded = shape.padded_outputs(), inner = shape.inner();
-    return parallel_for(inner + 1, threads, [&](int64_t begin, int64_t end) {
-        for (int64_t k = begin; k < end; ++k)
-            for (int64_t o = 0; o < padded; o += LANES) {
-                const float* from = terms + (k < inner ? k : shape.padded_inner()) * padded + o;
-                vec total = {};
-                for (int64_t b = 0; b < batch; ++b) {
-                    vec sum = {};
-                    for (int64_t band = 0; band < bands; ++band, from += shape.band_floats()) sum += load(from);
-                    total += sum * grad_out[b];
-                }
-                for (int64_t i = 0; i < std::min<int64_t>(LANES, outputs - o); ++i)
-                    if (k < inner) grad_weight[(o + i) * inner + k] = total[i] / (POOL_H * POOL_W);
-                    else grad_bias[o + i] = total[i];
-            }
+// The gradients of `weights` weights, and of the rest of a sample's `size` parameters, the biases.
+extern "C" int run_parameter_gradient(const float* grad_out, const float* grads, float* grad_weight, float* grad_bias,
+                                      int64_t batch, int64_t size, int64_t weights, int64_t threads) {
+    parallel_for(weights, std::min(threads, ceil_div(weights, 1024)), [&](int64_t begin, int64_t end) {
+        weighted_sum(grad_out, grads, grad_weight, batch, size, begin, end);
     });
+    weighted_sum(grad_out, grads + weights, grad_bias, batch, size, 0, size - weights);
+    return DONE;
 }
 """
 
@@ -580,37 +629,34 @@ def sizes(kernels, x, weight, bias, *pool):
 
 
 def save(kernels, x, weight, bias, pool, plan, sizes=sizes):
-    """Return the output, terms of the parameters' gradients (plan & 2), and the sigmoids' derivatives (plan & 1)."""
+    """Return the output, each sample's gradients of the parameters (plan & 2), and the sigmoids' derivatives (plan & 1)."""
     found = sizes(kernels, kind(x), kind(weight), kind(bias), *pool)
     x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
-    out, terms, delta = kernels.saved(kernels, x, weight, bias, pool, plan)
+    out, grads, delta = kernels.saved(kernels, x, weight, bias, pool, plan)
     if x.shape[0]:
-        kept = terms if plan & 2 else None, delta if plan & 1 else None
-        bands = terms.shape[1] if plan & 2 else (x.shape[2] - weight.shape[2] + 1) // pool[0]
-        launch(kernels.run_forward, x, weight, bias, out, *kept, *found, bands, torch.get_num_threads())
-    return out, terms, delta
+        kept = grads if plan & 2 else None, delta if plan & 1 else None
+        launch(kernels.run_forward, x, weight, bias, out, *kept, *found, torch.get_num_threads())
+    return out, grads, delta
 
 
 def saved(kernels, x, weight, bias, pool, plan):
     rows, columns = ((x.shape[i] - weight.shape[i] + 1) // pool[i - 2] for i in (2, 3))
-    inner, outs = -(-weight[0].numel() // 24) * 24, -(-bias.numel() // 16) * 16  # padded_inner, padded_outputs
-    bands = max(1, min(-(-rows // 8), (16 << 20) // max(1, x.shape[0] * (inner + 1) * outs)))  # of 8 rows, within 64 MB
-    terms = x.new_empty((x.shape[0], bands, inner + 1, outs) if plan & 2 else 0)
-    return x.new_empty(x.shape[0]), terms, x.new_empty((x.shape[0], rows, columns, outs) if plan & 1 else 0)
+    grads = x.new_empty((x.shape[0], weight.numel() + bias.numel()) if plan & 2 else 0)
+    delta = x.new_empty((x.shape[0], rows, columns, -(-bias.numel() // 16) * 16) if plan & 1 else 0)  # padded_outputs
+    return x.new_empty(x.shape[0]), grads, delta
 
 
 def forward(kernels, x, weight, bias, pool):
     return kernels.save(kernels, x, weight, bias, pool, 0)[0]
 
 
-def gradient(kernels, grad, x, weight, bias, pool, terms, delta, plan):
+def gradient(kernels, grad, x, weight, bias, pool, grads, delta, plan):
     grad, weight, threads = grad.contiguous(), weight.contiguous(), torch.get_num_threads()
     found = [each.new_empty(each.shape if plan & bit else 0) for each, bit in ((x, 1), (weight, 2), (bias, 2))]
     if found[0].numel():
         launch(kernels.run_input_gradient, grad, delta, weight, found[0], *x.shape, weight.shape[0], threads)
     if plan & 2:
-        numbers = *terms.shape[:2], weight.shape[1], weight.shape[0]
-        launch(kernels.run_parameter_gradient, grad, terms, *found[1:], *numbers, threads)
+        launch(kernels.run_parameter_gradient, grad, grads, *found[1:], x.shape[0], grads.shape[1], weight.numel(), threads)
     return tuple(found)
 
 

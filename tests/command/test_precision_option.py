@@ -4,12 +4,21 @@ import json
 
 import pytest
 
+from playground.command import main
+
 WANTS_STRICT = """
 settings = torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul
 if any(setting.fp32_precision != "ieee" for setting in settings):
     raise RuntimeError("TF32 is permitted")
 return torch.tanh(self.linear(x))
 """
+
+
+@pytest.mark.parametrize("precision", ["default", "strict"])
+@pytest.mark.parametrize("command, model", [("run_all", "--models"), ("compare", "--model")])
+def test_both_commands_take_it(command, model, precision, monkeypatch):
+    monkeypatch.setattr(main, "_run", lambda given, tasks, show: main._options(given))
+    assert getattr(main, command)([model, "alexnet_conv1", "--precision", precision]).strict is (precision == "strict")
 
 
 @pytest.mark.full

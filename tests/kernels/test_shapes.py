@@ -127,6 +127,7 @@ def has_strict_kernels(variant):
 
 def judge(model, variant, precisions, limit, settings):
     """In a process of its own: the variant is right in each precision, and its kernels have run."""
+    counts_rounds = is_pipelined(variant) and settings == catalog.SETTINGS["emulator"][model.name]
     with where(variant, "check"):
         if limit:
             load_variant(variant.path).ModelNew.shared_limit_kb = limit
@@ -135,11 +136,11 @@ def judge(model, variant, precisions, limit, settings):
             if precision == "fp32":
                 forbid_tf32()
             assert_trains_right(original, new, x, precision)
-            if is_pipelined(variant):
+            if counts_rounds:
                 with torch.no_grad():
                     new(x)
         assert bool(emulator.launches()) == (settings != NOT_TAKEN), "no kernel has run, or PyTorch was to compute"
-        if is_pipelined(variant) and settings == catalog.SETTINGS["emulator"][model.name]:
+        if counts_rounds:
             assert_each_stage_has_two_rounds(f"{model.name}/{variant.name}")
 
 

@@ -34,6 +34,15 @@ def test_arrows_lead_from_box_to_box_and_no_two_boxes_share_a_place(model, varia
     assert "D5" in reached and "D0" not in reached and places["D0"] == "x"
 
 
+def test_every_picture_is_shown():
+    shown = {
+        path.parent / target
+        for path in (catalog.ROOT / "docs").glob("*.md")
+        for target in re.findall(r"!\[[^\]]+\]\((pictures/[^)]+)\)", path.read_text())
+    }
+    assert shown == set(PICTURES) and len(shown) == len(memories.PICTURES) + 1  # published solutions
+
+
 @pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)
 def test_a_picture_says_what_it_is(path):
     names = [node.tag.split("}")[1] for node in ElementTree.fromstring(path.read_text())]
