@@ -2,7 +2,7 @@
 
 Why it is faster
     v5's pipeline of TMA and wgmma: a step for the weights is a third faster than training_tensor_core's on an H200, on an H100
-    9% in a CUDA graph, and slower without. Three consumer warpgroups turn rows into box sums in registers, stored once, operand
+    6% in a CUDA graph, and slower without. Three consumer warpgroups turn rows into box sums in registers, stored once, operand
     b of two products: weights * sums, whose sigmoid gives delta as operand a of the other, delta * sums, the weights' gradient.
     Backward streams the deltas, 148 MB (strict 296). What it costs: fp16 has TF32's 11 bits but not its range, so operands
     carry powers of two. For inference v5 is faster.
@@ -213,6 +213,9 @@ DEVICE void cp_async_bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.r
 // Returns when all stores of this thread's bulk groups are done.
 DEVICE void cp_async_bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
+// The next kernel in the stream, where it is launched with programmatic stream serialization, may start once all blocks have
+// called this, or ended.
+DEVICE void griddepcontrol_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
 // Returns when the kernel before has ended and its writes are visible.
 DEVICE void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
@@ -287,7 +290,7 @@ template <int ADJACENT_K, int ADJACENT_ROWS>
 struct Operand {
     uint32_t word;  // the lower one
 
-    DEVICE Operand(uint32_t address) : word(address >> 4 | ADJACENT_K >> 4 << 16) {}
+    DEVICE explicit Operand(uint32_t address) : word(address >> 4 | ADJACENT_K >> 4 << 16) {}
     DEVICE uint64_t at(int offset) const { return static_cast<uint64_t>(ADJACENT_ROWS >> 4) << 32 | (word + (offset >> 4)); }
 };
 
@@ -301,6 +304,9 @@ DEVICE uint32_t fp16_rest(float a, float b, uint32_t pair) {
     const __half2 high = *reinterpret_cast<const __half2*>(&pair);
     return fp16_pair(a - __low2float(high), b - __high2float(high));
 }
+// The lower fp16 values of a and b, or the upper ones.
+DEVICE uint32_t lower_values(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x5410); }
+DEVICE uint32_t upper_values(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x7632); }
 
 DEVICE float warp_sum(float v) {
     UNROLL for (int offset = 16; offset; offset /= 2) v += __shfl_xor_sync(~0u, v, offset);
@@ -476,9 +482,11 @@ struct BoxSums {
                 UNROLL for (int i = 2 * channel; i < 2 * channel + 2; ++i)
                     total[column][i] = row ? total[column][i] + sum[column][i] : sum[column][i];
         });
-        UNROLL for (int tap = 0; tap < TAPS; ++tap)
-            UNROLL for (int i = 0; i < 4; ++i)
-                sums[tap][i] = (tap < OVERLAP * KERNEL_W ? pending[tap][i] : NOTHING) + total[tap % KERNEL_W][i];
+        UNROLL for (int row = 0; row < KERNEL_H; ++row)
+            UNROLL for (int channel = 0; channel < 2; ++channel)
+                UNROLL for (int tap = row * KERNEL_W; tap < (row + 1) * KERNEL_W; ++tap)
+                    UNROLL for (int i = 2 * channel; i < 2 * channel + 2; ++i)
+                        sums[tap][i] = (tap < OVERLAP * KERNEL_W ? pending[tap][i] : NOTHING) + total[tap % KERNEL_W][i];
     }
 
     // The rows shared with the next pooled row. Of the first call, above a half's first fresh rows, only `pending` counts.
@@ -563,21 +571,31 @@ __device__ float store_fp16_weights(const Element* weight, float* warp_largest, 
 // sum below 2^SUM_EXPONENT; what has been summed shrinks with it, and the step's sums are packed again.
 template <bool STRICT>
 struct Gradient {
+    float values[40];                   // this lane's part of 64 outputs x (8 columns a tap, and a column of ones)
+    float scale, unit;                  // of the sums; what takes both powers of two out of the exponents
+    float weight_unit;                  // takes out that of the weights
+    uint32_t mine;                      // where this lane's row of the first four matrices of sums is
     Operand<SLAB, CORE> weights, sums;  // sums: [position][column], slabs of 8 columns; low parts SUMS_BYTES behind
     Operand<CORE, SLAB> transposed;     // the same without the first slab
-    uint32_t mine;                      // where this lane's row of the first four matrices of sums is
-    uint32_t sums_empty;                // an mbarrier at which each warp arrives when its products have read the sums
     int barrier;
+    uint32_t sums_empty, parity = 0;    // an mbarrier at which each warp arrives when its products have read the sums
     float* warp_largest;
-    float weight_unit;                  // takes the weights' power of two out of the exponents
-    float scale, unit;                  // of the sums; what takes both powers of two out
-    float values[40];                   // this lane's part of 64 outputs x (8 columns a tap, and a column of ones)
-    uint32_t parity = 0;                // of sums_empty
+
+    DEVICE Gradient(uint32_t weights, uint32_t sums, uint32_t sums_empty, float* warp_largest, float weight_scale,
+                    const Lane& lane, int group)
+        : weight_unit(1 / weight_scale), weights(weights), sums(sums), transposed(sums + SLAB), barrier(FIRST_GROUP + group),
+          sums_empty(sums_empty), warp_largest(warp_largest) {
+        mine = sums + lane.lane / 16 * SLAB + (threadIdx.x / 32 % 4 * 2 + lane.lane / 8 % 2) * CORE + lane.lane % 8 * 16;
+    }
 
     // The unit is finite and not zero: an infinite or a vanishing sum must not make NaN.
     DEVICE void set_scale(float to) {
         scale = to;
         unit = fminf(fmaxf(1 / scale * weight_unit, 0x1p-126f), 0x1p127f);
+    }
+    DEVICE void clear() {
+        set_scale(FIRST_SCALE);
+        UNROLL for (int i = 0; i < 40; ++i) values[i] = 0;
     }
 
     // Of a tap at one of the lane's positions, in its two channels: the scaled difference from the middle tap, or the middle
@@ -725,7 +743,8 @@ __device__ void write_gradients(const Gradient<STRICT>& gradient, float* scratch
     }
     for (int i = threadIdx.x; i < PARAMETERS; i += CONSUMERS) {
         const bool is_weight = i < WEIGHTS;
-        const int o = is_weight ? i / TERMS : i - WEIGHTS, tap = i % TAPS, column = column_of(i % TERMS / TAPS);
+        const int o = is_weight ? i / TERMS : i - WEIGHTS, tap = i % TAPS;
+        const int column = column_of(i % TERMS / TAPS);
         const float* const sums = scratch + o * SUM_COLUMNS;
         float sum = sums[is_weight ? 8 * tap + column : ONES];
         if (is_weight && tap != MIDDLE) sum += sums[8 * MIDDLE + column];
@@ -735,9 +754,10 @@ __device__ void write_gradients(const Gradient<STRICT>& gradient, float* scratch
     }
 }
 
-// SAVING: also stores all delta, for the gradient of x. A consumer warp sums the boxes of 16 positions (`part` rank of its
-// warpgroup's 64), and computes 16 outputs, from 16 * rank on, at all 64. Its warpgroup waits twice a step: at mbarrier
-// `sums_empty` before the sums are overwritten, at a named barrier before they are multiplied.
+// As conv_pool_sum, and each segment's gradients of weights and bias; SAVING: also all delta, for the gradient of x. A consumer
+// warp sums the boxes of 16 positions (`part` rank of its warpgroup's 64), and computes 16 outputs, from 16 * rank on, at all
+// 64. Registers keep the gradients. A warpgroup's warps wait for one another twice a step: mbarrier `sums_empty` before they
+// overwrite the sums, a named barrier before they multiply.
 template <bool STRICT, bool SAVING>
 __global__ void __launch_bounds__(THREADS, 1)
     conv_pool_gradients(const __grid_constant__ CUtensorMap x, const Shape shape, const Tensors t) {
@@ -772,11 +792,8 @@ __global__ void __launch_bounds__(THREADS, 1)
         const int o = 16 * rank + lane.lane / 4 + 8 * i;
         bias[i] = o < OUT_CHANNELS ? MINUS_LOG2_E * t.bias[o] : INFINITY;
     }
-    const uint32_t sums = data + Memory::SUMS_AT + group * Memory::GROUP_SUMS;
-    const int matrix_row = threadIdx.x / 32 % 4 * 2 + lane.lane / 8 % 2;
-    const uint32_t mine = sums + lane.lane / 16 * SLAB + matrix_row * CORE + lane.lane % 8 * 16;
-    Gradient<STRICT> gradient = {{data + Memory::WEIGHTS_AT}, {sums}, {sums + SLAB}, mine, sums_empty + 8 * group,
-                                 FIRST_GROUP + group, warp_largest + 4 * group, 1 / weight_scale};
+    Gradient<STRICT> gradient(data + Memory::WEIGHTS_AT, data + Memory::SUMS_AT + group * Memory::GROUP_SUMS,
+                              sums_empty + 8 * group, warp_largest + 4 * group, weight_scale, lane, group);
     BoxSums<STAGES> box = {{data, barriers, lane.row_half}, lane};
     for (Scheduler scheduler{shape}; scheduler.has_next();) {
         const Segment segment = scheduler.next();
@@ -795,12 +812,11 @@ __global__ void __launch_bounds__(THREADS, 1)
                 columns_inside |= static_cast<uint32_t>(first + 2 * Lane::pair_of(2 * lane.q + i % 2) + i / 2 < columns)
                                   << (4 * part + i);
         }
-        // In vectors: [pooled row][warp of the tile][16 outputs][lane]; `plan` keeps them below 2^32.
+        // In vectors: [pooled row][warp of the tile][16 outputs][lane]; MOST_KEPT_ROWS of the binding keeps them below 2^32.
         uint32_t saved = ((sample_tile * shape.rows + segment.start) * TILE_WARPS + 4 * group) * 128 + rank * 32 + lane.lane;
         float total = 0;
         const auto clear = [&] {
-            gradient.set_scale(FIRST_SCALE);
-            UNROLL for (int i = 0; i < 40; ++i) gradient.values[i] = 0;
+            gradient.clear();
             store_constant_columns<1>(memory + Memory::SUMS_AT + group * Memory::GROUP_SUMS);
             if (STRICT) store_constant_columns<0>(memory + Memory::SUMS_AT + group * Memory::GROUP_SUMS + SUMS_BYTES);
         };
@@ -842,15 +858,14 @@ __global__ void __launch_bounds__(THREADS, 1)
             if (STRICT) wgmma_wait_group<0>();  // registers do not suffice to keep the deltas any longer
             if (SAVING && (!STRICT || t.deltas)) {  // strict training has one kernel
                 // Pairs of outputs, 8 apart: at both members of a pair of positions, then at those of the next pair.
-                constexpr int LOWER = 0x5410, UPPER = 0x7632;  // of two words' fp16 values
                 const auto save = [&](uint4* to, const uint32_t(&from)[16]) {
                     UNROLL for (int part = 0; part < 4; ++part) {
                         const uint32_t* w = from + 4 * part;
                         const uint32_t rows_below = second >> part & 1 ? (segment.steps() - 1) * TILE_WARPS * 128 : 0;
-                        const auto pair = [&](int k, int which) { return __byte_perm(w[k], w[k + 1], which); };
                         if (!(ended >> part & 1))
                             to[saved + part * 128 + rows_below] =
-                                make_uint4(pair(0, LOWER), pair(2, LOWER), pair(0, UPPER), pair(2, UPPER));
+                                make_uint4(lower_values(w[0], w[1]), lower_values(w[2], w[3]), upper_values(w[0], w[1]),
+                                           upper_values(w[2], w[3]));
                     }
                 };
                 save(t.deltas, deltas);
@@ -877,28 +892,28 @@ __global__ void __launch_bounds__(THREADS, 1)
 }
 
 // ---- sums over segments
-// sums (batch), gradients (batch, PARAMETERS): those of a sample's segments. Launched early, it divides integers while they are
-// being written, then waits. They are not __restrict__: the compiler might take them for constants and load them too early.
-__global__ void add_segments(const Tensors t, float* sums, float* gradients, const Shape shape) {
-    const int64_t thread = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
-    const int64_t sample = thread / (PARAMETERS + 1), i = thread % (PARAMETERS + 1), size = i < PARAMETERS ? PARAMETERS : 1;
-    if (sample >= shape.batch) return;
-    const float* const of_segments = i < PARAMETERS ? t.gradients + i : t.partial_sums;
+// sums (batch, size): a sample's segments. PARTS threads share a sum; each has every PARTS-th segment of a sample tile.
+// Launched early, it divides integers while the partial sums are being written, then waits for them. They are not __restrict__:
+// the compiler might take them for constants and load them before the wait.
+template <int PARTS>
+__global__ void add_segments(const float* partial_sums, float* sums, int size, const Shape shape) {
+    const int64_t thread = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x, at = thread / PARTS;
+    if (at >= static_cast<int64_t>(shape.batch) * size) return;
+    const int64_t sample = at / size, i = at % size;
     const bool cut = blocks_share_tiles(shape);
     const auto block_of = [&](int64_t work_row) {  // the last one whose first_work_row is <= work_row
         return static_cast<int>(((work_row + 1) * shape.blocks - 1) / (sample_tiles(shape) * shape.rows));
     };
-    double sum = 0;
+    float sum = 0;
     for (int64_t sample_tile = sample * shape.tiles; sample_tile < (sample + 1) * shape.tiles; ++sample_tile) {
         const int64_t first = sample_tile + (cut ? block_of(sample_tile * shape.rows) : 0);
         const int64_t last = sample_tile + (cut ? block_of((sample_tile + 1) * shape.rows - 1) : 0);
         griddepcontrol_wait();
-#pragma unroll 16
-        for (int64_t slot = first; slot <= last; ++slot) sum += of_segments[slot * size];
+        for (int64_t slot = first + thread % PARTS; slot <= last; slot += PARTS) sum += partial_sums[slot * size + i];
     }
-    (i < PARAMETERS ? gradients[sample * PARAMETERS + i] : sums[sample]) = static_cast<float>(sum);
+    if (PARTS > 1) sum = warp_sum(sum);
+    if (thread % PARTS == 0) sums[at] = sum;
 }
-
 // ---- gradients of weights and bias: the sum over samples of grad_out times each sample's gradients
 struct ParameterSums {
     const float* samples;  // (batch, PARAMETERS)
@@ -974,7 +989,10 @@ __global__ void __launch_bounds__(CONSUMERS, 1)
     __shared__ float exchange[2][ROW_HALVES][1 + TILE_WARPS][4][EXCHANGED];  // [parity][channel][warp][q]; warp 0 stays zero
     __shared__ float warp_largest[CONSUMER_WARPS];
     char* const weights = memory + TRANSPOSED_AT;
-    for (int i = threadIdx.x; i < static_cast<int>(sizeof(exchange) / 4); i += CONSUMERS) exchange[0][0][0][0][i] = 0;
+    for (int i = threadIdx.x; i < 2 * ROW_HALVES * 4 * EXCHANGED; i += CONSUMERS) {
+        const int parity = i / (ROW_HALVES * 4 * EXCHANGED), row_half = i / (4 * EXCHANGED) % ROW_HALVES, q = i / EXCHANGED % 4;
+        exchange[parity][row_half][0][q][i % EXCHANGED] = 0;
+    }
     float largest = 0;
     for (int i = threadIdx.x; i < WEIGHTS; i += CONSUMERS) largest = fmaxf(largest, fabsf(weight[i]));
     const float weight_power = scale_of(largest, warp_largest);
@@ -1165,6 +1183,16 @@ static cudaError_t make_tensor_map(const Element* x, const Shape& s, bool outgoi
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
+// By programmatic dependent launch, so its start overlaps the kernel before it.
+template <int PARTS>
+static cudaError_t launch_add_segments(const float* partial_sums, float* sums, int size, const Shape& s, cudaStream_t stream) {
+    const int64_t threads = static_cast<int64_t>(s.batch) * size * PARTS;
+    cudaLaunchAttribute early = {cudaLaunchAttributeProgrammaticStreamSerialization};
+    early.val.programmaticStreamSerializationAllowed = 1;
+    const cudaLaunchConfig_t config = {dim3(static_cast<unsigned>((threads + 127) / 128)), dim3(128), 0, stream, &early, 1};
+    return cudaLaunchKernelEx(&config, add_segments<PARTS>, partial_sums, sums, size, s);
+}
+
 // `deltas` may be null; strict ones have their low parts behind them.
 extern "C" int launch_forward(const Element* x, const Element* weight, const Element* bias, float* scratch, float* out,
                               float* gradients, uint4* deltas, int64_t batch, int64_t height, int64_t width, int64_t strict,
@@ -1183,33 +1211,30 @@ extern "C" int launch_forward(const Element* x, const Element* weight, const Ele
     if (error != cudaSuccess) return error;
     kernel<<<s.blocks, THREADS, bytes, stream>>>(map, s, tensors);
     error = cudaGetLastError();
-    if (error != cudaSuccess || !slots) return error;
-    // By programmatic dependent launch, so its start overlaps the kernel before it.
-    cudaLaunchAttribute early = {cudaLaunchAttributeProgrammaticStreamSerialization};
-    early.val.programmaticStreamSerializationAllowed = 1;
-    const unsigned blocks = static_cast<unsigned>((batch * (PARAMETERS + 1) + 127) / 128);
-    const cudaLaunchConfig_t config = {dim3(blocks), dim3(128), 0, stream, &early, 1};
-    return cudaLaunchKernelEx(&config, add_segments, tensors, out, gradients, s);
+    if (error == cudaSuccess && slots) error = launch_add_segments<32>(partial_sums, out, 1, s, stream);
+    if (error == cudaSuccess && slots) error = launch_add_segments<1>(scratch, gradients, PARAMETERS, s, stream);
+    return error;
 }
 
-// The gradients; that of x may be null, those of the parameters are summed from each sample's.
+// All gradients, those of the parameters from each sample's.
 extern "C" int launch_gradients(const uint4* deltas, const Element* weight, const float* grad_out, const float* gradients,
                                 Element* grad_x, float* grad_weight, float* grad_bias, int64_t batch, int64_t height,
                                 int64_t width, int64_t strict, cudaStream_t stream) {
-    const ParameterSums parameters = {gradients, grad_weight, grad_bias};
-    if (!grad_x) {
-        const int blocks = ceil_div(PARAMETERS, SUM_WIDTH);
-        weighted_sum<<<blocks, SUM_WIDTH * SUM_PARTS, 0, stream>>>(parameters, grad_out, static_cast<int>(batch));
-        return cudaGetLastError();
-    }
     const Shape s = make_shape(batch, height, width);
     const auto kernel = strict ? input_gradient<true> : input_gradient<false>;
     CUtensorMap map;
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, INPUT_GRADIENT_BYTES);
     if (error == cudaSuccess) error = make_tensor_map(grad_x, s, true, &map);
     if (error != cudaSuccess) return error;
-    const int blocks = s.blocks + TAIL_BLOCKS;
-    kernel<<<blocks, CONSUMERS, INPUT_GRADIENT_BYTES, stream>>>(map, deltas, weight, grad_out, parameters, s);
+    kernel<<<s.blocks + TAIL_BLOCKS, CONSUMERS, INPUT_GRADIENT_BYTES, stream>>>(
+        map, deltas, weight, grad_out, ParameterSums{gradients, grad_weight, grad_bias}, s);
+    return cudaGetLastError();
+}
+
+extern "C" int launch_parameter_gradient(const float* grad_out, const float* gradients, float* grad_weight, float* grad_bias,
+                                         int64_t batch, cudaStream_t stream) {
+    weighted_sum<<<ceil_div(PARAMETERS, SUM_WIDTH), SUM_WIDTH * SUM_PARTS, 0, stream>>>(
+        ParameterSums{gradients, grad_weight, grad_bias}, grad_out, static_cast<int>(batch));
     return cudaGetLastError();
 }
 #endif  // SERVED
@@ -1279,8 +1304,10 @@ def forward(kernels, x, weight, bias, pool, serves=serves):
 def gradient(kernels, grad, x, weight, bias, pool, grads, deltas, plan):
     grad, weight, (batch, _, height, width) = grad.contiguous(), weight.contiguous(), x.shape
     found = [each.new_empty(each.shape) for each in (x if plan & 1 else x[:0], weight, bias)]
-    of_x = found[0] if plan & 1 and batch else None
-    launch(kernels.launch_gradients, deltas, weight, grad, grads, of_x, *found[1:], batch, height, width, bool(plan & 4))
+    if plan & 1 and batch:
+        launch(kernels.launch_gradients, deltas, weight, grad, grads, *found, batch, height, width, bool(plan & 4))
+    else:
+        launch(kernels.launch_parameter_gradient, grad, grads, *found[1:], batch)
     return tuple(each if plan & bit else each.new_empty(0) for each, bit in zip(found, (1, 2, 2), strict=True))
 
 
