@@ -129,13 +129,17 @@ class Stopwatch:
     def warm_up(self, prepared):
         """Start what the first timing compares with, which it does otherwise: the baselines, and beside them the control.
 
-        The control is judged once the future `prepared` says that the referee is. What finds no memory is tried again in the
-        timing, when fewer processes need some.
+        The control is judged, and what timed results are held to is computed, once the future `prepared` says that the referee
+        is. What finds no memory is tried again in the timing, when fewer processes need some.
         """
 
         def start_control():
             prepared.result()
             self._start_control("forward", ())
+            with contextlib.suppress(WorkerFailure):
+                self._secrets("forward")
+                if self._task.place == "cuda" and not self._task.pair:  # of a pair's calls most take too long for a graph
+                    self._secrets(f"{GRAPHED}forward")
 
         with self._in_use, ThreadPoolExecutor(1) as beside:
             control = submit(beside, start_control)
@@ -360,9 +364,10 @@ class Stopwatch:
         One more than RECHECKS, for the last rounds. All are prepared before the first round: a pause would announce them.
         """
         if mode not in self._secret_seeds:
-            self._secret_seeds[mode] = [new_seed() for _ in range(RECHECKS[step_of(mode)] + 1)]
-            for seed in self._secret_seeds[mode]:
+            seeds = [new_seed() for _ in range(RECHECKS[step_of(mode)] + 1)]
+            for seed in seeds:
                 self._referee.ask("prepare_timed", probe=f"timed {mode} {seed}", mode=step_of(mode), seed=seed)
+            self._secret_seeds[mode] = seeds
         return self._secret_seeds[mode]
 
     def _recheck(self, variant, result, mode, folder, seed):

@@ -37,6 +37,7 @@ class Progress:
         self._lock = threading.Lock()
         self._is_hushed = False
         self._expected = self._counted = 0
+        self._first = 0.0  # the moment when the first variant was done
         self._total = None  # the live line that counts, a task like those that run, of which each has its `key`
         self._began = time.monotonic()
         self.timeline = []  # [{"stage", "model", "what", "began", "seconds"}] of all that ended, `began` since this was made
@@ -85,6 +86,7 @@ class Progress:
         """Count a variant as done. What it had begun and did not finish, because it failed there, ends here."""
         with self._lock:
             self._counted += 1
+            self._first = self._first if self._counted > 1 else time.monotonic()
         for task in self._display.tasks:
             if task.fields.get("key", ())[1:] == (model, variant):
                 self.finished(*task.fields["key"], outcome)
@@ -95,9 +97,9 @@ class Progress:
 
     def _count(self):
         text = f"{self._counted} of {self._expected} variants done"
-        if not 0 < self._counted < self._expected:
+        if not 1 < self._counted < self._expected:  # the first one's time is mostly what all share
             return text
-        left = (time.monotonic() - self._began) / self._counted * (self._expected - self._counted)
+        left = (time.monotonic() - self._first) / (self._counted - 1) * (self._expected - self._counted)
         return f"{text}, about {f'{max(10, round(left, -1)):.0f} s' if left < 100 else f'{left / 60:.0f} min'} left"
 
     def started(self, stage, model, variant=None):

@@ -270,7 +270,7 @@ class Timed:
         silent = SimpleNamespace(started=lambda *_: None, finished=lambda *_: None)
         model = SimpleNamespace(name="model", catalogued_as=None)
         variant = SimpleNamespace(is_catalogued=True)
-        task = SimpleNamespace(place=place, model=model, variant=variant, names=lambda what: ("model", what))
+        task = SimpleNamespace(place=place, model=model, variant=variant, pair=None, names=lambda what: ("model", what))
         referee = SimpleNamespace(
             has_layouts=True,
             uses_tf32=True,
@@ -439,7 +439,7 @@ def test_threads_are_timed_one_after_the_other(timed):
     with ThreadPoolExecutor(4) as threads:
         asked = [threads.submit(stopwatch.time, device, timed.result()) for _ in range(4)]
         asked.append(threads.submit(stopwatch.warm_up, threads.submit(lambda: None)))
-    assert all(each.exception() is None for each in asked)
+    assert [each.exception() for each in asked] == [None] * 5
     changes = sum(a != b for a, b in itertools.pairwise(device.threads))
     assert changes < 5, "the requests of two calls are mixed"
 

@@ -136,21 +136,23 @@ def test_a_stderr_that_is_closed_does_not_break_stdout(has_stderr):
 
 def test_variants_are_counted_and_what_failed_is_closed():
     def calls(progress):
-        progress.expect(2)
+        progress.expect(3)
         progress.started("check", "pool", "v1")
         progress.finished("check", "pool", "v1", "pass")
         progress.done("pool", "v1", "pass")
         progress.started("check", "pool", "v2")
         progress.done("pool", "v2", "error")  # its process died
+        progress.done("pool", "v3", "pass")
 
     text = re.sub(r", \S+ s$", ", T s", plain(calls), flags=re.MULTILINE)
     assert text.splitlines() == [
         "check pool/v1 ...",
         "check pool/v1: pass, T s",
-        "1 of 2 variants done, about 10 s left",
+        "1 of 3 variants done",
         "check pool/v2 ...",
         "check pool/v2: error, T s",
-        "2 of 2 variants done",
+        "2 of 3 variants done, about 10 s left",
+        "3 of 3 variants done",
     ]
 
 
