@@ -267,7 +267,7 @@ def deterministic_mode():
     return _modes[0] if _modes and mode == WARN else mode
 
 
-DRAWS = 20261124  # the seed of what a model draws in a call, for dropout
+_draws = 20261124  # the seed of what a model draws in a call, for dropout
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}  # precisions to which a whole problem can be converted
 
 
@@ -279,9 +279,23 @@ def in_precision(problem, precision):
     return problem
 
 
-def seed_draws():
-    """Have the next call of a model draw the random numbers that every judged and timed call draws, in whatever process."""
-    torch.manual_seed(DRAWS)
+def seed_draws(seed=None):
+    """Have the next call of a model draw the random numbers that every judged and timed call draws, in whatever process.
+
+    Under the outer clock each call has a seed of its own, see `drawing_from`.
+    """
+    torch.manual_seed(_draws if seed is None else seed)
+
+
+@contextlib.contextmanager
+def drawing_from(seed):
+    """Have `seed_draws` begin with this seed meanwhile."""
+    global _draws
+    before, _draws = _draws, seed
+    try:
+        yield
+    finally:
+        _draws = before
 
 
 def made_on(device, make):

@@ -87,7 +87,7 @@ def measure(referee, players, place, step, declared, seconds):
                     raise Rejected(f"{WRONG_WHEN_TIMED}{complaint}")
                 rounds[name].append([call["milliseconds"] for call in calls[SETTLING:] if call["milliseconds"] is not None])
             if not is_known and _whole(rounds):  # the first that can be used says how many calls fit
-                fit = {name: TURN_MS[place] / np.median(played[-1]) for name, played in rounds.items() if played[-1]}
+                fit = {name: TURN_MS[place] / min(played[-1]) for name, played in rounds.items()}
                 counts |= {name: round(min(MOST_CALLS[place], max(FEWEST_CALLS, each))) for name, each in fit.items()}
                 rounds, is_known = {name: [] for name in rounds}, True
     return conclude(rounds, resolution, usual)
@@ -159,37 +159,37 @@ class _OnCpu:
         self._blocks[player.name] = joined["pid"], joined["address"]
 
     def turn(self, player, calls, is_null):
-        """Return [{"milliseconds", "complaint"}, ...] of a turn's calls."""
-        with _turn(player, self._judged, self._referee):
-            return [self._call(player, is_null) for _ in range(calls)]
-
-    def _call(self, player, is_null):
-        self._referee.ask("outer.draw")
+        """Return [{"milliseconds", "complaint"}, ...] of a turn's calls: between them, too, its process stands still."""
         pid, address = self._blocks[player.name]
+        with _turn(player, self._judged, self._referee):
+            try:
+                with player.worker.stopped(pid) as process:
+                    return [self._call(player, process, address, is_null) for _ in range(calls)]
+            except (Unshareable, OSError) as error:
+                raise WorkerFailure(f"{error}" if player.name == VARIANT else f"{player.name}: {error}") from None
+
+    def _call(self, player, process, address, is_null):
+        drawn = self._referee.ask("outer.draw")
         compares = player.name == VARIANT and not is_null
-        try:
-            with player.worker.stopped(pid) as process:
-                stood = process.settled()
-                process.write(address, self._shared["inputs"])
-                self._dirty.fill(0)
-                if process.has_grown():
-                    raise Unshareable(f"{GOES_ON}: they started another")
-                ran = process.since(stood)
-                began = time.perf_counter()
-                process.go_on()
-                reply = player.ask("call_outer", null=is_null)
-                process.stop()
-                milliseconds = (time.perf_counter() - began) * 1e3
-                at_stop = process.used()
-                if compares and not self._shared["returns_inputs"]:  # a view of them is no result
-                    process.write(address, "/dev/zero", Path(self._shared["inputs"]).stat().st_size)
-                places = self._read(process, reply.get("results"))
-                if process.has_grown() or not process.is_still():  # whoever goes on may still be at work
-                    process.settled()
-                    milliseconds = (time.perf_counter() - began) * 1e3
-                ran += process.since(at_stop)
-        except (Unshareable, OSError) as error:
-            raise WorkerFailure(f"{error}" if player.name == VARIANT else f"{player.name}: {error}") from None
+        stood = process.settled()
+        process.write(address, self._shared["inputs"])
+        self._dirty.fill(0)
+        if process.has_grown():
+            raise Unshareable(f"{GOES_ON}: they started another")
+        ran = process.since(stood)
+        began = time.perf_counter()
+        process.go_on()
+        reply = player.ask("call_outer", null=is_null, draws=drawn["draws"])
+        process.stop()
+        milliseconds = (time.perf_counter() - began) * 1e3
+        at_stop = process.used()
+        if compares and not self._shared["returns_inputs"]:  # a view of them is no result
+            process.write(address, "/dev/zero", Path(self._shared["inputs"]).stat().st_size)
+        places = self._read(process, reply.get("results"))
+        if process.has_grown() or not process.is_still():  # whoever goes on may still be at work
+            process.settled()
+            milliseconds = (time.perf_counter() - began) * 1e3
+        ran += process.since(at_stop)
         found = self._referee.ask("outer.compare", places=places) if compares else {"complaint": None}
         return {"milliseconds": milliseconds + ran, **found}  # what was worked before the release, or behind the stop, counts
 

@@ -102,7 +102,7 @@ class Reference:
         errors = [(largest / self.spread, rms / self.spread) for largest, rms in deviations]
         self.eager_error, self._eager_rms = errors[0]
         last_place = UNITS_IN_THE_LAST_PLACE * FLOAT32_EPSILON * magnitude / self.spread
-        self.allowed, self._allowed_rms = SLACK * max(self.eager_error, last_place), SLACK * max(self._eager_rms, last_place)
+        self.allowed, self.allowed_rms = SLACK * max(self.eager_error, last_place), SLACK * max(self._eager_rms, last_place)
         self.permitted_error = 0.0
         self._permit(errors[1:])
         if self.is_blunt:
@@ -121,7 +121,7 @@ class Reference:
     def accepting(self, limit):
         """Return this Reference where errors up to `limit`, of its spread, were accepted."""
         wider = copy.copy(self)
-        wider.allowed, wider._allowed_rms = max(self.allowed, limit), max(self._allowed_rms, limit)
+        wider.allowed, wider.allowed_rms = max(self.allowed, limit), max(self.allowed_rms, limit)
         return wider
 
     def beside(self, reference, eager, decisions=None):
@@ -132,14 +132,14 @@ class Reference:
         """
         other = Reference(reference, eager, others=[self.float64, *self.others], decisions=decisions)
         other.allowed = max(other.allowed, SLACK * self.allowed)
-        other._allowed_rms = max(other._allowed_rms, SLACK * self._allowed_rms)
+        other.allowed_rms = max(other.allowed_rms, SLACK * self.allowed_rms)
         return other
 
     def _permit(self, errors):
         self.permitted_error = max(self.permitted_error, *(largest for largest, _ in errors), 0.0)
         self.allowed = max(self.allowed, SLACK * self.permitted_error)
-        self._allowed_rms = max(self._allowed_rms, *(SLACK * rms for _, rms in errors), 0.0)
-        self.is_blunt = self._allowed_rms >= BLUNT and self.float64.numel() > 0
+        self.allowed_rms = max(self.allowed_rms, *(SLACK * rms for _, rms in errors), 0.0)
+        self.is_blunt = self.allowed_rms >= BLUNT and self.float64.numel() > 0
 
     def _errors(self, actual):
         """(largest, root mean square) deviation over the spread, where both references are finite."""
@@ -196,13 +196,13 @@ class Reference:
         if self.is_blunt:
             if not (max_error <= NEAR or self._is_near_eager(actual)):
                 complaint = (
-                    f"{name} cannot be judged: rounding, or chance, moves it by {self._allowed_rms:.2g} of its spread, "
+                    f"{name} cannot be judged: rounding, or chance, moves it by {self.allowed_rms:.2g} of its spread, "
                     f"and it is off by {max_error:.2g}"
                 )
         elif not max_error <= self.allowed:
             complaint = f"{name} is off by {max_error:.2e} of {self._scale}; allowed are {self.allowed:.2e}"
-        elif not rms_error <= self._allowed_rms:
-            complaint = f"{name} is off by {rms_error:.2e} of {self._scale} (RMS); allowed are {self._allowed_rms:.2e}"
+        elif not rms_error <= self.allowed_rms:
+            complaint = f"{name} is off by {rms_error:.2e} of {self._scale} (RMS); allowed are {self.allowed_rms:.2e}"
         return max_error, complaint
 
     def _is_near_eager(self, actual):

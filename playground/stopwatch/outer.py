@@ -18,9 +18,11 @@ from playground.tensors import bytes_at
 ALIGNED = 512  # bytes: where each tensor begins, as torch's allocator aligns them
 RELEASE, DONE = 0, 64  # bytes from the start of a block: the gates of the inputs, and of the result
 HEADER = 4096  # bytes of a block in front of its tensors
+SHARED_ALONE = 2 << 20  # bytes: of less, CUDA IPC shares the block of other allocations, too (cudaIpcGetMemHandle's page)
 WAIT_GEQ, BUFFER_ID = 0, 7  # cuda.h: CU_STREAM_WAIT_VALUE_GEQ, CU_POINTER_ATTRIBUTE_BUFFER_ID
 PAGE, TEXT = 1 << 16, 256  # bytes of the page of flags; where its text begins
-CALL, QUEUED, LENGTH = 0, 1, 2  # words of the page: the call that may begin, the call whose work is queued, the text's length
+# Words of the page: the call that may begin, the call whose work is queued, the text's length, the seed of a call's draws.
+CALL, QUEUED, LENGTH, DRAWS = 0, 1, 2, 3
 LOOK_SECONDS = 2e-5  # between looks at a flag, once it has been waited for in vain
 SPIN_SECONDS = 2e-3  # of looking without a pause
 ADDRESSES = 1 << 48  # what a process may say of places is less
@@ -84,8 +86,8 @@ class Memory:
             raise Unshareable(f"{function} failed with CUDA error {status}")
 
     def allocate(self, count):
-        """Return the address of `count` new bytes, zeros."""
-        address = ctypes.c_uint64()
+        """Return the address of `count` new bytes, zeros; whoever opens them sees no others."""
+        address, count = ctypes.c_uint64(), -(-count // SHARED_ALONE) * SHARED_ALONE
         self._driver("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(count))
         self._allocated.append(address.value)
         bytes_at(address.value, count).zero_()
@@ -119,10 +121,6 @@ class Memory:
             self._driver("cuIpcOpenMemHandle_v2", ctypes.byref(address), raw, 1)
             self._opened[handle] = address.value, self._range(address.value)[1]
         return self._opened[handle]
-
-    def knows(self, handle):
-        """Return whether `opened` has it at hand: what has to be opened first takes milliseconds."""
-        return handle in self._opened
 
     def _range(self, address):
         base, size = ctypes.c_uint64(), ctypes.c_size_t()

@@ -125,7 +125,7 @@ class Clocked:
     def call_outer(self, side, mode, null, **more):
         """Call the side on inputs that are written to its memory: on the CPU once, and {"results": their places} is returned.
 
-        With `null` it does no work: an earlier call's result is its answer. `more`: see _OnGpu.call.
+        With `null` it does no work: an earlier call's result is its answer. `more`: see _OnGpu.call and _OnCpu.call.
         """
         with self._circumstances(side):
             return self._outer.call(null, **more)
@@ -153,8 +153,8 @@ class _OnCpu:
         self._last = self._result = self._step(self._content)
         self.told = {"pid": os.getpid(), "address": self._block.data_ptr()}
 
-    def call(self, null):
-        tensors.seed_draws()
+    def call(self, null, draws):
+        tensors.seed_draws(draws)
         self._result = self._last if null else self._step(self._content)
         flat = [value.detach().resolve_conj().resolve_neg() for value in _flat(self._result)]
         self._result = flat  # as long as they are read
@@ -185,9 +185,9 @@ class _OnGpu:
         """Answer so many calls, each within `seconds`."""
         for _ in range(calls):
             self._number += 1
-            tensors.seed_draws()
             if not self._page.wait(outer.CALL, self._number, seconds):
                 raise RuntimeError("the outer clock has not begun a call in time")
+            tensors.seed_draws(self._page.get(outer.DRAWS))
             self._memory.wait_for(self._block + outer.RELEASE, self._number)
             if null:  # without any kernel, the GPU would not change over
                 self._ticks.add_(1)

@@ -4,6 +4,7 @@ Nothing here believes what the judged process says. A call begins when inputs th
 when its result was taken: on a GPU a sample of it, whose places nobody knew.
 """
 
+import math
 import secrets
 import time
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from playground import tensors
-from playground.judge import behaviour
+from playground.judge import behaviour, tolerance
 from playground.stopwatch import outer
 from playground.stopwatch.timer import CudaClock
 from playground.stopwatch.workload import Workload
@@ -23,8 +24,8 @@ OF_BLUNT = 0.1  # of the spread: allowed where the check's tolerance cannot tell
 # Of a gradient's elements: what a maximum that rounding decides moves elsewhere. The check looks at each of them, with reasons.
 MOVED = 0.01
 OF_NONZERO, FEW = 0.25, 2  # of those that are not zero, which are all there is to compute; two may always be moved
+OF_LENGTH = 0.5  # of a gradient's own, all its elements together: so far it may be off
 OUTPUT = "output "  # begins an output's name
-FLUSH_BYTES = 256 << 20
 MARKED_AT_ONCE = 1 << 22  # words of the inputs
 BUSY = 1.25  # times what flushes in a row take at least: another process works on the GPU
 LOOK_AGAIN_SECONDS = 0.05
@@ -33,15 +34,18 @@ LOOK_AGAIN_SECONDS = 0.05
 class Drawn:
     """Contents of one step of a problem, as no other process has seen them, and PyTorch's results.
 
-    `references` are {name: tolerance.Reference} of outputs ("output 0", ...) and of gradients.
+    `references` are {name: tolerance.Reference} of outputs ("output 0", ...) and of gradients. `in_full(self, results)` says
+    what the whole check has against results of the latest contents, or None.
     """
 
-    def __init__(self, problem, model, step, device, references):
-        self._references = references
+    def __init__(self, problem, model, step, device, references, in_full):
+        self._references, self._in_full = references, in_full
+        self._earlier = None  # PyTorch's results of the first call that was compared
         self._workload = Workload(problem, tensors.copy_model(model), step, device)
         self.step = step
         self._seeds, self._met = {0}, set()  # those that were drawn, and what _mark gives of their inputs
         self._weights = torch.randint(1 << 40, (MARKED_AT_ONCE,), device=device, generator=torch.Generator(device))
+        self.seed, self.draws = 0, secrets.randbits(31)  # of the contents, and of what the model draws in its call
         values = self.draw(0)
         self.layout = outer.Layout(values)
         self._kept = [value for value in values if not isinstance(value, torch.Tensor)]
@@ -70,6 +74,7 @@ class Drawn:
         while (seed := secrets.randbits(31)) in self._seeds:
             pass
         self._seeds.add(seed)
+        self.seed, self.draws = seed, secrets.randbits(31)
         values = self.draw(seed)
         if [value for value in values if not isinstance(value, torch.Tensor)] != self._kept:
             raise outer.Unshareable("inputs that are no tensors and change")
@@ -89,7 +94,7 @@ class Drawn:
         return hash(tuple((part * self._weights[: len(part)]).sum().item() for part in parts))
 
     def _computed(self):
-        tensors.seed_draws()
+        tensors.seed_draws(self.draws)
         result = self._workload.with_outputs(self._content)
         return tensors.flatten(result) if self.step == "forward" else list(result)
 
@@ -105,33 +110,57 @@ class Drawn:
             if not overlaps and (why := behaviour.overlap(value)):
                 raise outer.Unshareable(f"it {why}")
 
-    def complaint(self, results):
+    def complaint(self, results, taken=()):
         """Return what is wrong with a call's results; None where nothing is.
 
-        `results` are lists of tensors, each of the results, or of a sample of them, with the indices that were sampled.
+        `taken` are samples that were read before, [(values, where they are in the result), ...]. Raises Unshareable where
+        another call's results would be right, too.
         """
+        for (sample, pick), value in zip(taken, results, strict=False):
+            now = value[pick]
+            if not ((sample == now) | (torch.isnan(sample) & torch.isnan(now))).all():
+                return "a result is another one once it was taken"
         right = [value for value in self._computed() if value is not None]
-        for given, picks in results:
-            same = right if picks is None else [value[pick] for value, pick in zip(right, picks, strict=True)]
-            for name, value, true in zip(self._names, given, same, strict=True):
-                reference = self._references.get(name)
-                if reference is None or not value.numel():
-                    continue
-                limit, spread = OF_BLUNT if reference.is_blunt else FROM_REFERENCE * reference.allowed, reference.spread
-                value, true = tensors.as_real(value), tensors.as_real(true.to(value.device))
-                if not reference.allowed and true.is_floating_point():  # zeros, as behind a relu, say nothing of rounding
-                    limit, spread = OF_BLUNT, true.abs().max().item()
-                same_there = (value == true) | (torch.isnan(value) & torch.isnan(true))
-                far = ~(same_there | ((value.double() - true.double()).abs() <= limit * spread))
-                is_output = name.startswith(OUTPUT)
-                is_wrong = far.sum().item() > (0 if is_output else MOVED * value.numel())
-                if picks is None and not is_output:  # most of a gradient may be zeros, as behind a maximum
-                    nonzero = true != 0
-                    is_wrong |= (far & nonzero).sum().item() > max(FEW, OF_NONZERO * nonzero.sum().item())
-                if is_wrong:
-                    what = "the output" if is_output else f"the gradient of {name}"
-                    return f"{what} is off by more than {limit:.2e} of its spread from PyTorch's, in {far.sum()} elements"
-        return None
+        if self._earlier and not self._differ(self._earlier, right):
+            raise outer.Unshareable("a result cannot be told from that of other inputs")
+        self._earlier = right if self._earlier is None else ()  # two calls show it
+        return self._in_full(self, results) if self._differ(results, right) else None
+
+    def named(self, results):
+        """Return ([output, ...], {name: gradient}) of a call's results."""
+        pairs = list(zip(self._names, results, strict=True))
+        outputs = [value for name, value in pairs if name.startswith(OUTPUT)]
+        return outputs, {name: value for name, value in pairs if not name.startswith(OUTPUT)}
+
+    def _differ(self, results, right):
+        """Whether one of them is further from what PyTorch gives than rounding may bring it.
+
+        Of a gradient a few elements may: where a maximum is a near tie, rounding decides which of them gets it.
+        """
+        for name, value, true in zip(self._names, results, right, strict=True):
+            reference = self._references.get(name)
+            if reference is None or not value.numel():
+                continue
+            most = [OF_BLUNT] * 2 if reference.is_blunt else [FROM_REFERENCE * reference.allowed, reference.allowed_rms]
+            value, true, spread = tensors.as_real(value), tensors.as_real(true.to(value.device)), reference.spread
+            if not reference.allowed and true.is_floating_point():  # zeros, as behind a relu, say nothing of rounding
+                most, spread = [OF_BLUNT] * 2, true.abs().max().item()
+            is_same = (value == true) | (torch.isnan(value) & torch.isnan(true))
+            off = torch.where(is_same, 0.0, value.double() - true.double())
+            far = ~(off.abs() <= most[0] * spread)
+            count = far.sum().item()
+            if not name.startswith(OUTPUT):
+                nonzero = true != 0  # most may be zeros, as behind a maximum
+                moved = (far & nonzero).sum().item() > max(FEW, OF_NONZERO * nonzero.sum().item())
+                if moved or count > MOVED * value.numel():
+                    return True
+                if not torch.linalg.vector_norm(off) <= OF_LENGTH * torch.linalg.vector_norm(true.double()):
+                    return True
+                off, count = torch.where(far, 0.0, off), 0
+            rms = torch.linalg.vector_norm(off).item() / math.sqrt(off.numel())
+            if count or not rms <= min(FROM_REFERENCE * most[1], tolerance.BLUNT) * spread:
+                return True
+        return False
 
 
 class OnCpu:
@@ -151,16 +180,16 @@ class OnCpu:
         return told | files | {"bytes": max(self._drawn.layout.bytes, self._drawn.bytes)}
 
     def draw(self):
-        """Write the inputs of a new call to the file."""
+        """Write the inputs of a new call to the file. Returns {"draws": the seed of what the model draws in it}."""
         self._drawn.pack(torch.from_numpy(self._inputs))
-        return {}
+        return {"draws": self._drawn.draws}
 
     def compare(self, places):
         """Return {"complaint"} of the results in the file, which are at these places. Raises Unshareable for another form."""
         block = torch.from_numpy(np.fromfile(self._files["results"], np.uint8))
         results = [outer.placed(block, place) for place in places]
         self._drawn.require_form(results)
-        return {"complaint": self._drawn.complaint([(results, None)])}
+        return {"complaint": self._drawn.complaint(results)}
 
     def close(self):
         """Remove the files."""
@@ -176,7 +205,6 @@ class OnGpu:
         self._device = device
         self._memory = outer.Memory()
         self._pages, self._blocks, self._calls = {}, {}, {}
-        self._flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
         self._private = torch.zeros(drawn.layout.bytes, dtype=torch.uint8, device=device)
         self._clock = CudaClock()
         self._clock.flush()
@@ -204,31 +232,35 @@ class OnGpu:
     def time(self, side, calls, compares, seconds):
         """Time some calls of a side: {"calls": [{"milliseconds", "complaint"}, ...]}.
 
-        `milliseconds` is None where memory of a result had to be opened, which happens in first calls. If it `compares`, each
-        result is held to PyTorch's on the same inputs.
+        `milliseconds` is None where another process worked on the GPU. If it `compares`, each result is held to PyTorch's on
+        the same inputs.
         """
-        last = self._calls[side] + calls
+        last, flushes = self._calls[side] + calls, []
         try:
-            return {"calls": [self._timed(side, compares, seconds) for _ in range(calls)]}
+            timed = [self._timed(side, compares, seconds, flushes) for _ in range(calls)]
+            if max(flushes) > BUSY * self._flush_ms:
+                timed = [each | {"milliseconds": None} for each in timed]
+            return {"calls": timed}
         except BaseException:  # or the side would wait for inputs until its time limit ends it
             self._pages[side].set(outer.CALL, last)
             with torch.cuda.stream(torch.cuda.Stream()):
                 self._memory.write(self._blocks[side] + outer.RELEASE, last)
             raise
 
-    def _timed(self, side, compares, seconds):
+    def _timed(self, side, compares, seconds, flushes):
         page, block = self._pages[side], self._blocks[side]
         shared = outer.bytes_at(block + outer.HEADER, self._drawn.layout.bytes)
         number = self._calls[side] = self._calls[side] + 1
         self._drawn.pack(self._private)
         picks = [self._picked(shape) for shape in self._drawn.shapes]
-        self._flush.zero_()
+        self._clock.flush()
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
+        page.set(outer.DRAWS, self._drawn.draws)
         page.set(outer.CALL, number)
         # Of a call that waits for the device before it is queued, host and device take turns, as they do without a clock.
         is_queued = page.wait(outer.QUEUED, number, HEAD_START_SECONDS)
-        results, was_known = self._results(page) if is_queued else ([], True)
+        results = self._results(page) if is_queued else []
         began.record()
         # One kernel, on the multiprocessors: what copies on an engine of its own could go on beside another process's work.
         torch.bitwise_or(self._private.view(torch.int32), 0, out=shared.view(torch.int32))
@@ -236,34 +268,34 @@ class OnGpu:
         if not is_queued:
             if not page.wait(outer.QUEUED, number, seconds):
                 raise outer.Unshareable(f"no result within {seconds:g} s")
-            results, was_known = self._results(page)
+            results = self._results(page)
         self._memory.wait_for(block + outer.DONE, number)
         samples = [result[pick] for result, pick in zip(results, picks, strict=True)]
         ended.record()
         self._finish(block, number, seconds)
+        flushes.append(self._clock.flush_ms)
         whole = [result.clone() for result in results] if compares else []
-        complaint = self._drawn.complaint([(samples, picks), (whole, None)]) if compares else None
-        return {"milliseconds": began.elapsed_time(ended) if was_known else None, "complaint": complaint}
+        complaint = self._drawn.complaint(whole, list(zip(samples, picks, strict=True))) if compares else None
+        return {"milliseconds": began.elapsed_time(ended), "complaint": complaint}
 
     def close(self):
         """Give back all memory."""
-        self._private = self._flush = None
+        self._private = None
         self._memory.free()
         for page in self._pages.values():
             page.close()
 
     def _results(self, page):
-        """Return (the tensors that a side says are its results, whether all of their memory was open here before)."""
+        """Return the tensors that a side says are its results."""
         places = page.text()
         if not (isinstance(places, list) and all(isinstance(place, dict) for place in places)):
             raise outer.Unshareable("it has written something else than the places of its results")
-        was_known = all(self._memory.knows(place.get("handle")) for place in places)
         try:
             results = [outer.placed(outer.bytes_at(*self._memory.opened(place["handle"])), place) for place in places]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise outer.Unshareable(f"a result without a place: {error}") from None
         self._drawn.require_form(results)
-        return results, was_known
+        return results
 
     def _finish(self, block, number, seconds):
         """Wait until this process's stream is done. Raises Unshareable after `seconds`; the stream is then let go."""

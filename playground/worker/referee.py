@@ -280,18 +280,21 @@ class Referee:
 
     def prepare_timed(self, probe, mode, seed):
         """Add the reference on the content of a timed call, which follows from its seed, as a further probe, called `probe`."""
+        self._prepare_timed(probe, mode, seed, is_beside=self.timed.setdefault(mode, probe) != probe)
+        return {}
+
+    def _prepare_timed(self, probe, mode, seed, is_beside):
+        """`is_beside`: what is allowed is what was for the first of its mode, and twice as much."""
         made, eager, outputs = self._timed_probe(probe, mode, seed)
         self.shapes[probe] = _shapes(made, outputs)
         reference = self.oracle.reference(made)
         decisions = self._decisions(probe, reference)
-        checked = self.timed.setdefault(mode, probe)
         self.drawn_again[probe] = lambda: self._timed_probe(probe, mode, seed)[0]
-        if checked == probe:
-            references = _references(reference, eager, self.oracle.permitted(made, self.precision), decisions=decisions)
+        if is_beside:
+            references = _beside(self.references[self.timed[mode]], reference, eager, decisions)
         else:
-            references = _beside(self.references[checked], reference, eager, decisions)
+            references = _references(reference, eager, self.oracle.permitted(made, self.precision), decisions=decisions)
         self.probes[probe], self.references[probe] = replace(made, inputs=[], upstream=None), references
-        return {}
 
     def _timed_probe(self, name, mode, seed):
         """(the probe with the content that workload.Workload makes of `seed` in `mode`, its Results in eager PyTorch, all of
@@ -315,10 +318,23 @@ class Referee:
         if not self.outer:
             references = self._permitting(self.timed[step], declared)
             named = {f"{outer_referee.OUTPUT}{i}": output for i, output in enumerate(references[0])} | references[1]
-            drawn = outer_referee.Drawn(self.problem, self.model, step, self.device, named)
+            in_full = functools.partial(self._in_full, declared)
+            drawn = outer_referee.Drawn(self.problem, self.model, step, self.device, named, in_full)
             is_on_gpu = self.device.type == "cuda"
             self.outer = outer_referee.OnGpu(drawn, self.device) if is_on_gpu else outer_referee.OnCpu(drawn, Path(page).parent)
         return self.outer.open(side, page)
+
+    def _in_full(self, declared, drawn, results):
+        """What is wrong with a call's results under the outer clock, by a reference of its own; None where nothing is."""
+        outputs, gradients = drawn.named(results)
+        probe, given = f"outer {drawn.seed}", tensors.Results(outputs, gradients)
+        with tensors.drawing_from(drawn.draws):
+            self._prepare_timed(probe, drawn.step, drawn.seed, is_beside=False)
+            compared = [self.compare_outputs(probe, given, declared)]
+            compared += self.compare_gradients(probe, given, declared).values() if gradients else []
+        for known in (self.probes, self.references, self.shapes, self.drawn_again):
+            del known[probe]
+        return next((each["complaint"] for each in compared if each["complaint"]), None)
 
     def outer_close(self):
         """Give back the outer clock's memory and files."""
@@ -412,7 +428,7 @@ class Referee:
             return {"complaint": f"it raises {reason}" + (f" ({place[1]})" if place else "")}
 
     def _results(self, probe, file):
-        """What a variant's process wrote, a few times as long as the reference at most. Raises NotTensors.
+        """What a variant's process wrote, a few times as long as the reference at most, or the Results. Raises NotTensors.
 
         What is large is on the device where there is room.
         """
@@ -420,7 +436,8 @@ class Referee:
         elements = sum(reference.float64.numel() for reference in (*outputs, *gradients.values())) / self.sample.share
         most = BYTES_OF_ELEMENT * elements + SLACK
         try:
-            given = tensors.load_results(file, most, self.device if elements > SMALL else "cpu")
+            is_read = isinstance(file, tensors.Results)
+            given = file if is_read else tensors.load_results(file, most, self.device if elements > SMALL else "cpu")
         except (torch.OutOfMemoryError, tensors.NotTensors):  # the latter, too, where there is no room: of pinned memory
             given = tensors.load_results(file, most)
         if not self.sample.is_part:

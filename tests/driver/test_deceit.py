@@ -20,15 +20,18 @@ class Model(nn.Module):
         self.linear = nn.Linear(features, features)
 
     def forward(self, x):
-        for _ in range(12):
-            x = torch.tanh(self.linear(x))
-        return x
+        {forward}
 
 batch, features = (4096, 1024) if torch.cuda.is_available() else (256, 128)
 
 def get_inputs():
     return [torch.randn(batch, features)]
 """
+
+WORK = """
+        for _ in range(12):
+            x = torch.tanh(self.linear(x))
+        return x"""
 
 SOLUTION = """
 import threading, time
@@ -208,10 +211,10 @@ LIMIT = 60
 class Measured:
     """The original at a place in two steps, and `of(file)`: what the outer clock says of a file."""
 
-    def __init__(self, place, folder, step):
+    def __init__(self, place, folder, step, forward=WORK):
         self._place, self._folder, self._step, self._open = place, folder, step, contextlib.ExitStack()
         problem = folder / "problem.py"
-        problem.write_text(pairs.whole(PROBLEM))
+        problem.write_text(pairs.whole(PROBLEM.replace("{forward}", forward.strip())))
         original = {"problem": str(problem), "settings": {}, "place": place, "seed": 1, "precision": None}
         self._truth = RefereeClient(original, folder, 5, LIMIT)
         self._open.callback(self._truth.close)
@@ -261,8 +264,37 @@ def measured(request, tmp_path_factory):
 def test_a_result_that_was_not_computed_from_the_inputs_is_wrong(measured, what):
     if what in {"cpu": ON_A_GPU, "cuda": ON_A_CPU}[measured.place]:
         pytest.skip("of the other place")
-    with pytest.raises(outer.Rejected, match="off by more than"):
+    with pytest.raises(outer.Rejected, match="off by"):
         measured.of((FOUND_OUT | ON_A_CPU | ON_A_GPU)[what])
+
+
+# What the original does -> its forward, and that of a file which keeps what it gave in an earlier call.
+KEPT = {
+    "decides by near ties": (
+        "return torch.sign(self.linear(x))",
+        """
+        if self.kept is None:
+            self.kept = torch.sign(self.linear(x))
+        return self.kept""",
+    ),
+    "draws random numbers": (
+        "return self.linear(x) + torch.randn_like(x)",
+        """
+        if self.kept is None:
+            self.kept = torch.randn_like(x)
+        return self.linear(x) + self.kept""",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", KEPT)
+@pytest.mark.parametrize("place", PLACES)
+def test_what_was_kept_is_wrong_whatever_the_original_does(place, tmp_path, what):
+    does, keeps = KEPT[what]
+    with contextlib.closing(Measured(place, tmp_path, "forward", does)) as measured:
+        assert measured.of(does)["rounds"] >= outer.FEWEST_ROUNDS
+        with pytest.raises(outer.Rejected, match="off by"):
+            measured.of(keeps)
 
 
 @pytest.mark.parametrize("what", [*WITHHELD])
