@@ -34,6 +34,7 @@ USUAL = {"cuda": np.median, "cpu": np.min}
 # What a call without work lacks besides. On one NVIDIA H200 calls of 0.010, 0.36 and 11.2 ms came out 0.006, 0.005 and 0.007 ms
 # longer than by the inner clock. On a CPU it is the time in which a process that is told to stop may go on.
 RESOLUTION_MS = {"cuda": 0.010, "cpu": 0.1}
+AGREED = 1.05  # times the outer ratio: an inner one that is beyond, and within the interval, may be forged
 TOO_SHORT = 2  # times the resolution: what eager PyTorch takes less than
 TOO_SHORT_TOLD = "eager PyTorch's call takes {:.2g} ms, too short for the outer clock, which counts {:g} ms as the least"
 VARIANT, EAGER, CONTROL, NULL = "variant", "eager", "control", "null"
@@ -242,23 +243,26 @@ def conclude(rounds, resolution, usual_of=np.median):
     }
 
 
-def bounded(timings, outer, place):
+def bounded(timings, outer, place, allowed=None):
     """Have timings claim over eager PyTorch, and over each other baseline in proportion, as far as both clocks agree.
 
-    Where the inner ratio lies beyond the outer interval, the outer one counts, and a note says so. Otherwise the interval
-    begins where that of the outer clock does, if that is lower. An eager call near the resolution proves no loss.
+    Where the inner ratio lies beyond the outer interval, which is as wide as the control `allowed` makes it, the outer one
+    counts, and a note says so. Otherwise the interval begins where that of the outer clock does, if that is lower, and a ratio
+    beyond the outer one counts as AGREED times that. An eager call near the resolution proves no loss.
     """
     inner = dict((timings["speedup"] or {}).get("eager") or {})
     if not inner:
         return
+    outer = outer | statistics.widened(outer, allowed)
     is_beyond = inner["ratio"] > outer["high"]
     if is_beyond and outer["eager_ms"] < TOO_SHORT * RESOLUTION_MS[place] and statistics.verdict(outer) != "win":
-        return withhold(timings, TOO_SHORT_TOLD.format(outer["eager_ms"], RESOLUTION_MS[place]))
+        return withhold(timings, TOO_SHORT_TOLD.format(outer["eager_ms"], RESOLUTION_MS[place]), outer, place)
     for ratio in (*timings["speedup"].values(), timings["outcome"]):
         if ratio and ratio["ratio"] is not None:
             over = ratio["ratio"] / inner["ratio"]  # eager PyTorch's time over that baseline's
             seen = {key: outer[key] * over for key in ("ratio", "low", "high")}
-            ratio.update(seen if is_beyond else {"low": min(ratio["low"], seen["low"])})
+            agreed = {"ratio": min(ratio["ratio"], AGREED * seen["ratio"]), "low": min(ratio["low"], seen["low"])}
+            ratio.update(seen if is_beyond else agreed)
     if is_beyond:
         timings["time_ms"] = {key: value * inner["ratio"] / outer["ratio"] for key, value in timings["time_ms"].items()}
         timings["notes"].append(
@@ -268,16 +272,21 @@ def bounded(timings, outer, place):
     outcome = timings["outcome"]
     if outcome and outcome["ratio"] is not None:
         if statistics.says_nothing(outcome):
-            return withhold(timings, statistics.too_noisy(outcome))
+            return withhold(timings, statistics.too_noisy(outcome), outer, place)
         outcome["verdict"] = statistics.verdict(outcome)
         outcome["precise"] = outcome["precise"] and statistics.is_precise(outcome)
 
 
-def withhold(timings, reason):
-    """Take back what timings claim over PyTorch: nobody but the judged process has seen how fast it is, or all is too noisy."""
+def withhold(timings, reason, outer=None, place=None):
+    """Take back what timings claim over PyTorch: nobody but the judged process has seen how fast it is, or all is too noisy.
+
+    So do the times, but for those that the outer clock has seen, too.
+    """
     timings["speedup"] = {}
     if timings["outcome"]:
         timings["outcome"] |= not_measured(reason)
+    if not outer or timings["time_ms"]["median"] < outer["ms"] - RESOLUTION_MS[place]:
+        timings["time_ms"] = outer and dict.fromkeys(timings["time_ms"], outer["ms"])
 
 
 def not_measured(reason):

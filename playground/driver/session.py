@@ -10,6 +10,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from playground import catalog
+from playground.driver.outer import NOT_MEASURED
 from playground.driver.preparations import told
 from playground.driver.race import Rejected
 from playground.driver.timing import Stopwatch
@@ -175,7 +176,7 @@ class Session:
             result.update(self._stopwatch.time(worker, result))
             if not (task.variant.is_catalogued or self._options.isolates(task)):
                 result["speedup_proof"] = NOT_PROVED
-            outcome = f"{result['time_ms']['median']:.3g} ms"
+            outcome = f"{result['time_ms']['median']:.3g} ms" if result["time_ms"] else NOT_MEASURED
         except Rejected as rejection:
             give(result, outcome := "fail", str(rejection))
         self._progress.finished("time", *names, outcome)

@@ -199,11 +199,14 @@ class Stopwatch:
                 raise WorkerFailure("eager PyTorch's process has ended")
             with self._alone(worker):
                 given = self._task.place, step_of(mode), permitted_to(result), seconds
-                timings["outer"] = outer.measure(self._referee, players, *given)
+                seen = outer.measure(self._referee, players, *given)
+            if complaint := self._impossible(seen["ms"] + outer.RESOLUTION_MS[self._task.place], timings["work"]):
+                raise WorkerFailure(complaint)
         except WorkerFailure as failure:
             outer.withhold(timings, f"not timed by the outer clock: {failure}")
         else:
-            outer.bounded(timings, timings["outer"], self._task.place)
+            timings["outer"] = seen
+            outer.bounded(timings, seen, self._task.place, self._allowed(mode, race))
 
     def _add_graphed(self, worker, result, modes):
         """Give those of `modes` ({step: its timings}) where launches count a key "graphed": the same under a CUDA graph.
@@ -213,7 +216,8 @@ class Stopwatch:
         failed = None
         for step, timings in modes.items():
             timings["graphed"] = None
-            medians = [timings["time_ms"]["median"], *(each["median"] for each in timings["baselines_ms"].values())]
+            times = filter(None, [timings["time_ms"], *timings["baselines_ms"].values()])
+            medians = [each["median"] for each in times]
             if min(medians) >= GRAPHED_BELOW_MS and not launches_bind(timings):
                 continue
             try:
@@ -332,13 +336,10 @@ class Stopwatch:
             notes += self._heed_own_clock(variant, back_to_back, limit, load)
         if control and not disturbance:
             self._controls.setdefault(mode, []).append(control)
-        allowed = statistics.spanning(self._controls[mode], race.luck()) if mode in self._controls else None
+        allowed = self._allowed(mode, race)
         floor = self._floor(result, step_of(mode))  # before what is unavailable is told: the floor may be
-        if work := floor.get("work"):
-            rates, on_cpu = self._measured.ceilings[self._task.place], self._task.place == "cpu"
-            fastest = max(rates["read_bytes_per_second"], rates["copy_bytes_per_second"])
-            if complaint := floors.impossible(variant.median, work["certain"]["bytes"], fastest, on_cpu):
-                raise Rejected(complaint)
+        if complaint := self._impossible(variant.median, floor["work"]):
+            raise Rejected(f"its process reports {complaint}")
         ratios = {side.name: statistics.paired_ratio(side.rounds, variant.rounds) for side in others if not disturbance}
         return {
             "time_ms": statistics.summarise(variant.samples),
@@ -357,6 +358,18 @@ class Stopwatch:
             "notes": notes,
             **floor,
         }
+
+    def _allowed(self, mode, race):
+        """The interval of a ratio of 1, by all controls of the mode so far; None where it has had none."""
+        return statistics.spanning(self._controls[mode], race.luck()) if mode in self._controls else None
+
+    def _impossible(self, milliseconds, work):
+        """What is wrong with a time in which these bytes cannot have moved; None where nothing is."""
+        if not work:
+            return None
+        rates, on_cpu = self._measured.ceilings[self._task.place], self._task.place == "cpu"
+        fastest = max(rates["read_bytes_per_second"], rates["copy_bytes_per_second"])
+        return floors.impossible(milliseconds, work["certain"]["bytes"], fastest, on_cpu)
 
     def _secrets(self, mode):
         """Seeds whose results the referee knows: the same for all variants, each of which meets them at a time of its own.

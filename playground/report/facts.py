@@ -49,7 +49,7 @@ def of(result):
         reached = f"; {with_unit(100 * share, '%')} of it reached" if share else ""
         yield "floor", f"{with_unit(result['floor_ms'], ' ms')}, bound by {result['floor_bound']}{reached}"
     for title, timings in modes.items():
-        if timings.get("time_ms") and timings.get("outcome"):
+        if timings.get("outcome"):
             yield "timing", f"{', '.join(filter(None, (title, figures.label(result, 'in '))))}: {_outcome(timings)}"
     if result.get("clocks"):
         before, after = result["clocks"]["before"], result["clocks"]["after"]

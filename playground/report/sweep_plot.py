@@ -61,7 +61,7 @@ def _reasons(lines, axis):
     for variant, line in lines.items():
         for result, place in zip(line, _places(line, axis), strict=True):
             what = "speed-up not measured" if result["time_ms"] else "not measured"
-            if why := why_not_measured(result) if result["time_ms"] else result["reason"]:
+            if why := why_not_measured(result) or (None if result["time_ms"] else result["reason"]):
                 reasons.setdefault((what, variant, one_line(why)), []).append(str(place))
     said = [f"{what}: {variant} at {', '.join(places)}: {why}" for (what, variant, why), places in reasons.items()]
     return [textwrap.fill(each, 90) for each in said]

@@ -99,7 +99,7 @@ def impossible(milliseconds, count, rate, on_cpu):
     if milliseconds >= least:
         return None
     return (
-        f"its process reports {milliseconds:.3g} ms a call, which is impossible: reading and writing {beyond / 1e6:.3g} MB at "
+        f"{milliseconds:.3g} ms a call, which is impossible: reading and writing {beyond / 1e6:.3g} MB at "
         f"the {rate / 1e9:.3g} GB/s measured here takes {beyond / rate * 1e3:.3g} ms"
     )
 

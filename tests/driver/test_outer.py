@@ -94,7 +94,7 @@ def timings(ratio, verdict="win"):
     }
 
 
-SEEN = {"ratio": 1.0, "low": 0.95, "high": 1.1, "eager_ms": 1.0}
+SEEN = {"ratio": 1.0, "low": 0.95, "high": 1.1, "eager_ms": 1.0, "ms": 1.0}
 
 
 def test_a_claim_beyond_the_outer_interval_gives_way_to_it_for_every_baseline():
@@ -111,6 +111,12 @@ def test_a_claim_within_it_is_no_surer_than_both_clocks():
     outer.bounded(claimed, {"ratio": 2.9, "low": 2.5, "high": 3.01, "eager_ms": 1.0}, "cuda")
     assert claimed["speedup"]["eager"] == pytest.approx({"ratio": 3.0, "low": 2.5, "high": 3.15})
     assert claimed["speedup"]["compile"]["low"] == pytest.approx(1.25) and not claimed["notes"]
+    wide = timings(6.0)
+    outer.bounded(wide, {"ratio": 3.0, "low": 2.8, "high": 12.0, "eager_ms": 1.0}, "cuda")
+    assert wide["speedup"]["eager"] == pytest.approx({"ratio": 1.05 * 3.0, "low": 2.8, "high": 6.3})
+    lucky = timings(280.0)
+    outer.bounded(lucky, {"ratio": 1.05, "low": 1.04, "high": 1.06, "eager_ms": 1.0}, "cuda", {"low": 0.93, "high": 1.07})
+    assert lucky["speedup"]["eager"] == pytest.approx({"ratio": 1.05, "low": 1.04 / 1.07, "high": 1.06 / 0.93})
     sure = timings(3.0)
     outer.bounded(sure, {"ratio": 2.99, "low": 2.98, "high": 3.01, "eager_ms": 1.0}, "cuda")
     assert sure == timings(3.0)
@@ -128,12 +134,17 @@ def test_without_an_outer_clock_nothing_is_claimed():
     outer.withhold(forged, "not timed by the outer clock: inputs of torch.qint8")
     assert forged["speedup"] == {} and forged["outcome"]["ratio"] is None
     assert forged["outcome"]["verdict"] == "not measured" and forged["outcome"]["reason"].endswith("inputs of torch.qint8")
+    assert forged["time_ms"] is None
+    forged = timings(280.0)
+    outer.withhold(forged, "too noisy", {"ms": 280.0}, "cuda")
+    assert forged["time_ms"] == dict.fromkeys(("median", "p20", "p80"), 280.0)
 
 
 def test_an_interval_with_room_for_anything_is_withheld():
     claimed = timings(1.9)
-    outer.bounded(claimed, {"ratio": 1.8, "low": 1.0, "high": 2.5, "eager_ms": 1.0}, "cuda")
+    outer.bounded(claimed, {"ratio": 1.8, "low": 1.0, "high": 2.5, "eager_ms": 1.0, "ms": 1.0}, "cuda")
     assert claimed["outcome"]["verdict"] == "not measured" and claimed["speedup"] == {}
+    assert claimed["time_ms"]["median"] == 1.0  # which both clocks have seen
     assert claimed["outcome"]["reason"].startswith("too noisy: anything from 0.5")
 
 

@@ -90,7 +90,7 @@ def run(problem, variants):
         patch.setattr(Runner, "build", lambda *_: None)
         patch.setattr(timing, "judge", lambda *_, **__: None)
         patch.setattr(timing, "names_for", lambda *_: ["eager"])
-        patch.setattr(timing.Stopwatch, "_floor", lambda *_: {"floor_ms": None, "floor_bound": None})
+        patch.setattr(timing.Stopwatch, "_floor", lambda *_: dict.fromkeys(("floor_ms", "floor_bound", "work")))
         for module in (timing, race):
             patch.setattr(module, "OtherLoad", lambda *_: Load(0.0))
         results = Runner(Options(quick=True), progress).run([Task(problem, variant, "cpu") for variant in variants])

@@ -63,7 +63,7 @@ def _place(members, **falling):
 def _pair(result, reason, ratios):
     over = {name: figures.labelled(with_unit(each["ratio"], "x"), result) for name, each in ratios.items()}
     caveats = {each["tag"]: f"{each['tag']}: {without_folders(each['text'])}" for each in result.get("caveats") or []}
-    why = result["time_ms"] and figures.why_not_measured(result)
+    why = figures.why_not_measured(result)
     # The caveat that explains a wrong output best comes first.
     wrong = [] if suite.is_correct(result, "forward") else [caveats.pop(suite_table.BY_SEED, None), reason]
     said = [*wrong, *caveats.values(), f"speed-up not measured: {why}" if why else None]
