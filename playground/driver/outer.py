@@ -7,6 +7,7 @@ docs/how_times_are_taken.md has the protocol.
 """
 
 import contextlib
+import math
 import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ import numpy as np
 
 from playground.driver.race import WRONG_WHEN_TIMED, Rejected
 from playground.stopwatch import statistics
-from playground.stopwatch.outer import ADDRESSES, Unshareable, extent_of
+from playground.stopwatch.outer import ADDRESSES, DTYPES, Unshareable, extent_of
 from playground.stopwatch.timer import CPU_FLUSH_BYTES
 from playground.worker import WorkerFailure, WorkerProcess, pause_others
 from playground.worker.process import GOES_ON
@@ -40,6 +41,7 @@ TOO_SHORT_TOLD = "eager PyTorch's call takes {:.2g} ms, too short for the outer 
 VARIANT, EAGER, CONTROL, NULL = "variant", "eager", "control", "null"
 NOT_MEASURED = "not measured"  # the verdict
 MOST_STANDING_MS = 2.0  # of processor time, while another side has its turn
+NAN_BYTE = 0xFF  # of each type of floating-point numbers
 MOST_RESULTS = 4  # times the bytes of the original's results: what a side says of its own is not read beyond
 
 
@@ -187,6 +189,11 @@ class _OnCpu:
         if compares and not self._shared["returns_inputs"]:  # a view of them is no result
             process.write(address, "/dev/zero", Path(self._shared["inputs"]).stat().st_size)
         places = self._read(process, reply.get("results"))
+        if compares and self._shared["spoils"]:  # outer_referee.spoil does the same on a GPU
+            for place in reply["results"]:
+                if extent_of(place) == math.prod(place["shape"]) * DTYPES[place["dtype"]].itemsize:
+                    is_float = DTYPES[place["dtype"]].is_floating_point or DTYPES[place["dtype"]].is_complex
+                    process.fill(place["address"], extent_of(place), NAN_BYTE if is_float else 1)
         if process.has_grown() or not process.is_still():  # whoever goes on may still be at work
             process.settled()
             milliseconds = (time.perf_counter() - began) * 1e3

@@ -60,6 +60,17 @@ class Drawn:
         # A gradient may be an upstream one.
         self.returns_inputs = step != "forward" or any(behaviour.storage(value) in owners for value in given.values())
         self.bytes = sum(value.nbytes for value in given.values())
+        self.spoils = not self.returns_inputs and self._gives_results_away(problem, model, device)
+
+    def _gives_results_away(self, problem, model, device):
+        """Whether the original computes all of its results again, whatever the caller does to them."""
+        workload, calls = Workload(problem, tensors.copy_model(model), self.step, device), []
+        for _ in range(2):
+            tensors.seed_draws(0)
+            results = tensors.flatten(workload.with_outputs(self._content))
+            calls.append([value.clone() for value in results])
+            spoil(results)
+        return behaviour.same(*calls)
 
     def draw(self, seed):
         """Return the inputs and upstream gradients of a call."""
@@ -163,6 +174,13 @@ class Drawn:
         return False
 
 
+def spoil(results):
+    """Overwrite a caller's results with what no kernel gives, so that whoever returns the memory again has to fill it."""
+    for value in results:
+        if not behaviour.overlap(value):
+            value.fill_(math.nan if value.is_floating_point() or value.is_complex() else 1)
+
+
 class OnCpu:
     """Contents for the driver, which writes them to the memory of whoever is timed; results come back in a file."""
 
@@ -172,11 +190,12 @@ class OnCpu:
         self._inputs = np.memmap(self._files["inputs"], np.uint8, "w+", shape=drawn.layout.bytes)
 
     def open(self, side, page):
-        """Return {"places", "bytes", "inputs", "results", "returns_inputs"}: the layout of inputs, the files of inputs and of
-        results, whether a result may be one of the inputs, or a view of it.
+        """Return {"places", "bytes", "inputs", "results", "returns_inputs", "spoils"}: the layout of inputs, the files of
+        inputs and of results, whether a result may be one of the inputs, or a view of it, whether results are to be spoiled.
         """
         files = {what: str(file) for what, file in self._files.items()}
-        told = {"places": self._drawn.layout.places, "returns_inputs": self._drawn.returns_inputs}
+        told = {"places": self._drawn.layout.places}
+        told |= {"returns_inputs": self._drawn.returns_inputs, "spoils": self._drawn.spoils}
         return told | files | {"bytes": max(self._drawn.layout.bytes, self._drawn.bytes)}
 
     def draw(self):
@@ -276,6 +295,8 @@ class OnGpu:
         flushes.append(self._clock.flush_ms)
         whole = [result.clone() for result in results] if compares else []
         complaint = self._drawn.complaint(whole, list(zip(samples, picks, strict=True))) if compares else None
+        if compares and self._drawn.spoils:
+            spoil(results)
         return {"milliseconds": began.elapsed_time(ended), "complaint": complaint}
 
     def close(self):

@@ -397,6 +397,12 @@ class Stopped:
                     raise OSError("its inputs lie in no memory of its process")
                 address += written
 
+    def fill(self, address, count, byte):
+        """Overwrite bytes of the process's memory. Raises OSError where there is none."""
+        while count:
+            written = os.pwrite(self._memory, bytes([byte]) * min(count, MOST_AT_ONCE), address)
+            address, count = address + written, count - written
+
     def close(self):
         """Close the memory."""
         if self._memory is not None:
