@@ -197,9 +197,13 @@ def test_an_output_that_rounding_may_turn_round_is_looked_at_as_a_whole():
     drawn = drawn_of(torch.sign, lambda: [torch.randn(64, 4096)])
     (right,) = drawn._computed()
     turned, kept = right.clone(), torch.sign(torch.randn(64, 4096))
-    turned[0, :2] *= -1
+    turned[0, :6] *= -1
     drawn._references["output 0"] = Reference(right.double(), turned)
     assert drawn.complaint([turned]) is None
+    drawn._references["output 0"] = Reference(right.double(), right)  # which has met no near tie
+    few = torch.where(torch.arange(right.numel()).view_as(right) < 5, -right, right)
+    assert drawn._differ([turned], [right]) and not drawn._differ([few], [right])
+    drawn._references["output 0"] = Reference(right.double(), turned)
     drawn.pack(torch.zeros(drawn.layout.bytes, dtype=torch.uint8))
     assert drawn.complaint([kept]) == SUSPECTED
 
