@@ -86,6 +86,7 @@ def test_fp16_converts_the_model_beforehand(model, x):
     assert converted._orig_mod[0].weight.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.full
 def test_what_torch_would_stop_compiling_is_an_error():
     """A frame that was compiled too often would run uncompiled, and be timed as if it were not."""
 
