@@ -282,7 +282,7 @@ def in_precision(problem, precision):
 def seed_draws(seed=None):
     """Have the next call of a model draw the random numbers that every judged and timed call draws, in whatever process.
 
-    Under the outer clock each call has a seed of its own, see `drawing_from`.
+    `seed` is that of a call of the outer clock, each of which has its own; see `drawing_from`.
     """
     torch.manual_seed(_draws if seed is None else seed)
 

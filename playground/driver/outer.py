@@ -7,7 +7,6 @@ docs/how_times_are_taken.md has the protocol.
 """
 
 import contextlib
-import math
 import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,12 +14,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from playground.driver.race import WRONG_WHEN_TIMED, Rejected
 from playground.stopwatch import statistics
-from playground.stopwatch.outer import ADDRESSES, DTYPES, Unshareable, extent_of
+from playground.stopwatch.outer import ADDRESSES, Unshareable, extent_of, placed
 from playground.stopwatch.timer import CPU_FLUSH_BYTES
 from playground.worker import WorkerFailure, WorkerProcess, pause_others
+from playground.worker.outer_referee import spoil
 from playground.worker.process import GOES_ON
 
 FEWEST_ROUNDS, ROUNDS, MOST_ROUNDS = statistics.ROUNDS_FOR_AN_INTERVAL, 20, 40  # the last with those that cannot be used
@@ -41,7 +42,6 @@ TOO_SHORT_TOLD = "eager PyTorch's call takes {:.2g} ms, too short for the outer 
 VARIANT, EAGER, CONTROL, NULL = "variant", "eager", "control", "null"
 NOT_MEASURED = "not measured"  # the verdict
 MOST_STANDING_MS = 2.0  # of processor time, while another side has its turn
-NAN_BYTE = 0xFF  # of each type of floating-point numbers
 MOST_RESULTS = 4  # times the bytes of the original's results: what a side says of its own is not read beyond
 
 
@@ -189,17 +189,19 @@ class _OnCpu:
         if compares and not self._shared["returns_inputs"]:  # a view of them is no result
             process.write(address, "/dev/zero", Path(self._shared["inputs"]).stat().st_size)
         places = self._read(process, reply.get("results"))
-        if compares and self._shared["spoils"]:  # outer_referee.spoil does the same on a GPU
-            for place in reply["results"]:
-                if extent_of(place) == math.prod(place["shape"]) * DTYPES[place["dtype"]].itemsize:
-                    is_float = DTYPES[place["dtype"]].is_floating_point or DTYPES[place["dtype"]].is_complex
-                    process.fill(place["address"], extent_of(place), NAN_BYTE if is_float else 1)
         if process.has_grown() or not process.is_still():  # whoever goes on may still be at work
             process.settled()
             milliseconds = (time.perf_counter() - began) * 1e3
         ran += process.since(at_stop)
-        found = self._referee.ask("outer.compare", places=places) if compares else {"complaint": None}
-        return {"milliseconds": milliseconds + ran, **found}  # what was worked before the release, or behind the stop, counts
+        found = self._referee.ask("outer.compare", places=places) if compares else {"complaint": None, "spoils": False}
+        if found["spoils"]:
+            for place in reply["results"]:
+                block = bytearray(process.read(place["address"], extent_of(place)))
+                if block:
+                    spoil([placed(torch.frombuffer(block, dtype=torch.uint8), place | {"offset": 0})])
+                    process.put(place["address"], block)
+        # What was worked before the release, or behind the stop, counts.
+        return {"milliseconds": milliseconds + ran, "complaint": found["complaint"]}
 
     def _read(self, process, places):
         """Write the results that are at these places to the file of results. Returns their places there."""
@@ -255,7 +257,7 @@ def bounded(timings, outer, place, allowed=None):
 
     Where the inner ratio lies beyond the outer interval, which is as wide as the control `allowed` makes it, the outer one
     counts, and a note says so. Otherwise the interval begins where that of the outer clock does, if that is lower, and a ratio
-    beyond the outer one counts as AGREED times that. An eager call near the resolution proves no loss.
+    above 1 and beyond the outer one counts as AGREED times that. An eager call near the resolution proves no loss.
     """
     inner = dict((timings["speedup"] or {}).get("eager") or {})
     if not inner:
@@ -268,7 +270,7 @@ def bounded(timings, outer, place, allowed=None):
         if ratio and ratio["ratio"] is not None:
             over = ratio["ratio"] / inner["ratio"]  # eager PyTorch's time over that baseline's
             seen = {key: outer[key] * over for key in ("ratio", "low", "high")}
-            agreed = {"ratio": min(ratio["ratio"], AGREED * seen["ratio"]), "low": min(ratio["low"], seen["low"])}
+            agreed = {"ratio": min(ratio["ratio"], max(1.0, AGREED * seen["ratio"])), "low": min(ratio["low"], seen["low"])}
             ratio.update(seen if is_beyond else agreed)
     if is_beyond:
         timings["time_ms"] = {key: value * inner["ratio"] / outer["ratio"] for key, value in timings["time_ms"].items()}
@@ -287,7 +289,7 @@ def bounded(timings, outer, place, allowed=None):
 def withhold(timings, reason, outer=None, place=None):
     """Take back what timings claim over PyTorch: nobody but the judged process has seen how fast it is, or all is too noisy.
 
-    So do the times, but for those that the outer clock has seen, too.
+    The times go, too, unless the outer clock has seen the call: then they are no shorter than its own.
     """
     timings["speedup"] = {}
     if timings["outcome"]:

@@ -136,7 +136,7 @@ class Stopwatch:
         def start_control():
             prepared.result()
             self._start_control("forward", ())
-            with contextlib.suppress(WorkerFailure):
+            with contextlib.suppress(WorkerFailure):  # then the timing asks again
                 self._secrets("forward")
                 if self._task.place == "cuda" and not self._task.pair:  # of a pair's calls most take too long for a graph
                     self._secrets(f"{GRAPHED}forward")
@@ -201,7 +201,7 @@ class Stopwatch:
                 given = self._task.place, step_of(mode), permitted_to(result), seconds
                 seen = outer.measure(self._referee, players, *given)
             if complaint := self._impossible(seen["ms"] + outer.RESOLUTION_MS[self._task.place], timings["work"]):
-                raise WorkerFailure(complaint)
+                raise WorkerFailure(f"it sees {complaint}")
         except WorkerFailure as failure:
             outer.withhold(timings, f"not timed by the outer clock: {failure}")
         else:
@@ -379,6 +379,8 @@ class Stopwatch:
         if mode not in self._secret_seeds:
             seeds = [new_seed() for _ in range(RECHECKS[step_of(mode)] + 1)]
             for seed in seeds:
+                if self._is_given_up:
+                    return []
                 self._referee.ask("prepare_timed", probe=f"timed {mode} {seed}", mode=step_of(mode), seed=seed)
             self._secret_seeds[mode] = seeds
         return self._secret_seeds[mode]

@@ -52,7 +52,7 @@ def _line(result):
     kind = suite.accuracy_class(result)
     parts += [f"accuracy: {accuracy_named(kind)}" if is_right and kind else None, suite.own_check(result)]
     parts.append(f"caveats: {', '.join(caveats)}" if caveats else None)
-    parts.append(f"speed-up not measured: {why}" if time and (why := why_not_measured(result)) else None)
+    parts.append(f"speed-up not measured: {why}" if (why := why_not_measured(result)) else None)
     line = Text.assemble(verdict(result["verdict"]), " ", (one_line(named(result)), "bold"))
     return line.append(": " * any(parts)).append("; ".join(map(one_line, filter(None, parts))))
 

@@ -192,14 +192,14 @@ class _OnGpu:
             if null:  # without any kernel, the GPU would not change over
                 self._ticks.add_(1)
             result = self._last if null else self._step(self._content)
-            flat = [self._shareable(value) for value in _flat(result)]
+            flat = [self._shareable(i, value) for i, value in enumerate(_flat(result))]
             self._memory.write(self._block + outer.DONE, self._number)
             self._page.say([self._place(value) for value in flat])
             self._page.set(outer.QUEUED, self._number)
             torch.cuda.synchronize()
         return {}
 
-    def _shareable(self, tensor):
+    def _shareable(self, index, tensor):
         """The tensor, or a copy of one whose memory cannot be shared as it is, such as cudaMallocAsync's."""
         tensor = tensor.detach().resolve_conj().resolve_neg()
         with contextlib.suppress(outer.Unshareable):
@@ -207,10 +207,10 @@ class _OnGpu:
                 self._memory.exported(tensor.data_ptr())
                 return tensor
         place = outer.Layout([tensor]).places[0]
-        own = self._copies.setdefault(str(place), None)
+        own = self._copies.get((index, str(place)))
         if own is None:
             count = max(outer.extent(tensor), outer.ALIGNED)
-            own = self._copies[str(place)] = outer.placed(outer.bytes_at(self._memory.allocate(count), count), place)
+            own = self._copies[index, str(place)] = outer.placed(outer.bytes_at(self._memory.allocate(count), count), place)
         return own.copy_(tensor)
 
     def _place(self, tensor):

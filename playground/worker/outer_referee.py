@@ -24,11 +24,13 @@ OF_BLUNT = 0.1  # of the spread: allowed where the check's tolerance cannot tell
 # Of a gradient's elements: what a maximum that rounding decides moves elsewhere. The check looks at each of them, with reasons.
 MOVED = 0.01
 OF_NONZERO, FEW = 0.25, 2  # of those that are not zero, which are all there is to compute; two may always be moved
-NEAR_TIES = 50_000  # one of so many elements of an output may be further off: where a sign, say, is a near tie
-OF_LENGTH = 0.5  # of a gradient's own, all its elements together: so far it may be off
+NEAR_TIES, ENOUGH_FOR_ONE = 50_000, 1000  # one of so many elements of an output may be further off, as a sign of a near tie
+OF_NORM = 0.5  # of a gradient's norm: what that of its error may be
+MOST_IN_FULL = 8  # calls that the whole check is asked about: each takes seconds
+UNSPOILED = 3  # calls that are compared before results are overwritten
 OUTPUT = "output "  # begins an output's name
 MARKED_AT_ONCE = 1 << 22  # words of the inputs
-BUSY = 1.25  # times what flushes in a row take at least: another process works on the GPU
+BUSY, OFTEN = 1.25, 0.2  # times what flushes in a row take at least, of a turn's flushes: another process works on the GPU
 LOOK_AGAIN_SECONDS = 0.05
 
 
@@ -42,6 +44,7 @@ class Drawn:
     def __init__(self, problem, model, step, device, references, in_full):
         self._references, self._in_full = references, in_full
         self._earlier = None  # PyTorch's results of the first call that was compared
+        self._compared = self._asked = 0  # how many calls were, and about how many the whole check was asked
         self._workload = Workload(problem, tensors.copy_model(model), step, device)
         self.step = step
         self._seeds, self._met = {0}, set()  # those that were drawn, and what _mark gives of their inputs
@@ -61,17 +64,26 @@ class Drawn:
         # A gradient may be an upstream one.
         self.returns_inputs = step != "forward" or any(behaviour.storage(value) in owners for value in given.values())
         self.bytes = sum(value.nbytes for value in given.values())
-        self.spoils = not self.returns_inputs and self._gives_results_away(problem, model, device)
+        del results, given
+        self._may_spoil = not self.returns_inputs and self._gives_results_away(problem, model, device)
 
     def _gives_results_away(self, problem, model, device):
         """Whether the original computes all of its results again, whatever the caller does to them."""
-        workload, calls = Workload(problem, tensors.copy_model(model), self.step, device), []
-        for _ in range(2):
-            tensors.seed_draws(0)
-            results = tensors.flatten(workload.with_outputs(self._content))
-            calls.append([value.clone() for value in results])
-            spoil(results)
-        return behaviour.same(*calls)
+        workload = Workload(problem, tensors.copy_model(model), self.step, device)
+
+        def called():
+            tensors.seed_draws(self.draws)
+            return tensors.flatten(workload.with_outputs(self._content))
+
+        results = called()
+        before = [value.clone() for value in results]
+        spoil(results)
+        return behaviour.same(before, called())
+
+    @property
+    def spoils(self):
+        """Return whether the results of the latest call are to be overwritten."""
+        return self._may_spoil and self._compared >= UNSPOILED
 
     def draw(self, seed):
         """Return the inputs and upstream gradients of a call."""
@@ -125,24 +137,33 @@ class Drawn:
     def complaint(self, results, taken=()):
         """Return what is wrong with a call's results; None where nothing is.
 
-        `taken` are samples that were read before, [(values, where they are in the result), ...]. Raises Unshareable where
-        another call's results would be right, too.
+        `taken` are samples that were read before, [(values, their indices in the flat result), ...]. Raises Unshareable where
+        another call's results would be right, too, where nobody can tell, and for what was overwritten: a caller's results are
+        the caller's, but a file that keeps a constant among them is no wrong one.
         """
+        spoiled, self._compared = self.spoils, self._compared + 1  # as it was when the calls before were taken
         for (sample, pick), value in zip(taken, results, strict=False):
-            now = value[pick]
+            now = value.take(pick)
             if not ((sample == now) | (torch.isnan(sample) & torch.isnan(now))).all():
                 return "a result is another one once it was taken"
         right = [value for value in self._computed() if value is not None]
         if self._earlier and not self._differ(self._earlier, right):
             raise outer.Unshareable("a result cannot be told from that of other inputs")
         self._earlier = right if self._earlier is None else ()  # two calls show it
-        return self._in_full(self, results) if self._differ(results, right) else None
+        if not self._differ(results, right):
+            return None
+        if spoiled and any(map(_is_spoiled, results, right)):
+            raise outer.Unshareable("a result is wrong once that of an earlier call was overwritten")
+        self._asked += 1
+        if self._asked > MOST_IN_FULL:
+            raise outer.Unshareable("rounding decides about too many of its results")
+        return self._in_full(self, results)
 
     def named(self, results):
         """Return ([output, ...], {name: gradient}) of a call's results."""
-        pairs = list(zip(self._names, results, strict=True))
-        outputs = [value for name, value in pairs if name.startswith(OUTPUT)]
-        return outputs, {name: value for name, value in pairs if not name.startswith(OUTPUT)}
+        named = dict(zip(self._names, results, strict=True))
+        outputs = [named.pop(name) for name in self._names if name.startswith(OUTPUT)]
+        return outputs, named
 
     def _differ(self, results, right):
         """Whether one of them is further from what PyTorch gives than rounding may bring it.
@@ -162,14 +183,15 @@ class Drawn:
             far = ~(off.abs() <= most[0] * spread)
             count = far.sum().item()
             if name.startswith(OUTPUT):
-                if count > value.numel() // NEAR_TIES:
+                if count > max(value.numel() // NEAR_TIES, value.numel() >= ENOUGH_FOR_ONE):
                     return True
             else:
                 nonzero = true != 0  # most may be zeros, as behind a maximum
                 moved = (far & nonzero).sum().item() > max(FEW, OF_NONZERO * nonzero.sum().item())
                 if moved or count > MOVED * value.numel():
                     return True
-                if not torch.linalg.vector_norm(off) <= OF_LENGTH * torch.linalg.vector_norm(true.double()):
+                norm = torch.linalg.vector_norm(torch.nan_to_num(true.double()))
+                if not (reference.is_zero or torch.linalg.vector_norm(off) <= OF_NORM * norm):
                     return True
             rms = torch.linalg.vector_norm(torch.where(far, 0.0, off)).item() / math.sqrt(off.numel())
             if not rms <= min(FROM_REFERENCE * most[1], tolerance.BLUNT) * spread:
@@ -177,11 +199,20 @@ class Drawn:
         return False
 
 
+@torch.no_grad()
 def spoil(results):
-    """Overwrite a caller's results with what no kernel gives, so that whoever returns the memory again has to fill it."""
+    """Overwrite a caller's results, so that whoever returns the memory again has to fill it."""
     for value in results:
         if not behaviour.overlap(value):
             value.fill_(math.nan if value.is_floating_point() or value.is_complex() else 1)
+
+
+def _is_spoiled(value, true):
+    """Whether all that is wrong with it is what `spoil` has written."""
+    wrong = value[(value != true.to(value.device)) & ~(torch.isnan(value) & torch.isnan(true.to(value.device)))]
+    return wrong.numel() > 0 and bool(
+        (torch.isnan(wrong) if wrong.is_floating_point() or wrong.is_complex() else wrong == 1).all()
+    )
 
 
 class OnCpu:
@@ -193,12 +224,11 @@ class OnCpu:
         self._inputs = np.memmap(self._files["inputs"], np.uint8, "w+", shape=drawn.layout.bytes)
 
     def open(self, side, page):
-        """Return {"places", "bytes", "inputs", "results", "returns_inputs", "spoils"}: the layout of inputs, the files of
-        inputs and of results, whether a result may be one of the inputs, or a view of it, whether results are to be spoiled.
+        """Return {"places", "bytes", "inputs", "results", "returns_inputs"}: the layout of inputs, the files of inputs and of
+        results, whether a result may be one of the inputs, or a view of it.
         """
         files = {what: str(file) for what, file in self._files.items()}
-        told = {"places": self._drawn.layout.places}
-        told |= {"returns_inputs": self._drawn.returns_inputs, "spoils": self._drawn.spoils}
+        told = {"places": self._drawn.layout.places, "returns_inputs": self._drawn.returns_inputs}
         return told | files | {"bytes": max(self._drawn.layout.bytes, self._drawn.bytes)}
 
     def draw(self):
@@ -207,11 +237,13 @@ class OnCpu:
         return {"draws": self._drawn.draws}
 
     def compare(self, places):
-        """Return {"complaint"} of the results in the file, which are at these places. Raises Unshareable for another form."""
+        """Return {"complaint", "spoils"} of the results in the file, which are at these places: what is wrong with them, and
+        whether they are to be overwritten. Raises Unshareable for another form.
+        """
         block = torch.from_numpy(np.fromfile(self._files["results"], np.uint8))
         results = [outer.placed(block, place) for place in places]
         self._drawn.require_form(results)
-        return {"complaint": self._drawn.complaint(results)}
+        return {"complaint": self._drawn.complaint(results), "spoils": self._drawn.spoils}
 
     def close(self):
         """Remove the files."""
@@ -260,8 +292,9 @@ class OnGpu:
         last, flushes = self._calls[side] + calls, []
         try:
             timed = [self._timed(side, compares, seconds, flushes) for _ in range(calls)]
-            if max(flushes) > BUSY * self._flush_ms:
+            if sum(each > BUSY * self._flush_ms for each in flushes) > OFTEN * calls:
                 timed = [each | {"milliseconds": None} for each in timed]
+            torch.cuda.synchronize()
             return {"calls": timed}
         except BaseException:  # or the side would wait for inputs until its time limit ends it
             self._pages[side].set(outer.CALL, last)
@@ -292,7 +325,7 @@ class OnGpu:
                 raise outer.Unshareable(f"no result within {seconds:g} s")
             results = self._results(page)
         self._memory.wait_for(block + outer.DONE, number)
-        samples = [result[pick] for result, pick in zip(results, picks, strict=True)]
+        samples = [result.take(pick) for result, pick in zip(results, picks, strict=True)]
         ended.record()
         self._finish(block, number, seconds)
         flushes.append(self._clock.flush_ms)
@@ -335,5 +368,4 @@ class OnGpu:
 
     def _picked(self, shape):
         count = shape.numel()
-        flat = torch.randint(max(1, count), (min(SAMPLED, count),), device=self._device)
-        return torch.unravel_index(flat, shape)
+        return torch.randint(max(1, count), (min(SAMPLED, count),), device=self._device)

@@ -392,16 +392,15 @@ class Stopped:
         end = address + count
         with Path(file).open("rb") as content:
             while part := content.read(min(MOST_AT_ONCE, end - address)):
-                written = os.pwrite(self._memory, part, address)
-                if written != len(part):
-                    raise OSError("its inputs lie in no memory of its process")
-                address += written
+                self.put(address, part)
+                address += len(part)
 
-    def fill(self, address, count, byte):
-        """Overwrite bytes of the process's memory. Raises OSError where there is none."""
-        while count:
-            written = os.pwrite(self._memory, bytes([byte]) * min(count, MOST_AT_ONCE), address)
-            address, count = address + written, count - written
+    def put(self, address, data):
+        """Write bytes to the process's memory. Raises OSError where there is none."""
+        for at in range(0, len(data), MOST_AT_ONCE):
+            part = data[at : at + MOST_AT_ONCE]
+            if os.pwrite(self._memory, part, address + at) != len(part):
+                raise OSError("its inputs or results lie in no memory of its process")
 
     def close(self):
         """Close the memory."""

@@ -18,7 +18,7 @@ from playground.judge.precision import CUT, LOWER, forbid_tf32
 from playground.judge.sample import SMALL, Sample
 from playground.judge.sizes import Sizes
 from playground.judge.tolerance import Reference, largest_difference, worst, wrong
-from playground.stopwatch import timer
+from playground.stopwatch import outer, timer
 from playground.stopwatch.workload import fresh_inputs, upstream_for
 from playground.worker import outer_referee
 from playground.worker.failures import describe, is_of_judge
@@ -328,12 +328,18 @@ class Referee:
         """What is wrong with a call's results under the outer clock, by a reference of its own; None where nothing is."""
         outputs, gradients = drawn.named(results)
         probe, given = f"outer {drawn.seed}", tensors.Results(outputs, gradients)
-        with tensors.drawing_from(drawn.draws):
-            self._prepare_timed(probe, drawn.step, drawn.seed, is_beside=False)
-            compared = [self.compare_outputs(probe, given, declared)]
-            compared += self.compare_gradients(probe, given, declared).values() if gradients else []
-        for known in (self.probes, self.references, self.shapes, self.drawn_again):
-            del known[probe]
+        try:
+            with tensors.drawing_from(drawn.draws):
+                self._prepare_timed(probe, drawn.step, drawn.seed, is_beside=False)
+                compared = [self.compare_outputs(probe, given, declared)]
+                compared += self.compare_gradients(probe, given, declared).values() if gradients else []
+        finally:
+            for known in (self.probes, self.references, self.shapes, self.drawn_again):
+                known.pop(probe, None)
+            self._wider.cache_clear()
+            self._lowered.cache_clear()
+        if any(each.get("note") or each["unjudged"] for each in compared):
+            raise outer.Unshareable("a result that nobody can tell from a wrong one")
         return next((each["complaint"] for each in compared if each["complaint"]), None)
 
     def outer_close(self):

@@ -212,12 +212,69 @@ def test_a_result_that_changes_or_cannot_be_told_from_another():
     drawn = drawn_of(torch.sign, lambda: [torch.rand(8, 8) + 1])
     (right,) = drawn._computed()
     drawn._references["output 0"] = Reference(right.double(), right)
-    pick = torch.unravel_index(torch.tensor([3, 9]), right.shape)
+    pick = torch.tensor([3, 9])
     assert drawn.complaint([right], [(torch.zeros(2), pick)]) == "a result is another one once it was taken"
-    assert drawn.complaint([right], [(right[pick], pick)]) is None
+    assert drawn.complaint([right], [(right.take(pick), pick)]) is None
     drawn.pack(torch.zeros(drawn.layout.bytes, dtype=torch.uint8))
     with pytest.raises(Unshareable, match="cannot be told from that of other inputs"):
         drawn.complaint([right])
+
+
+def test_a_gradient_that_is_zero_in_mathematics_is_not_looked_at_as_a_whole():
+    """It is rounding alone, and another one in each call."""
+    drawn = drawn_of(lambda x: (x - x.mean()).sum(), lambda: [torch.randn(64, 64)], "weights_and_input")
+    output, gradient = drawn._computed()
+    noise = [1e-7 * torch.randn_like(gradient) for _ in range(3)]
+    drawn._references["input0"] = Reference(torch.zeros_like(gradient, dtype=torch.float64), *noise[:2])
+    assert drawn._references["input0"].is_zero
+    assert not drawn._differ([output, noise[1]], [output, noise[2]])
+
+
+def test_the_whole_check_is_asked_about_a_few_calls():
+    drawn = drawn_of(torch.tanh, lambda: [torch.randn(64, 64)])
+    (right,) = drawn._computed()
+    drawn._references["output 0"] = Reference(right.double(), right)
+    for _ in range(8):
+        assert drawn.complaint([right + 1]) == SUSPECTED
+        drawn.pack(torch.zeros(drawn.layout.bytes, dtype=torch.uint8))
+    with pytest.raises(Unshareable, match="too many"):
+        drawn.complaint([right + 1])
+
+
+class Keeps(torch.nn.Module):
+    """Gives a constant, its own parameter or a new tensor, beside its result."""
+
+    def __init__(self, constant):
+        super().__init__()
+        self.kept = torch.nn.Parameter(torch.ones(3))
+        self.constant = constant
+
+    def forward(self, x):
+        return 2 * x, self.constant(self)
+
+
+@pytest.mark.parametrize(
+    "constant, spoils",
+    [(lambda model: torch.ones(3), True), (lambda model: model.kept, False), (lambda model: model.kept.t(), False)],
+)
+def test_results_are_overwritten_where_the_original_gives_them_away(constant, spoils):
+    problem = types.SimpleNamespace(get_inputs=lambda: [torch.randn(8, 8)])
+    model = Keeps(constant)
+    drawn = Drawn(problem, model, "forward", torch.device("cpu"), {}, lambda *_: SUSPECTED)
+    assert drawn._may_spoil == spoils and torch.equal(model.kept, torch.ones(3))
+    right = drawn._computed()
+    drawn._references = {f"output {i}": Reference(value.double(), value.detach()) for i, value in enumerate(right)}
+    for _ in range(4):
+        assert drawn.complaint(right) is None
+        drawn.pack(torch.zeros(drawn.layout.bytes, dtype=torch.uint8))
+        right = drawn._computed()
+    assert drawn.spoils == spoils
+    kept = [right[0], torch.full((3,), torch.nan)]
+    if spoils:
+        with pytest.raises(Unshareable, match="overwritten"):
+            drawn.complaint(kept)
+    else:
+        assert drawn.complaint(kept) == SUSPECTED
 
 
 def test_results_have_the_original_types_and_an_element_memory_of_its_own():
