@@ -203,7 +203,7 @@ class Stopwatch:
             if complaint := self._impossible(seen["ms"] + outer.RESOLUTION_MS[self._task.place], timings["work"]):
                 raise WorkerFailure(f"it sees {complaint}")
         except WorkerFailure as failure:
-            outer.withhold(timings, f"not timed by the outer clock: {failure}")
+            outer.withhold(timings, f"not timed by the outer clock: {str(failure).removeprefix('Unshareable: ')}")
         else:
             timings["outer"] = seen
             outer.bounded(timings, seen, self._task.place, self._allowed(mode, race))
