@@ -272,8 +272,9 @@ def bounded(timings, outer, place, allowed=None):
             seen = {key: outer[key] * over for key in ("ratio", "low", "high")}
             agreed = {"ratio": min(ratio["ratio"], max(1.0, AGREED * seen["ratio"])), "low": min(ratio["low"], seen["low"])}
             ratio.update(seen if is_beyond else agreed)
+    slower = inner["ratio"] / timings["speedup"]["eager"]["ratio"]
+    timings["time_ms"] = {key: value * slower for key, value in timings["time_ms"].items()}
     if is_beyond:
-        timings["time_ms"] = {key: value * inner["ratio"] / outer["ratio"] for key, value in timings["time_ms"].items()}
         timings["notes"].append(
             f"by the outer clock it is {outer['ratio']:.3g}x as fast as eager PyTorch, {outer['high']:.3g}x at most, "
             f"by its own process's {inner['ratio']:.3g}x: the former counts"

@@ -178,7 +178,7 @@ class _OnGpu:
         self._copies = {}
         self._ticks = torch.zeros(1, device="cuda")
         self._number = 0
-        self._last, self.told = self._step(self._content), {}
+        self._last, self.told = self._shared(self._step(self._content)), {}
         torch.cuda.synchronize()
 
     def call(self, null, calls, seconds):
@@ -187,17 +187,27 @@ class _OnGpu:
             self._number += 1
             if not self._page.wait(outer.CALL, self._number, seconds):
                 raise RuntimeError("the outer clock has not begun a call in time")
-            tensors.seed_draws(self._page.get(outer.DRAWS))
-            self._memory.wait_for(self._block + outer.RELEASE, self._number)
-            if null:  # without any kernel, the GPU would not change over
-                self._ticks.add_(1)
-            result = self._last if null else self._step(self._content)
-            flat = [self._shareable(i, value) for i, value in enumerate(_flat(result))]
-            self._memory.write(self._block + outer.DONE, self._number)
-            self._page.say([self._place(value) for value in flat])
-            self._page.set(outer.QUEUED, self._number)
+            try:
+                self._queue(null)
+            except BaseException:  # or it would be waited for until the time limit
+                self._page.say(None)
+                raise
+            finally:
+                self._page.set(outer.QUEUED, self._number)
             torch.cuda.synchronize()
         return {}
+
+    def _queue(self, null):
+        tensors.seed_draws(self._page.get(outer.DRAWS))
+        self._memory.wait_for(self._block + outer.RELEASE, self._number)
+        if null:  # without any kernel, the GPU would not change over
+            self._ticks.add_(1)
+        results = self._last if null else self._shared(self._step(self._content))
+        self._memory.write(self._block + outer.DONE, self._number)
+        self._page.say([self._place(value) for value in results])
+
+    def _shared(self, result):
+        return [self._shareable(i, value) for i, value in enumerate(_flat(result))]
 
     def _shareable(self, index, tensor):
         """The tensor, or a copy of one whose memory cannot be shared as it is, such as cudaMallocAsync's."""
@@ -206,6 +216,7 @@ class _OnGpu:
             if tensor.is_cuda:
                 self._memory.exported(tensor.data_ptr())
                 return tensor
+        tensor = tensor.contiguous()  # one that is expanded could not be written to
         place = outer.Layout([tensor]).places[0]
         own = self._copies.get((index, str(place)))
         if own is None:
@@ -214,7 +225,7 @@ class _OnGpu:
         return own.copy_(tensor)
 
     def _place(self, tensor):
-        handle, offset = self._memory.exported(tensor.data_ptr())
+        handle, offset = self._memory.exported(tensor.data_ptr() or tensor.untyped_storage().data_ptr())  # 0 of an empty one
         return outer.form_of(tensor) | {"handle": handle, "offset": offset}
 
     def close(self):
