@@ -24,7 +24,7 @@ OF_BLUNT = 0.1  # of the spread: allowed where the check's tolerance cannot tell
 # Of a gradient's elements: what a maximum that rounding decides moves elsewhere. The check looks at each of them, with reasons.
 MOVED = 0.01
 OF_NONZERO, FEW = 0.25, 2  # of those that are not zero, which are all there is to compute; two may always be moved
-NEAR_TIES, ENOUGH_FOR_ONE = 50_000, 1000  # one of so many elements of an output may be further off, as a sign of a near tie
+NEAR_TIES = 50_000  # one of so many elements of all outputs may be further off, and one at least, as a sign of a near tie
 OF_NORM = 0.5  # of a gradient's norm: what that of its error may be
 MOST_IN_FULL = 8  # calls that the whole check is asked about: each takes seconds
 UNSPOILED = 3  # calls that are compared before results are overwritten
@@ -45,6 +45,7 @@ class Drawn:
         self._references, self._in_full = references, in_full
         self._earlier = None  # PyTorch's results of the first call that was compared
         self._compared = self._asked = 0  # how many calls were, and about how many the whole check was asked
+        self._elements = self._near_ties = 0  # of the outputs that were compared: all, and those that were left out
         self._workload = Workload(problem, tensors.copy_model(model), step, device)
         self.step = step
         self._seeds, self._met = {0}, set()  # those that were drawn, and what _mark gives of their inputs
@@ -155,6 +156,7 @@ class Drawn:
         if self._earlier and not self._differ(self._earlier, right):
             raise outer.Unshareable("a result cannot be told from that of other inputs")
         self._earlier = right if self._earlier is None else ()  # two calls show it
+        self._elements += sum(value.numel() for value in self.named(results)[0])
         if not self._differ(results, right):
             return None
         if spoiled and any(map(_is_spoiled, results, right)):
@@ -188,8 +190,9 @@ class Drawn:
             far = ~(off.abs() <= most[0] * spread)
             count = far.sum().item()
             if name.startswith(OUTPUT):
-                if count > max(value.numel() // NEAR_TIES, value.numel() >= ENOUGH_FOR_ONE):
+                if self._near_ties + count > max(1, self._elements // NEAR_TIES):
                     return True
+                self._near_ties += count
             else:
                 nonzero = true != 0  # most may be zeros, as behind a maximum
                 moved = (far & nonzero).sum().item() > max(FEW, OF_NONZERO * nonzero.sum().item())

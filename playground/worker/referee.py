@@ -442,8 +442,8 @@ class Referee:
         elements = sum(reference.float64.numel() for reference in (*outputs, *gradients.values())) / self.sample.share
         most = BYTES_OF_ELEMENT * elements + SLACK
         try:
-            is_read = isinstance(file, tensors.Results)
-            given = file if is_read else tensors.load_results(file, most, self.device if elements > SMALL else "cpu")
+            is_file = not isinstance(file, tensors.Results)
+            given = tensors.load_results(file, most, self.device if elements > SMALL else "cpu") if is_file else file
         except (torch.OutOfMemoryError, tensors.NotTensors):  # the latter, too, where there is no room: of pinned memory
             given = tensors.load_results(file, most)
         if not self.sample.is_part:

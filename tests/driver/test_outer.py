@@ -202,7 +202,9 @@ def test_an_output_that_rounding_may_turn_round_is_looked_at_as_a_whole():
     assert drawn.complaint([turned]) is None
     drawn._references["output 0"] = Reference(right.double(), right)  # which has met no near tie
     few = torch.where(torch.arange(right.numel()).view_as(right) < 5, -right, right)
+    drawn._elements, drawn._near_ties = right.numel(), 0
     assert drawn._differ([turned], [right]) and not drawn._differ([few], [right])
+    assert drawn._differ([few], [right])  # as many again, of no more elements
     drawn._references["output 0"] = Reference(right.double(), turned)
     drawn.pack(torch.zeros(drawn.layout.bytes, dtype=torch.uint8))
     assert drawn.complaint([kept]) == SUSPECTED
