@@ -9,7 +9,6 @@ import numbers
 import os
 import random
 import shutil
-import stat
 import struct
 import types
 from dataclasses import dataclass, field
@@ -17,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+
+from playground import untrusted
 
 PLACES = {"cuda": "cuda", "cpu": "cpu", "emulator": "cpu"}  # where a variant runs -> the torch device of its tensors
 
@@ -105,30 +106,21 @@ def save_results(results, path):
         listed.append([name, str(value.dtype), list(value.shape)])
         contents.append(value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8))
     header = json.dumps({"detached": results.detached, "tensors": listed}).encode()
-    with _writing(path), Path(path).open("r+b" if Path(path).is_file() else "wb") as file:
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with _writing(path), os.fdopen(os.open(path, flags, 0o600), "r+b") as file:
         file.write(LENGTH.pack(len(header)) + header)
         for block in (block for content in contents for block in content.split(BLOCK)):
             file.write(_pinned(len(block)).copy_(block).numpy() if block.is_cuda else block.numpy())
         file.truncate()
 
 
-@contextlib.contextmanager
-def _opened(path, mode, flags):
-    """A file of a variant's, neither through a link, nor waiting for the other end of a pipe. Raises NotTensors, OSError."""
-    with os.fdopen(os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), mode) as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-            raise NotTensors("the file of results is no regular file of its own")
-        yield file
-
-
 def erase_results(path):
     """Erase a file of results, whose memory `save_results` uses again. Returns whether it was a regular file of its own."""
     try:
-        with _opened(path, "wb", os.O_WRONLY) as file:
+        with os.fdopen(untrusted.opened(path, os.O_WRONLY), "wb") as file:
             file.write(LENGTH.pack(0))
             return True
-    except (OSError, NotTensors):
+    except (OSError, untrusted.Refused):
         return False
 
 
@@ -139,27 +131,28 @@ def load_results(path, most, device="cpu"):
     or holds something else, and torch.OutOfMemoryError where the device has no room.
     """
     try:
-        with _opened(path, "rb", os.O_RDONLY) as file:
-            return _read_results(file, most, device)
+        with os.fdopen(untrusted.opened(path, most=most), "rb") as file:
+            return _read_results(file, device)
     except torch.OutOfMemoryError:
         raise
+    except untrusted.Refused as refused:
+        raise NotTensors(f"the file of results {refused}") from None
     except OSError as error:
         raise NotTensors(f"the file of results cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError, KeyError, RecursionError, RuntimeError, struct.error) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, struct.error) as error:
         raise NotTensors(f"the file of results holds something else than tensors: {type(error).__name__}") from error
 
 
-def _read_results(file, most, device):
-    size = os.fstat(file.fileno()).st_size
-    if size > most:
-        raise NotTensors(f"the file of results has {size} bytes, expected at most {most}")
+def _read_results(file, device):
+    left = os.fstat(file.fileno()).st_size  # what is added from now on is not read
     (length,) = LENGTH.unpack(file.read(LENGTH.size))
     if length > LONGEST_HEADER:
         raise ValueError(length)
     header = json.loads(file.read(length))
     outputs, gradients = [], {}
     for name, kind, shape in header["tensors"]:
-        value = None if kind is None else _read_tensor(file, DTYPES[kind], shape, size, device)
+        value = None if kind is None else _read_tensor(file, DTYPES[kind], shape, left, device)
+        left -= 0 if value is None else value.nbytes
         if name == f"{OUTPUT}{len(outputs)}" and value is not None:
             outputs.append(value)
         elif name.startswith(GRADIENT):

@@ -20,6 +20,7 @@ from playground.driver.race import WRONG_WHEN_TIMED, Rejected
 from playground.stopwatch import statistics
 from playground.stopwatch.outer import ADDRESSES, Unshareable, extent_of, placed
 from playground.stopwatch.timer import CPU_FLUSH_BYTES
+from playground.untrusted import File
 from playground.worker import WorkerFailure, WorkerProcess, pause_others
 from playground.worker.outer_referee import spoil
 from playground.worker.process import GOES_ON
@@ -46,12 +47,12 @@ MOST_RESULTS = 4  # times the bytes of the original's results: what a side says 
 
 
 class Player(NamedTuple):
-    """A race.Side under the outer clock, and the process in which it runs; `page` is the file by which the two sides talk."""
+    """A race.Side under the outer clock, and the process in which it runs. By the file `page` the two sides talk."""
 
     name: str
     mode: str
     worker: WorkerProcess
-    page: Path
+    page: File
 
     def ask(self, what, **arguments):
         """Ask the side's process."""
@@ -81,7 +82,8 @@ def measure(referee, players, place, step, declared, seconds):
         joined.callback(referee.ask, "outer_close")
         for player in players.values():
             joined.callback(_leave, player)
-            clock.join(player, referee.ask("outer_open", side=player.name, page=str(player.page), step=step, declared=declared))
+            opened = {"side": player.name, "page": str(player.page.held), "step": step, "declared": declared}
+            clock.join(player, referee.ask("outer_open", **opened))
         while not are_enough(len(_whole(rounds))) and len(rounds[NULL]) < MOST_ROUNDS:
             for name in secrets.SystemRandom().sample(list(rounds), len(rounds)):
                 player = players[EAGER if name == NULL else name]
@@ -128,7 +130,7 @@ class _OnGpu:
 
     def join(self, player, shared):
         """Have a side take part."""
-        player.ask("join_outer", shared=shared, page=str(player.page))
+        player.ask("join_outer", shared=shared, page=str(player.page.path))
 
     def turn(self, player, calls, is_null):
         """Return [{"milliseconds", "complaint"}, ...] of a turn's calls."""
@@ -156,7 +158,7 @@ class _OnCpu:
     def join(self, player, shared):
         """Have a side take part."""
         self._shared = shared
-        joined = player.ask("join_outer", shared=shared, page=None)
+        joined = player.ask("join_outer", shared={key: shared.get(key) for key in ("places", "bytes")}, page=None)
         if not all(type(joined.get(key)) is int and 0 < joined[key] < ADDRESSES for key in ("pid", "address")):
             raise WorkerFailure("its process does not say where its inputs are")
         self._blocks[player.name] = joined["pid"], joined["address"]

@@ -189,8 +189,8 @@ class Stopwatch:
         processes = worker, self._baselines.worker, self._control.worker
         for side, process in zip((race.variant, race.reference, race.control_side), processes, strict=True):
             if side and process:
-                page = self._referee.answers(process) / f"{OUTER_PAGE}-{side.name}"
-                remove(page)
+                page = self._referee.answers(process).file(f"{OUTER_PAGE}-{side.name}-{process.pid}")
+                remove(page.held)
                 players[side.name] = outer.Player(side.name, side.mode, process, page)
         claims = timings["speedup"].get("eager", {"high": math.inf})["high"] > 1
         seconds = max(outer.SECONDS, self._options.seconds) if claims else 0
@@ -275,7 +275,8 @@ class Stopwatch:
             short = self._short_of_memory(others)
         pids = [os.getpid(), worker.pid, *(each.pid for each in self.workers)]
         rivals = functools.partial(_rivals, others, result)
-        recheck = functools.partial(self._recheck, variant, result, mode, self._referee.answers(worker))
+        outputs = self._referee.answers(worker).file(f"timed-{worker.pid}")
+        recheck = functools.partial(self._recheck, variant, result, mode, outputs)
         secrets, sample = self._secrets(mode), clocks.sample if self._task.place == "cuda" else lambda: None
         with self._alone(worker):
             race = Race(self._task.place, variant, others, control, pids, self._measured, rivals, paused)
@@ -385,13 +386,12 @@ class Stopwatch:
             self._secret_seeds[mode] = seeds
         return self._secret_seeds[mode]
 
-    def _recheck(self, variant, result, mode, folder, seed):
-        """Compare the last timed call's result with the float64 reference."""
-        outputs = folder / "timed"
-        remove(outputs)
-        variant.ask("result", outputs=str(outputs))
+    def _recheck(self, variant, result, mode, outputs, seed):
+        """Compare the last timed call's result, in an untrusted.File, with the float64 reference."""
+        remove(outputs.held)
+        variant.ask("result", outputs=str(outputs.path))
         what = "outputs" if step_of(mode) == "forward" else "gradients"
-        compared = self._referee.compare(what, f"timed {mode} {seed}", str(outputs), permitted_to(result))
+        compared = self._referee.compare(what, f"timed {mode} {seed}", str(outputs.held), permitted_to(result))
         for comparison in compared.values() if what == "gradients" else [compared]:
             if comparison["complaint"]:
                 raise Rejected(f"{WRONG_WHEN_TIMED}{comparison['complaint']}")

@@ -63,7 +63,7 @@ def judge(worker, referee, result, file=None, renew=None, accept=None, first=Non
             raise
         case.crashed(failure)
     finally:
-        remove(case.outputs)
+        remove(case.outputs.held)
     result["check"]["reference"] = referee.ways
     conclude(result, case.complaints)
     return case.worker
@@ -112,7 +112,7 @@ class _Case:
         self._renew = renew
         self._accept = accept
         self._declared, self._is_by_seed = result["variant_precision"], result.get("weights") == "by seed"
-        self.outputs = referee.answers(worker) / f"outputs-{worker.pid}"
+        self.outputs = referee.answers(worker).file(f"outputs-{worker.pid}")
         self._uniform = set()  # probes on which the outputs are the same everywhere
         self._works = False  # whether code of the file's own is seen to be given tensors on the problem's own inputs
         self._left = set()  # probes on which it is not
@@ -167,17 +167,17 @@ class _Case:
         self.complaints.append(Complaint(tag, f"{text}; {remedy}" if remedy else text, costs, line))
 
     def _ask(self, what, **arguments):
-        erase(self.outputs)  # what an earlier call wrote is no answer
-        return self.worker.ask(what, outputs=str(self.outputs), **arguments)
+        erase(self.outputs.held)  # what an earlier call wrote is no answer
+        return self.worker.ask(what, outputs=str(self.outputs.path), **arguments)
 
     def _ask_on(self, what, probe, **arguments):
         return self._ask(what, inputs=self._referee.inputs(probe), **arguments)
 
     def _ask_referee(self, what, probe):
-        return self._referee.ask(what, probe=probe, file=str(self.outputs))
+        return self._referee.ask(what, probe=probe, file=str(self.outputs.held))
 
     def _compare(self, what, probe, **more):
-        return self._referee.compare(what, probe, str(self.outputs), self._declared, **more)
+        return self._referee.compare(what, probe, str(self.outputs.held), self._declared, **more)
 
     def _survive(self, tag, circumstance, check):
         """Do a check that can only cost drop-in: a crash there is a caveat, and so is what the emulator finds.

@@ -7,6 +7,7 @@ import functools
 import gc
 import math
 import re
+import secrets
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from playground.catalog import lines_of
 from playground.judge import foreign
 
 TRITON_KERNEL = re.compile(r"@(?:triton\.)?(?:jit|autotune|heuristics)\b(?:.|\n)*?\ndef\s+(\w+)")
+_generator = torch.Generator().manual_seed(secrets.randbits(63))
 
 
 class OwnCode:
@@ -97,7 +99,7 @@ class OwnCode:
                     self._spoil(value)
             if isinstance(result, float) or (self.with_integers and isinstance(result, int)):
                 self.spoiled += 1
-                away = 10 * torch.randn(()).item()
+                away = 10 * _drawn(()).item()
                 return not result if isinstance(result, bool) else type(result)(result + away + math.copysign(1, away))
         return result
 
@@ -231,10 +233,15 @@ def _tensors(tree):
     return [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
+def _drawn(shape):
+    """Normal numbers, of a generator that `seed_draws` does not set."""
+    return torch.randn(shape, dtype=torch.float32, device="cpu", generator=_generator)
+
+
 def _spoil(tensor):
     with torch.no_grad():
         if tensor.is_floating_point() or tensor.is_complex():
-            tensor.copy_(10 * torch.randn(tensor.shape, dtype=torch.float32))
+            tensor.copy_(10 * _drawn(tensor.shape))
         elif tensor.dtype == torch.bool:
             tensor.logical_not_()
         else:

@@ -15,6 +15,7 @@ import psutil
 import torch
 
 JUDGED = "judged"  # the folder in torch's with one for each judged file that is not the project's
+ROOM = "builds-"  # begins the name of one there that a file in a sandbox writes to
 SECOND_LOOK = 0.25  # seconds; a builder closes its lock a moment before it removes it
 NETWORK_FILE_SYSTEMS = {"afs", "beegfs", "ceph", "cifs", "fuse.sshfs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "smbfs"}
 
@@ -53,8 +54,7 @@ def clear_stale_locks(root: Path | None = None, grace: float = 2.0) -> Locks:
     cleared = []
     if not hasattr(cpp_extension, "FileBaton"):  # newer ones lock through the operating system
         return Locks(cleared, {})
-    paths = sorted([*root.glob("*/lock"), *root.glob(f"{JUDGED}/*/*/lock")])
-    found = {path: status for path in paths if (status := _status(path))}
+    found = {path: status for path in _locks(root) if (status := _status(path))}
     held = _held(found)
     held |= {path: why for path in found.keys() - held.keys() if (why := _out_of_sight(path, found[path]))}
     unheld = {path: status for path, status in found.items() if path not in held}
@@ -71,6 +71,18 @@ def clear_stale_locks(root: Path | None = None, grace: float = 2.0) -> Locks:
         except OSError as error:
             held[path] = f"stale, but it cannot be removed ({error.strerror})"
     return Locks(cleared, held)
+
+
+def _locks(root: Path) -> list[Path]:
+    """Where locks may be. A link would lead elsewhere; what a file in a sandbox leaves is removed with its folder."""
+    judged = [folder for folder in _folders(root / JUDGED) if not folder.name.startswith(ROOM)]
+    return [folder / "lock" for above in (root, *judged) for folder in _folders(above)]
+
+
+def _folders(above: Path) -> list[Path]:
+    with contextlib.suppress(OSError), os.scandir(above) as entries:
+        return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
+    return []
 
 
 def _status(path: Path) -> os.stat_result | None:

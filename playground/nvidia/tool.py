@@ -10,10 +10,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from playground import untrusted
 from playground.catalog import ROOT
 from playground.machine import requirements
 from playground.worker.process import kill_family
 
+MADE = os.O_WRONLY | os.O_CREAT
+MOST = 1 << 28  # bytes of a file that is read
 TARGET = (sys.executable, "-m", "playground.nvidia.target")
 _TAG = re.compile(r"^(?:=========|==[A-Z]+==) *")  # before what compute-sanitizer or ncu itself says
 _NO_WORDS = re.compile(r"SUMMARY|COMPUTE-SANITIZER$")
@@ -51,17 +54,18 @@ class Run:
     def __init__(self, name, request, folder, under=(), environment=None):
         self.name = name
         self.timed_out, self.exit_status = False, None
-        files = (Path(folder) / f"{name}.{what}" for what in ("request", "reply", "log", "output"))
-        request_file, self._reply, self._log, self._output = files
-        for earlier in (self._reply, self._log):  # another variant's
-            earlier.unlink(missing_ok=True)
-        request_file.write_text(json.dumps(request))
-        watched = [*under, "--log-file", str(self._log)] if under else []
+        self._folder = untrusted.Folder(folder)
+        request_file, self._reply, self._log, self._output = map(self._file, ("request", "reply", "log", "output"))
+        for earlier in (request_file, self._reply, self._log, self._output):  # another variant's
+            untrusted.remove(earlier.held)
+        with os.fdopen(untrusted.opened(request_file.held, MADE), "w") as file:
+            json.dump(request, file)
+        watched = [*under, "--log-file", str(self._log.path)] if under else []
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         self._deadline = time.monotonic() + request["limit"]
-        with self._output.open("wb") as output:
+        with os.fdopen(untrusted.opened(self._output.held, MADE), "wb") as output:
             self._process = subprocess.Popen(
-                [*watched, *TARGET, str(request_file), str(self._reply)],
+                [*watched, *TARGET, str(request_file.path), str(self._reply.path)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -75,6 +79,9 @@ class Run:
     def __exit__(self, *exception):
         kill_family(self._process)
 
+    def _file(self, what):
+        return self._folder.file(f"{self.name}.{what}")
+
     def wait(self):
         """Wait until it has ended, which sets `exit_status`, or its time limit is over, which sets `timed_out`."""
         try:
@@ -85,20 +92,27 @@ class Run:
     def reply(self):
         """Return what the target wrote at its end; None where it did not come so far."""
         try:
-            return json.loads(self._reply.read_text())
-        except (OSError, ValueError):
+            return json.loads(untrusted.read(self._reply.held, MOST))
+        except (OSError, untrusted.Refused, ValueError, RecursionError):
             return None
 
     def log(self):
-        """Return what the tool wrote."""
-        return self._log.read_text(errors="replace") if self._log.exists() else ""
+        """Return what the tool wrote, as far as it is a file that can be read."""
+        return _text(self._log)
 
     def said(self):
         """Return the log, and what the target and the tool printed."""
-        return f"{self.log()}\n{self._output.read_text(errors='replace')}"
+        return f"{self.log()}\n{_text(self._output)}"
 
     def last_words(self):
         """Return one line on why it ended early."""
         lines = [line for line in self.said().splitlines() if line.strip("= ") and not _NO_WORDS.search(line)]
         telling = [line for line in lines if re.search(r"error|unable|not supported", line, re.I)]
         return _TAG.sub("", (telling or lines[-1:] or ["it printed nothing"])[0])[:300]
+
+
+def _text(file):
+    try:
+        return untrusted.read(file.held, MOST).decode(errors="replace")
+    except (OSError, untrusted.Refused):
+        return ""

@@ -4,11 +4,13 @@ JSON and not pickle, because the worker runs code that the driver does not trust
 (tensors.py), for the same reason.
 """
 
+import contextlib
 import json
 import os
 import select
 import time
 
+LOOK_AGAIN = 0.5  # seconds
 LONGEST = 16 << 20  # bytes of a message: whoever writes without end must not fill the reader's memory
 
 
@@ -20,11 +22,19 @@ class Channel:
         self._write_fd = write_fd
         self._buffer = b""
 
-    def send(self, message):
-        """Write one message. Raises BrokenPipeError when nobody can read it."""
+    def send(self, message, goes_on=lambda: True):
+        """Write one message. Raises BrokenPipeError when nobody can read it.
+
+        Raises TimeoutError where a pipe that does not block is full, and `goes_on()` says to wait no longer.
+        """
         data = json.dumps(message).encode() + b"\n"
         while data:
-            data = data[os.write(self._write_fd, data) :]
+            with contextlib.suppress(BlockingIOError):
+                data = data[os.write(self._write_fd, data) :]
+                continue
+            if not goes_on():
+                raise TimeoutError
+            select.select([], [self._write_fd], [], LOOK_AGAIN)
 
     def receive(self, seconds=None):
         """Return the next message. Raises TimeoutError after `seconds`, EOFError at the end of the stream.

@@ -5,13 +5,15 @@ when its result was taken: on a GPU a sample of it, whose places nobody knew.
 """
 
 import math
+import mmap
+import os
 import secrets
 import time
 
 import numpy as np
 import torch
 
-from playground import tensors
+from playground import tensors, untrusted
 from playground.judge import behaviour, tolerance
 from playground.stopwatch import outer
 from playground.stopwatch.timer import CudaClock
@@ -49,7 +51,9 @@ class Drawn:
         self._workload = Workload(problem, tensors.copy_model(model), step, device)
         self.step = step
         self._seeds, self._met = {0}, set()  # those that were drawn, and what _mark gives of their inputs
-        self._weights = torch.randint(1 << 40, (MARKED_AT_ONCE,), device=device, generator=torch.Generator(device))
+        # Of its own: a fixed seed, as seed_draws, a problem and a model set, gives everybody the numbers of torch's.
+        self._secret = torch.Generator(device).manual_seed(secrets.randbits(63))
+        self._weights = torch.randint(1 << 40, (MARKED_AT_ONCE,), device=device, generator=self._secret)
         self.seed, self.draws = 0, secrets.randbits(31)  # of the contents, and of what the model draws in its call
         values = self.draw(0)
         self.layout = outer.Layout(values)
@@ -116,6 +120,11 @@ class Drawn:
         if (content := self._mark(block)) in self._met:
             raise outer.Unshareable("get_inputs gives few different contents: a result that was kept would be right")
         self._met.add(content)
+
+    def picks(self):
+        """Return the places of a call's samples, for each result its indices when it is flat: nobody else can know them."""
+        counts, device = [shape.numel() for shape in self.shapes], self._secret.device
+        return [torch.randint(max(1, n), (min(SAMPLED, n),), device=device, generator=self._secret) for n in counts]
 
     def _mark(self, block):
         """A number that is another one for other inputs."""
@@ -225,39 +234,45 @@ def _is_spoiled(value, true):
 
 
 class OnCpu:
-    """Contents for the driver, which writes them to the memory of whoever is timed; results come back in a file."""
+    """Contents for the driver, which writes them to the memory of whoever is timed; results come back in a file.
 
-    def __init__(self, drawn, folder):
+    Inputs and results are in this process's memory, under no name that a judged one could reach or put something else at.
+    """
+
+    def __init__(self, drawn):
         self._drawn = drawn
-        self._files = {what: folder / f"outer-{what}" for what in ("inputs", "results")}
-        self._inputs = np.memmap(self._files["inputs"], np.uint8, "w+", shape=drawn.layout.bytes)
+        inputs = untrusted.sealed_memory("outer-inputs", drawn.layout.bytes)
+        self._files = {"inputs": os.fdopen(inputs, "r+b"), "results": os.fdopen(os.memfd_create("outer-results"), "r+b")}
+        self._block = torch.frombuffer(mmap.mmap(inputs, drawn.layout.bytes), dtype=torch.uint8)
 
     def open(self, side, page):
         """Return {"places", "bytes", "inputs", "results", "returns_inputs"}: the layout of inputs, the files of inputs and of
         results, whether a result may be one of the inputs, or a view of it.
         """
-        files = {what: str(file) for what, file in self._files.items()}
+        files = {what: str(untrusted.held_at(file.fileno())) for what, file in self._files.items()}
         told = {"places": self._drawn.layout.places, "returns_inputs": self._drawn.returns_inputs}
         return told | files | {"bytes": max(self._drawn.layout.bytes, self._drawn.bytes)}
 
     def draw(self):
         """Write the inputs of a new call to the file. Returns {"draws": the seed of what the model draws in it}."""
-        self._drawn.pack(torch.from_numpy(self._inputs))
+        self._drawn.pack(self._block)
         return {"draws": self._drawn.draws}
 
     def compare(self, places):
         """Return {"complaint", "spoils"} of the results in the file, which are at these places: what is wrong with them, and
         whether they are to be overwritten. Raises Unshareable for another form.
         """
+        self._files["results"].seek(0)
         block = torch.from_numpy(np.fromfile(self._files["results"], np.uint8))
         results = [outer.placed(block, place) for place in places]
         self._drawn.require_form(results)
         return {"complaint": self._drawn.complaint(results), "spoils": self._drawn.spoils}
 
     def close(self):
-        """Remove the files."""
+        """Give back the memory."""
+        self._block = None
         for file in self._files.values():
-            file.unlink(missing_ok=True)
+            file.close()
 
 
 class OnGpu:
@@ -316,7 +331,7 @@ class OnGpu:
         shared = outer.bytes_at(block + outer.HEADER, self._drawn.layout.bytes)
         number = self._calls[side] = self._calls[side] + 1
         self._drawn.pack(self._private)
-        picks = [self._picked(shape) for shape in self._drawn.shapes]
+        picks = self._drawn.picks()
         self._clock.flush()
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
@@ -374,7 +389,3 @@ class OnGpu:
                     self._memory.write(block + outer.DONE, number)
                 torch.cuda.synchronize()
                 raise outer.Unshareable(f"no result within {seconds:g} s")
-
-    def _picked(self, shape):
-        count = shape.numel()
-        return torch.randint(max(1, count), (min(SAMPLED, count),), device=self._device)

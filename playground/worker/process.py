@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -51,6 +52,7 @@ PHASES = {
 CPUCLOCK_SCHED = 2  # posix-timers.h: of the clock of another process, all of its threads together
 GOES_ON = "processes go on while they are to stand still"
 SETTLE_SECONDS, LOOK_SECONDS = 2.0, 1e-3  # until stopped processes stand still; between looks
+END_SECONDS = 10.0  # in which killed processes end, one that frees a GPU's memory, too
 OF_SIGNALS = 128  # an exit status beyond it, of a process in a sandbox, is a signal's number and this
 
 _living = set()
@@ -122,6 +124,7 @@ class WorkerProcess:
         )
         os.close(request_read)
         os.close(reply_write)
+        os.set_blocking(request_write, False)  # nor does one that does not read its requests keep the driver waiting
         self._channel = Channel(reply_read, request_write)
         with _living_lock:
             _living.add(self)
@@ -190,11 +193,12 @@ class WorkerProcess:
         """
         request, failed = f"{self.role}.{what}", functools.partial(WorkerFailure, role=self.role)
         with self._asking:
-            began = time.perf_counter()
+            began, latest = time.perf_counter(), time.monotonic() + self.limit - self._seconds_paused()
             self._emulates |= request == "candidate.load" and arguments.get("place") == "emulator"
             try:
-                self._channel.send({"request": what, "arguments": arguments})
-                reply = self._receive()
+                message = {"request": what, "arguments": arguments}
+                self._channel.send(message, functools.partial(self._is_in_time, latest))
+                reply = self._receive(latest)
             except TimeoutError:
                 found = (self._whereabouts() if self._emulates else "") or self._phase(what)
                 self.kill()
@@ -219,9 +223,11 @@ class WorkerProcess:
             self.kill()
             raise failed("wrote something else than a reply into its connection to the driver", self.output())
 
-    def _receive(self):
-        """The reply. Raises TimeoutError after the limit's seconds in which the process was not paused."""
-        latest = time.monotonic() + self.limit - self._seconds_paused()
+    def _is_in_time(self, latest):
+        return self._paused_since or time.monotonic() < latest + self._seconds_paused()
+
+    def _receive(self, latest):
+        """The reply. Raises TimeoutError at the moment `latest`, and as much later as the process was paused."""
         while True:
             left = latest + self._seconds_paused() - time.monotonic()
             try:
@@ -285,10 +291,14 @@ class WorkerProcess:
 
     def kill(self):
         """End the process and everything it started."""
-        if self.room:  # the first process inside takes all others with it, however fast they fork
-            outer = self._process
-            _signal(sandbox.family_of(outer.pid, most=1)[1:2] if outer.returncode is None else [], signal.SIGKILL)
-        kill_family(self._process)
+        with contextlib.ExitStack() as ends:
+            if self.room:  # the first process inside takes all others with it, however fast they fork
+                outer = self._process
+                first = sandbox.family_of(outer.pid, most=1)[1:2] if outer.returncode is None else []
+                for pid in first:
+                    ends.enter_context(_end_awaited(pid))
+                _signal(first, signal.SIGKILL)
+            kill_family(self._process)
 
     def close(self):
         """End the process. Safe to call twice."""
@@ -406,6 +416,21 @@ class Stopped:
         """Close the memory."""
         if self._memory is not None:
             os.close(self._memory)
+
+
+@contextlib.contextmanager
+def _end_awaited(pid):
+    """Wait, when the block is left, until a process has ended: a sandbox's first does so when all others there have."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except (AttributeError, OSError):  # an older system, or it has ended
+        yield
+        return
+    try:
+        yield
+        select.select([descriptor], [], [], END_SECONDS)
+    finally:
+        os.close(descriptor)
 
 
 def _part_of(file, count):

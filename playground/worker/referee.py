@@ -7,7 +7,6 @@ import functools
 import math
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -312,8 +311,8 @@ class Referee:
     def outer_open(self, side, page, step, declared):
         """Prepare the outer clock of a step (workload.MODES) for a side, and return what it has to know of it.
 
-        See outer_referee.OnGpu and OnCpu, which answer further requests; `page` is the path of a file to be made, beside the
-        files of inputs and results; `declared` is what the variant is permitted, as in compare_outputs.
+        See outer_referee.OnGpu and OnCpu, which answer further requests; `page` is the path of a file to be made
+        on a GPU; `declared` is what the variant is permitted, as in compare_outputs.
         """
         if not self.outer:
             references = self._permitting(self.timed[step], declared)
@@ -321,7 +320,7 @@ class Referee:
             in_full = functools.partial(self._in_full, declared)
             drawn = outer_referee.Drawn(self.problem, self.model, step, self.device, named, in_full)
             is_on_gpu = self.device.type == "cuda"
-            self.outer = outer_referee.OnGpu(drawn, self.device) if is_on_gpu else outer_referee.OnCpu(drawn, Path(page).parent)
+            self.outer = outer_referee.OnGpu(drawn, self.device) if is_on_gpu else outer_referee.OnCpu(drawn)
         return self.outer.open(side, page)
 
     def _in_full(self, declared, drawn, results):

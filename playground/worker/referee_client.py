@@ -2,10 +2,9 @@
 
 import random
 import secrets
-import shutil
 import threading
 
-from playground import tensors
+from playground import tensors, untrusted
 from playground.judge.footprint import Footprint
 from playground.judge.probes import AT_OWN_SIZE, OF_SEEDS, PROBES, size_of
 from playground.machine import memory
@@ -17,13 +16,11 @@ GIVEN = "given"  # the folder of what variants are given
 
 
 def remove(file):
-    """Remove a file of results, or the folder that a variant has put in its place; none is left of either."""
+    """Remove a file that a variant writes. Raises WorkerFailure where something else is in its place, such as a folder."""
     try:
-        file.unlink(missing_ok=True)
-    except OSError:
-        shutil.rmtree(file, ignore_errors=True)
-        if file.exists():
-            raise WorkerFailure(f"has left what cannot be removed in the place of its results: {file.name}") from None
+        untrusted.remove(file)
+    except untrusted.Refused:
+        raise WorkerFailure(f"has left what cannot be removed in the place of its results: {file.name}") from None
 
 
 def erase(file):
@@ -47,6 +44,7 @@ class RefereeClient:
     def __init__(self, original, folder, probe_seed, limit):
         self.folder, self.given = folder, folder / GIVEN
         self.given.mkdir(exist_ok=True)
+        self._answers = untrusted.Folder(folder)  # of processes in no sandbox
         self.weights = str(self.given / "weights")
         self.side_effects, self.domain, self.ways = (), [], []
         self.checks_itself = False  # whether the problem's file has a check of its own
@@ -102,8 +100,8 @@ class RefereeClient:
         return str(self.given / f"inputs-{probe}")
 
     def answers(self, worker):
-        """Return the folder in which a variant's process writes."""
-        return worker.room.exchange if worker.room else self.folder
+        """Return the untrusted.Folder in which a variant's process writes."""
+        return worker.room.answers if worker.room else self._answers
 
     def compare(self, what, probe, file, declared=None, **more):
         """Compare the "outputs" or "gradients" (`what`) in a file; `declared` is what is permitted beyond the strict limit."""
@@ -128,3 +126,4 @@ class RefereeClient:
 
     def close(self):
         self.worker.close()
+        self._answers.close()

@@ -24,6 +24,7 @@ from pathlib import Path
 import psutil
 
 import cuda_emulator
+from playground import untrusted
 from playground.catalog import ROOT
 from playground.machine import build_locks
 from playground.machine.memory import free_on_host
@@ -68,7 +69,7 @@ EVENTS = {
     "memory.oom_control": ("oom_kill", "memory"),
 }
 GROUP = "playground-"  # begins a group's name; the driver's process id follows
-RUN, BUILDS = "playground-run-", "builds-"  # begin the names of the folders of a run, and of a room
+RUN = "playground-run-"  # begins the name of the folder of a run
 MOST_ENTRIES = 20_000  # files and folders, in each of the two folders
 RESERVE, MOST_RESERVE = 0.02, GIB  # of the file system that these are on: less must not be free
 # What Python, torch and compilers say when they have reached a limit -> the limit's name.
@@ -165,8 +166,11 @@ class Room:
     def __init__(self, shown, exchange, builds):
         self._shown = list(map(Path, shown))
         self.exchange = Path(tempfile.mkdtemp(prefix="results-", dir=exchange))
-        self.builds = Path(tempfile.mkdtemp(prefix=BUILDS, dir=builds))
+        self.builds = Path(tempfile.mkdtemp(prefix=build_locks.ROOM, dir=builds))
+        self.answers, self._builds = untrusted.Folder(self.exchange), untrusted.Folder(self.builds)
         self._open = contextlib.ExitStack()
+        for folder in (self.answers, self._builds):
+            self._open.callback(folder.close)
         self._open.enter_context(cuda_emulator.held(self.builds))
         self._free = {folder: shutil.disk_usage(folder).free for folder in (self.exchange, self.builds)}
         self.limits = limits(self.exchange)
@@ -247,11 +251,12 @@ class Room:
             return self.limits.describe("processes")
         if resident > self.limits.memory and sum(map(_proportional, family)) > self.limits.memory:
             return self.limits.describe("memory")
-        folders = [self.exchange] if self._looks % 5 else [self.exchange, self.builds]  # builds are the larger, and slower
-        if sum(map(size_of, folders)) > self.limits.folder:
+        folders = [self.answers] if self._looks % 5 else [self.answers, self._builds]  # builds are the larger, and slower
+        sizes = {folder.path: folder.size(MOST_ENTRIES) for folder in folders}
+        if sum(sizes.values()) > self.limits.folder:
             return self.limits.describe("folder")
-        for folder in filter(_lacks_reserve, folders):
-            if size_of(folder) < self._free[folder] / 2:  # others have taken more
+        for folder in filter(_lacks_reserve, sizes):
+            if sizes[folder] < self._free[folder] / 2:  # others have taken more
                 raise NoRoom(_no_room(folder, self.builds.parent))
             return f"{_reserve(folder) / GIB:.2g} GiB of the file system of {folder} to be left free"
         return None
@@ -259,7 +264,7 @@ class Room:
 
 def sweep(exchange):
     """Remove what rooms have left whose driver was killed: `exchange` are the folders in which runs make theirs."""
-    cuda_emulator.remove_unheld(build_locks.extensions_root() / build_locks.JUDGED, BUILDS)
+    cuda_emulator.remove_unheld(build_locks.extensions_root() / build_locks.JUDGED, build_locks.ROOM)
     for folder in exchange:
         cuda_emulator.remove_unheld(Path(folder), RUN)
     for parent in map(Path, GROUPS):
@@ -310,27 +315,6 @@ def family_of(pid, most):
         if len(found) > most + 1:
             break
     return found
-
-
-def size_of(folder):
-    """Return the bytes on the disk of all that is in a folder; infinite where there is too much, or it cannot be looked at."""
-    left, total, seen = [folder], 0, 0
-    while left:
-        try:
-            with os.scandir(left.pop()) as entries:
-                for entry in entries:
-                    seen += 1
-                    if seen > MOST_ENTRIES:
-                        return float("inf")
-                    with contextlib.suppress(FileNotFoundError):
-                        total += entry.stat(follow_symlinks=False).st_blocks * 512
-                        if entry.is_dir(follow_symlinks=False):
-                            left.append(entry.path)
-        except FileNotFoundError:
-            continue
-        except OSError:
-            return float("inf")
-    return total
 
 
 def named(reason, limits):

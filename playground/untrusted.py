@@ -1,0 +1,125 @@
+"""Files in a folder that a judged process can write to, for the processes that judge.
+
+What lies there may be a link to any file, a pipe that nobody writes to, terabytes of holes, and something else a moment later.
+So such a folder is held open from before the judged process begins (`Folder`), and the functions here alone open, measure and
+remove what is in it.
+"""
+
+import fcntl
+import os
+import stat
+import weakref
+from pathlib import Path
+from typing import NamedTuple
+
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+DEEPEST = 64  # folders within one another that are measured
+
+
+class Refused(Exception):
+    """What lies at a name is no file that a judged process may leave there; the text continues a sentence about it."""
+
+
+class File(NamedTuple):
+    """A name in a Folder: `path` is for the process that writes there, `held` for those that judge."""
+
+    path: Path
+    held: Path
+
+
+class Folder:
+    """A folder that a judged process will write to, held open. Make it before that process begins.
+
+    Below `held`, a path that other processes of this user can take, too, lies this very folder, whatever is at `path` by then.
+    """
+
+    def __init__(self, path):
+        self.path, self._descriptor = Path(path), os.open(path, FOLDER)
+        self.close = weakref.finalize(self, os.close, self._descriptor)  # which may be called twice
+        self.held = held_at(self._descriptor)
+        if not self.held.exists():  # a system without /proc, which has no sandbox either
+            self.held = self.path
+
+    def file(self, name):
+        """Return the File of that name."""
+        return File(self.path / name, self.held / name)
+
+    def size(self, most):
+        """Return the bytes on the disk of all that is below; infinite for over `most` entries, or what cannot be looked at."""
+        try:
+            total, _ = _size(os.open(".", FOLDER, dir_fd=self._descriptor), most, DEEPEST)
+            return total
+        except OSError:
+            return float("inf")
+
+
+def held_at(descriptor):
+    """Return the path under which other processes of this user open what this process has open."""
+    return Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+
+
+def opened(path, flags=os.O_RDONLY, most=None):
+    """Return a descriptor of the file at a path, which is a File's `held`. With O_CREAT among the flags it is a new file.
+
+    It neither follows a link nor waits for anybody. Raises Refused for what is no regular file of this user's, has another
+    name, too, or more than `most` bytes; OSError where there is none, or, to be made, there is one.
+    """
+    descriptor = os.open(path, flags | FILE | (os.O_EXCL if flags & os.O_CREAT else 0), 0o600)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1 or found.st_uid != os.geteuid():
+            raise Refused("is no regular file of its own")
+        if most is not None and found.st_size > most:
+            raise Refused(f"has {found.st_size} bytes, expected at most {most}")
+        return descriptor
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read(path, most):
+    """Return the bytes of a file, of up to `most`, however it grows meanwhile. Raises what `opened` does."""
+    with os.fdopen(opened(path, most=most), "rb") as file:
+        return file.read(most)
+
+
+def remove(path):
+    """Remove what lies at a path, if anything does: a file, a link, an empty folder. Raises Refused where that cannot be."""
+    try:
+        Path(path).unlink(missing_ok=True)
+    except OSError:
+        try:
+            Path(path).rmdir()
+        except OSError:
+            raise Refused("cannot be removed") from None
+
+
+def sealed_memory(name, count):
+    """Return the descriptor of `count` new bytes of memory that nobody can shorten, so that they may be mapped."""
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, count)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return descriptor
+
+
+def _size(folder, most, depth):
+    """(bytes of all below a folder, how many entries), by its descriptor, which is closed. Raises OSError for too many."""
+    total = count = 0
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                try:
+                    found = entry.stat(follow_symlinks=False)
+                    inside = os.open(entry.name, FOLDER, dir_fd=folder) if stat.S_ISDIR(found.st_mode) else None
+                except FileNotFoundError:
+                    continue
+                total, count = total + found.st_blocks * 512, count + 1
+                if inside is not None:
+                    more, counted = _size(inside, most - count, depth - 1)
+                    total, count = total + more, count + counted
+                if count > most or not depth:
+                    raise OSError("too many entries")
+    finally:
+        os.close(folder)
+    return total, count
