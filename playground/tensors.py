@@ -106,8 +106,7 @@ def save_results(results, path):
         listed.append([name, str(value.dtype), list(value.shape)])
         contents.append(value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8))
     header = json.dumps({"detached": results.detached, "tensors": listed}).encode()
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    with _writing(path), os.fdopen(os.open(path, flags, 0o600), "r+b") as file:
+    with _writing(path), os.fdopen(untrusted.opened(path, os.O_RDWR, or_new=True), "r+b") as file:
         file.write(LENGTH.pack(len(header)) + header)
         for block in (block for content in contents for block in content.split(BLOCK)):
             file.write(_pinned(len(block)).copy_(block).numpy() if block.is_cuda else block.numpy())

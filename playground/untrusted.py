@@ -59,13 +59,19 @@ def held_at(descriptor):
     return Path(f"/proc/{os.getpid()}/fd/{descriptor}")
 
 
-def opened(path, flags=os.O_RDONLY, most=None):
-    """Return a descriptor of the file at a path, which is a File's `held`. With O_CREAT among the flags it is a new file.
+def opened(path, flags=os.O_RDONLY, most=None, or_new=False):
+    """Return a descriptor of the file at a path, which is a File's `held`.
 
-    It neither follows a link nor waits for anybody. Raises Refused for what is no regular file of this user's, has another
-    name, too, or more than `most` bytes; OSError where there is none, or, to be made, there is one.
+    With O_CREAT among the flags it is a new file, with `or_new` one where there is none. Links are not followed, and nobody is
+    waited for. Raises Refused for what is no regular file of this user's, has another name, too, or more than `most` bytes;
+    OSError where there is none, or, to be made, there is one.
     """
-    descriptor = os.open(path, flags | FILE | (os.O_EXCL if flags & os.O_CREAT else 0), 0o600)
+    try:
+        descriptor = os.open(path, flags | FILE | (os.O_EXCL if flags & os.O_CREAT else 0), 0o600)
+    except FileNotFoundError:
+        if not or_new:
+            raise
+        return opened(path, flags | os.O_CREAT)
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1 or found.st_uid != os.geteuid():

@@ -14,6 +14,7 @@ from playground import untrusted
 from playground.catalog import ROOT
 from playground.machine import requirements
 from playground.worker.process import kill_family
+from playground.worker.referee_client import remove
 
 MADE = os.O_WRONLY | os.O_CREAT
 MOST = 1 << 28  # bytes of a file that is read
@@ -57,7 +58,7 @@ class Run:
         self._folder = untrusted.Folder(folder)
         request_file, self._reply, self._log, self._output = map(self._file, ("request", "reply", "log", "output"))
         for earlier in (request_file, self._reply, self._log, self._output):  # another variant's
-            untrusted.remove(earlier.held)
+            remove(earlier.held)
         with os.fdopen(untrusted.opened(request_file.held, MADE), "w") as file:
             json.dump(request, file)
         watched = [*under, "--log-file", str(self._log.path)] if under else []

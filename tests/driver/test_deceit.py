@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from playground.driver import outer
+from playground.untrusted import File
 from playground.worker import WorkerProcess
 from playground.worker.referee_client import RefereeClient
 from tests.judge.problems import pairs
@@ -258,7 +259,7 @@ class Measured:
         for name, process in ((outer.VARIANT, self._worker), (outer.EAGER, self._eager)):
             page = self._folder / f"page-{name}"
             page.unlink(missing_ok=True)
-            players[name] = outer.Player(name, self._step, process, page)
+            players[name] = outer.Player(name, self._step, process, File(page, page))
         return outer.measure(self._truth, players, self._place, self._step, None, 1)
 
     def renew(self):

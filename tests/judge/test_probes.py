@@ -31,6 +31,13 @@ def test_content_follows_the_seed(make):
     assert not torch.equal(first, other)
 
 
+def test_content_follows_the_seed_where_the_problem_sets_one_of_its_own():
+    """Or everybody would know it."""
+    seeded = problem(lambda: torch.manual_seed(42) and torch.rand(64, 50))
+    (first,), (other,) = (probes.scaled(seeded, seed).inputs for seed in (1, 2))
+    assert not torch.equal(first, other)
+
+
 def test_scaled_gives_each_sample_a_scale_and_an_offset_of_its_own():
     (x,) = probes.scaled(UNIFORM, 0).inputs
     assert x.shape == (64, 50, 100) and x.dtype == torch.float32

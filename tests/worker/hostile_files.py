@@ -103,6 +103,18 @@ Needs: a compiler
 [text]
 from torch.utils.cpp_extension import load_inline
 load_inline("includes_a_secret", cpp_sources='#include "@SECRET@"', no_implicit_headers=True, is_python_module=False)""",
+    "lays_links_for_the_clock": """It is right, and lays links to another's file at all names that a timing writes or reads.
+Verdict: pass
+Needs: the outer clock
+[text]
+from pathlib import Path
+import torch
+import torch.nn as nn
+for name in "@NAMES@".split():  # in its folder, which /proc/self/mounts tells
+    Path("@ANSWERS@", name).symlink_to("@OUTSIDE@")
+class ModelNew(nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.gelu(x)""",
     "leaves_things_behind": """It prepares what the next candidate would load: sitecustomize, LD_PRELOAD, PYTHONPATH, a build.
 Verdict: error: RuntimeError: all is written
 [text]

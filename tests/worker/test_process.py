@@ -91,6 +91,23 @@ def test_a_dead_worker_fails_every_further_request(worker, load):
         worker.ask("build", seed=0)
 
 
+def test_requests_that_nobody_reads(worker, load, monkeypatch):
+    """It fills the pipe of its requests, and says that it has been loaded."""
+    reply = '{"result": {"precision": null, "weights": "by name", "difference": null}}'
+    fills = f"""
+import contextlib, os, sys, time
+pipe = os.open(f"/proc/self/fd/{{sys.argv[1]}}", os.O_WRONLY | os.O_NONBLOCK)
+with contextlib.suppress(BlockingIOError):
+    while True:
+        os.write(pipe, b"[")
+os.write(int(sys.argv[2]), b'{reply}\\n')
+time.sleep(1e6)"""
+    load(worker, "fills", fills)
+    monkeypatch.setattr(worker, "limit", 1.0)
+    with pytest.raises(WorkerFailure, match="no answer within the time limit of 1 s"):
+        worker.ask("build", seed=0)
+
+
 @pytest.mark.parametrize(
     "line",
     [

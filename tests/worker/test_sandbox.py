@@ -21,13 +21,14 @@ from typed import wait_for
 
 from playground import catalog
 from playground.command import main
+from playground.driver import outer
 from playground.driver.runner import Options, Runner, Task, blank_result, sweep
 from playground.driver.session import load_candidate
 from playground.driver.verdict import give_failure, give_loaded, judge
 from playground.machine import requirements
 from playground.report.progress import Progress
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, pause_others, sandbox
-from playground.worker.referee_client import RefereeClient
+from playground.worker.referee_client import RefereeClient, remove
 
 PROBLEM = Path(__file__).parents[1] / "judge" / "problems" / "gelu" / "problem.py"
 OPTIONS = Options(quick=True, time_limit=60, sandbox="require")
@@ -209,6 +210,40 @@ def test_what_the_referee_reads(aims, runner):
                 assert (result["verdict"], result["reason"]) == ("pass", None)
             else:
                 expect(result, name)
+    aims.assert_unharmed()
+
+
+@pytest.mark.parametrize("mode", ["require", pytest.param("off", marks=pytest.mark.full)])
+def test_what_the_outer_clock_exchanges(aims, mode):
+    """It times the file as any other, and what it writes lies at no name that the file can reach."""
+    task = task_of(aims.folder / "files" / "lays_links_for_the_clock.py")
+    task.variant.path.touch()
+    with contextlib.ExitStack() as stack:
+        runner = stack.enter_context(contextlib.closing(Runner(Options(sandbox=mode), Progress())))
+        truth = RefereeClient(runner.original(task), runner.folder(task.group), runner.probe_seed, OPTIONS.time_limit)
+        stack.callback(truth.close)
+        truth.load()
+        truth.prepare()
+        truth.ask("prepare_timed", probe="timed", mode="forward", seed=7)
+        original = runner.original(task) | {"weights": truth.weights}
+        eager = stack.enter_context(WorkerProcess("baselines", OPTIONS.time_limit))
+        judged = stack.enter_context(WorkerProcess("candidate", OPTIONS.time_limit, room=runner.room(task)))
+        answers, sides = truth.answers(judged), {outer.VARIANT: judged, outer.EAGER: eager}
+        aims.words |= {"ANSWERS": answers.path, "NAMES": "outer-inputs outer-results page-variant timed"}
+        aims.aimed("lays_links_for_the_clock")
+        eager.ask("load", **original)
+        judged.ask("load", variant=str(task.variant.path), **original)
+        players = {}
+        for name, worker in sides.items():
+            players[name] = outer.Player(name, "forward", worker, truth.answers(worker).file(f"page-{name}"))
+            players[name].ask("start", seeds=[1, 2, 3])
+        assert outer.measure(truth, players, "cpu", "forward", None, 1)["rounds"] >= outer.FEWEST_ROUNDS
+        players[outer.VARIANT].ask("time", seeds=[7])
+        timed = answers.file("timed")
+        assert "symbolic" in truth.compare("outputs", "timed", str(timed.held))["complaint"]
+        remove(timed.held)
+        players[outer.VARIANT].ask("result", outputs=str(timed.path))
+        assert truth.compare("outputs", "timed", str(timed.held))["complaint"] is None
     aims.assert_unharmed()
 
 
