@@ -1,8 +1,13 @@
 """What the emulator raises."""
 
+import linecache
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+
+COPY = re.compile(r"(C[124]|aS)E(RK|O)S[0-9A-Z]*_$")  # a symbol's end: of a copy or move constructor or assignment
+STRUCT = re.compile(r"\b(struct|class|union)\b")
 
 
 class EmulatorError(RuntimeError):
@@ -80,7 +85,9 @@ def parse_finding(text, file_of_library, program=None):
         elif prefix + "library" in fields:
             library = fields[prefix + "library"]
             names = {Path(file).name for file in [file_of_library(library)] if file} | (program.names if program else set())
-            lines = lines_of_instruction(library, int(fields[prefix + "offset"]), names)
+            calls = lines_of_instruction(library, int(fields[prefix + "offset"]), names)
+            own = [call for call in calls if not is_implicit_copy(*call, place, file_of_library(library))]
+            lines = [line for _, line in own or calls]
         else:
             lines = []
         return [place(line) for line in lines]
@@ -118,15 +125,23 @@ def parse_finding(text, file_of_library, program=None):
     )
 
 
+def is_implicit_copy(symbol, line, place, library_file):
+    """Whether a function at a line is the copy constructor or assignment that the compiler wrote for the struct there."""
+    file, line = place(line)
+    text = linecache.getline(str(file or library_file), line)
+    return bool(COPY.search(symbol) and (STRUCT.search(text) or not text))
+
+
 def lines_of_instruction(library, offset, names):
-    """The lines of the text that an instruction belongs to: its own, then those of the calls it was inlined into.
+    """The (symbol, line) of the function that an instruction belongs to, then those of the calls it was inlined into.
 
     `names` are those of the text's files, without their folders; lines of other files are left out.
     """
-    run = subprocess.run(["addr2line", "-e", library, "-i", hex(offset)], capture_output=True, text=True)
-    lines = []
-    for place in run.stdout.splitlines():
+    run = subprocess.run(["addr2line", "-e", library, "-f", "-i", hex(offset)], capture_output=True, text=True)
+    told = run.stdout.splitlines()
+    calls = {}
+    for symbol, place in zip(told[::2], told[1::2], strict=True):
         name, _, line = place.split(" (")[0].rpartition(":")
-        if Path(name).name in names and line.isdigit() and int(line) not in lines:
-            lines.append(int(line))
-    return lines
+        if Path(name).name in names and line.isdigit():
+            calls.setdefault(int(line), symbol)
+    return [(symbol, line) for line, symbol in calls.items()]

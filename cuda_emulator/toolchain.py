@@ -310,7 +310,8 @@ def kernel_flags(mode, debug):
         # Only the calls that it puts at loads and stores are wanted; they lead to the emulator's runtime. Functions that are
         # equal stay apart, or one would be reported under the other's lines. Frame pointers lead from a barrier to its callers.
         flags += ["-fsanitize=thread", "-fno-ipa-icf", "--param=tsan-distinguish-volatile=1", "-fno-omit-frame-pointer"]
-        flags += ["-DEMULATOR_CHECKED"]
+        # The sanitizer passes over a struct that is an argument, or a call's result: this makes a copy of each, which it sees.
+        flags += ["-fno-elide-constructors", "-DEMULATOR_CHECKED"]
     if mode == "check":
         # A local variable that nothing was written to holds what shows. What indexes an array beyond its type is reported, but
         # that costs optimised kernels up to a third of their speed.

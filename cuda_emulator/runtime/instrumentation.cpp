@@ -39,7 +39,7 @@ void __ubsan_handle_out_of_bounds(void* data, void* value) {
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
-void __tsan_vptr_update(void**, void*) {}
+void __tsan_vptr_update(void** p, void*) { examine(p, sizeof *p, Access::write, sizeof *p, CALLER); }
 void __tsan_vptr_read(void**) {}
 
 #define PLAIN(BYTES)                                                                                                \

@@ -102,7 +102,8 @@ struct Site {
     uintptr_t address;
     unsigned bytes;
     const void* instruction;
-    Block* home = nullptr;  // whose shared memory it is, if not the thread's own block's: of another in the cluster
+    bool whole_object = false;  // of a type that is not known here: a struct's copy, memcpy
+    Block* home = nullptr;      // whose shared memory it is, if not the thread's own block's: of another in the cluster
 
     Block& shared_home() const { return home ? *home : *thread.owner; }
 };
@@ -226,6 +227,15 @@ __attribute__((noinline)) void report_race(const Site& s, Segment other, uint32_
                             ", which an ordinary store wrote with no fence.proxy.async since");
     f.other = party_of(writer, instruction, s, "wrote");
     worker->stop(f);
+}
+
+// May what is unwritten at an offset in a struct be padding? That never begins one of the parts into which the struct's
+// alignment divides it.
+template <class IsWritten>
+__attribute__((noinline)) bool may_be_padding(const Site& s, unsigned offset, IsWritten is_written) {
+    if (!s.whole_object) return false;
+    const uintptr_t most = 16, extent = s.address | s.bytes | most, alignment = extent & -extent;
+    return is_written(unsigned(offset & -alignment));
 }
 
 __attribute__((noinline)) void note_uninitialised(const Site& s) {
@@ -383,8 +393,15 @@ inline void shared_access(const Site& s) {
         }
     for_each_cell(
         cells + offset / 4, s, [&](Cell* c) { home.split.push_back(uint32_t(c - cells)); },
-        [&](Cell& c, unsigned) {
-            if (reads(s.access) && (c.writer & SEGMENT_BITS) < oldest) note_uninitialised(s);
+        [&](Cell& c, unsigned at) {
+            const auto is_written = [&](unsigned at) {
+                const Cell& word = cells[(offset + at) / 4];
+                const auto& bytes = split_cells[word.writer & SPLIT ? word.writer_instruction : 0];
+                const auto counts = [&](const Cell& byte) { return (byte.writer & SEGMENT_BITS) >= oldest; };
+                return word.writer & SPLIT ? std::any_of(bytes.begin(), bytes.end(), counts) : counts(word);
+            };
+            if (reads(s.access) && (c.writer & SEGMENT_BITS) < oldest && !may_be_padding(s, at, is_written))
+                note_uninitialised(s);
             visit(c, s, oldest);
         });
 }
@@ -403,8 +420,12 @@ inline void global_access(const Site& s) {
         device_memory.cell((void*)s.address), s, [&](Cell*) { a->has_split_cells = true; },
         [&](Cell& c, unsigned offset) {
             if (c.writer == 0 && reads(s.access)) {
-                const uintptr_t word = (s.address + offset) & ~uintptr_t(3);
-                if (*(const uint32_t*)word == POISON) note_uninitialised(s);
+                const auto is_written = [&](unsigned at) {
+                    const uintptr_t word = (s.address + at) & ~uintptr_t(3);
+                    const uint32_t writer = device_memory.cell((void*)word)->writer;
+                    return (writer && !(writer & SPLIT)) || *(const uint32_t*)word != POISON;
+                };
+                if (!is_written(offset) && !may_be_padding(s, offset, is_written)) note_uninitialised(s);
             }
             visit(c, s, oldest);
         });
@@ -523,7 +544,7 @@ __attribute__((noinline)) void examine_in_full(Thread& t, const void* address, u
         adds_nothing(t, uintptr_t(address)))
         return;
     if (t.forgivable) forgive_or_stop(t, address);
-    Site s{t, *t.owner->shadow, access, false, uintptr_t(address), bytes, instruction};
+    Site s{t, *t.owner->shadow, access, false, uintptr_t(address), bytes, instruction, alignment == 1};
     if (!(++accesses & TIME_MASK)) check_time(s);
     worker->changes += access == Access::write || access == Access::strong_write;
     if (s.address - uintptr_t(t.owner->arena) < ARENA_BYTES) {

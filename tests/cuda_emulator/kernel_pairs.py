@@ -2230,6 +2230,46 @@ void run(float* out, float*, int) {
         wrong="16",
         right="32",
     ),
+    Pair(
+        "struct_passed_by_value",
+        "shared memory race",
+        r"""
+struct Best { double value; int index; };  // with padding, which nothing writes
+__device__ __noinline__ Best better(Best a, Best b) { return a.value > b.value ? a : b; }
+__global__ void kernel(float* out) {
+    __shared__ Best best[64];
+    best[threadIdx.x].value = threadIdx.x;  // here
+    best[threadIdx.x].index = threadIdx.x;
+    GAP
+    out[threadIdx.x] = better(best[threadIdx.x], best[63 - threadIdx.x]).index;  // here
+}
+void run(float* out, float*, int) { kernel<<<1, 64>>>(out); }
+""",
+        wrong="",
+        right="__syncthreads();",
+    ),
+    Pair(
+        "virtual_call",
+        "shared memory race",
+        r"""
+struct Shape { virtual __device__ float area() const { return 0; } };
+struct Square : Shape {
+    float side;
+    __device__ Square(float side) : side(side) {}
+    __device__ float area() const override { return side * side; }
+};
+__global__ void kernel(float* out) {
+    __shared__ alignas(Square) char memory[sizeof(Square)];
+    if (threadIdx.x == 0) new (memory) Square(3);  // here
+    GAP
+    out[threadIdx.x] = ((const Shape*)memory)->area();  // here
+}
+void run(float* out, float*, int) { kernel<<<1, 64>>>(out); }
+""",
+        wrong="",
+        right="__syncthreads();",
+        schedules=("forward",),  # in others a thread finds no object
+    ),
 ]
 
 
