@@ -16,9 +16,13 @@ import types
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-MODELS = ROOT / "models"
-KERNELS = ROOT / "kernels"
+ROOT = Path(__file__).resolve().parent.parent  # the clone, or the folder of installed packages
+IS_CLONE = not (ROOT / "playground" / "data").is_dir()
+DATA = ROOT if IS_CLONE else ROOT / "playground" / "data"  # where a wheel has what stands at the top of the clone
+MODELS = DATA / "models"
+KERNELS = DATA / "kernels"
+EXAMPLES = DATA / "examples"
+COMPARE = "python compare.py" if IS_CLONE else "kernel-playground"  # as its user types it
 
 # Sizes that two cores finish in a minute or two, and that the emulator finishes in seconds. A model that is not listed runs
 # at its own size everywhere. At the emulator's, each stage of each pipeline is filled twice or more in a block

@@ -96,7 +96,7 @@ def _task(folder):
         yaml = importlib.import_module("yaml")
         task = yaml.safe_load((folder / TASK).read_text(encoding="utf-8"))
     except ImportError:
-        raise CatalogError(f"{folder / TASK} needs PyYAML: python -m pip install -r requirements-gpu-mode.txt") from None
+        raise CatalogError(f"{folder / TASK} needs PyYAML: python -m pip install PyYAML") from None
     except yaml.YAMLError as error:
         line, what = getattr(getattr(error, "problem_mark", None), "line", 0) + 1, getattr(error, "problem", error)
         raise CatalogError(f"{folder / TASK}:{line}: no YAML: {str(what).splitlines()[0]}") from None

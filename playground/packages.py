@@ -5,6 +5,7 @@ Imports nothing but the standard library, and is written so that a Python that i
 
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 OLDEST = (3, 11)
 NEEDED = ("torch", "numpy", "rich", "pygments", "psutil", "filelock")
@@ -19,7 +20,8 @@ def missing():
     absent = [name for name in NEEDED if find_spec(name) is None]
     if not absent:
         return None
-    how = f"{sys.executable} -m pip install -r requirements.txt"
+    what = "-r requirements.txt" if (Path(__file__).parents[1] / "requirements.txt").is_file() else " ".join(absent)
+    how = f"{sys.executable} -m pip install {what}"
     return f"no {', '.join(absent)} in {sys.executable}: install with `{how}`"
 
 

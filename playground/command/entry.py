@@ -8,7 +8,7 @@ from playground import packages
 from playground.command import signals
 
 COMMANDS = {"run": "run_all", "compare": "compare"}  # of kernel-playground
-HELP = """usage: kernel-playground compare --model PROBLEM --variant SOLUTION [options]
+HELP = """usage: kernel-playground [compare] --model PROBLEM --variant SOLUTION [options]
        kernel-playground run [options]
 
 compare  judge and time solutions of one problem (compare.py)
@@ -47,11 +47,13 @@ def _complete(command):
 
 
 def program():
-    """Run `kernel-playground run` or `kernel-playground compare`, where pip has installed them. Returns the exit status."""
-    name, *rest = sys.argv[1:] or [None]
+    """Run `kernel-playground run` or `kernel-playground [compare]`, where pip has installed them. Returns the exit status."""
+    name, *rest = sys.argv[1:] or [""]
     if name in ("-h", "--help"):
         print(HELP)
         return 0
+    if name.startswith("-"):
+        return enter("compare", sys.argv[1:])
     if name not in COMMANDS:
         print("kernel-playground takes `run` or `compare`, then their options: kernel-playground --help", file=sys.stderr)
         return 2

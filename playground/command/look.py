@@ -43,14 +43,19 @@ def create(model_name, name):
     """Write a new variant's file, and say what to do next. Raises CatalogError."""
     model = catalog.find_model(model_name)
     path = new_variant.create(model, name)
-    is_own = path.parent == catalog.KERNELS / model.name
-    named = f"--model {model.name if is_own else model.path} --variant {path.stem if is_own else path}"
+    of_project = path.parent == catalog.KERNELS / model.name
+    named = f"--model {model.name if model.catalogued_as else model.path} --variant {path.stem if of_project else path}"
     todo, options = "Judge it; then edit it, and see at each save what comes", ("", "--watch")
     if name.startswith("cpu_") or not requirements.missing_for("cuda"):
         todo, options = "Judge it and time it; then edit it, and see what came", ("--json start.json", "--against start.json")
     print(f"{path} is a correct variant to start from. {todo} of it:\n")
     for option in options:
-        print(f"    python compare.py {named} {option}".rstrip())
+        print(f"    {catalog.COMPARE} {named} {option}".rstrip())
+
+
+def copy(name):
+    """Copy a file of the project's, or its examples, to the working folder, and say where. Raises CatalogError."""
+    print(f"{new_variant.copy(name)} is a copy")
 
 
 def profile_variants(given):

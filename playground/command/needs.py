@@ -86,7 +86,7 @@ def connected(given):
     """Yield the Cluster that --cluster names. Raises Impossible where it cannot be had."""
     absent = [name for name in ("dask", "distributed") if importlib.util.find_spec(name) is None]
     if absent:
-        raise Impossible(f"--cluster needs {' and '.join(absent)}: python -m pip install -r requirements-cluster.txt")
+        raise Impossible(f"--cluster needs {' and '.join(absent)}: python -m pip install {' '.join(absent)}")
     from playground.driver import cluster  # its libraries are wanted here alone
 
     requirements.prepare_environment()

@@ -1,4 +1,4 @@
-"""compare.py --new: a new variant's file that is right at once, to start from.
+"""compare.py --new: a new variant's file that is right at once, to start from; and --copy: a file of the project's as it is.
 
 A CUDA variant of one of the project's models starts as a copy of its v1, the simplest kernel of the ladder. Any other start is
 the original itself with a copy of its result behind it. The files in templates/ hold all of that.
@@ -6,6 +6,7 @@ the original itself with a copy of its result behind it. The files in templates/
 
 import ast
 import re
+from pathlib import Path
 from string import Template
 
 from playground import catalog
@@ -25,25 +26,45 @@ NEEDED = {"Model", "get_inputs", "get_init_inputs"}
 def create(model, name):
     """Write the file of a new variant called `name` and return its path.
 
-    A variant of one of the project's models goes to kernels/<model>/, that of any other problem beside the problem's file.
+    A variant of one of the project's models goes to kernels/<model>/ of the clone, or to the working folder where the project
+    is installed from a wheel; that of any other problem goes beside the problem's file.
     Raises CatalogError for a name that does not fit, one that is taken, a file that is there, and a problem that cannot be
     wrapped.
     """
     _check_name(model, name)
     is_own = model in catalog.models()
-    path = (catalog.KERNELS / model.name if is_own else model.path.parent) / f"{name}.py"
+    of_own = catalog.KERNELS / model.name if catalog.IS_CLONE else Path.cwd()
+    path = (of_own if is_own else model.path.parent) / f"{name}.py"
     simplest = next((each for each in catalog.variants(model) if each.name.startswith("v1_")), None)
     copies = is_own and simplest and not name.startswith("cpu_")
     text = _copied_text(model, simplest, name) if copies else _wrapping_text(model, name)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise CatalogError(f"{path} is there already; nothing was written") from None
-    except OSError as error:
-        raise CatalogError(f"{path}: {error.strerror}") from None
+    _write({path: text.encode()})
     return path
+
+
+def copy(name):
+    """Copy a model's or a variant's file, or the folder "examples", to the working folder. Returns the path of the copy.
+
+    Raises CatalogError for a name that stands for nothing and for a copy that is there.
+    """
+    named = {model.name: model.path for model in catalog.models()} | {"examples": catalog.EXAMPLES}
+    source = named.get(name) or catalog.find_any_variant(name).path
+    files = [path for path in source.rglob("*") if path.is_file() and path.suffix != ".pyc"] if source.is_dir() else [source]
+    _write({Path(source.name, path.relative_to(source)): path.read_bytes() for path in files})
+    return Path(source.name)
+
+
+def _write(contents):
+    """Write {path: bytes}, or nothing: raises CatalogError where one of the files is there."""
+    if there := next((path for path in contents if path.exists()), None):
+        raise CatalogError(f"{there} is there already; nothing was written")
+    for path, content in contents.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("xb") as file:
+                file.write(content)
+        except OSError as error:
+            raise CatalogError(f"{path}: {error.strerror}") from None
 
 
 def _check_name(model, name):

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from playground import catalog, suite, sweep
 
+COMPARE = catalog.COMPARE.removeprefix("python ")
+RUN_ALL = "run_all.py" if catalog.IS_CLONE else "kernel-playground run"
 DEVICES = ("auto", "cuda", "cpu", "emulator")
 HALF = ("fp16", "bf16")
 EXIT_STATUS = """Exit status: 0 all that ran passed; 1 something failed; 2 the command line is wrong or the machine cannot do
@@ -16,13 +18,15 @@ USAGE = """compare.py --model NAME_OR_PATH [--variant NAME_OR_PATH ...] [options
        compare.py --model NAME_OR_PATH [--variant NAME_OR_PATH ...] --profile
        compare.py --explain VARIANT
        compare.py --diff V1 V2
-       compare.py --new MODEL NAME"""
+       compare.py --new MODEL NAME
+       compare.py --copy NAME|examples"""
 # What compare.py does where this option is given, and how a complaint about another begins that does not go with it.
 NOTHING_RUNS = "{} judges and times nothing"
 DOES = {
     "--suite": "{} names its problems and solutions itself",
     "--list": NOTHING_RUNS,
     "--new": NOTHING_RUNS,
+    "--copy": NOTHING_RUNS,
     "--diff": NOTHING_RUNS,
     "--explain": NOTHING_RUNS.format("--explain VARIANT"),
     "--profile": NOTHING_RUNS,
@@ -39,8 +43,8 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message):
         _, found, names = message.partition("unrecognized arguments: ")
         first = names.partition(" ")[0]
-        if found and self.prog == "run_all.py" and first in compare_parser()._option_string_actions:
-            message += " (compare.py has it)"
+        if found and self.prog == RUN_ALL and first in compare_parser()._option_string_actions:
+            message += f" ({COMPARE} has it)"
         elif found:
             near = difflib.get_close_matches(first, self._option_string_actions, n=1)
             message += f" (did you mean {near[0]}?)" if near else ""
@@ -54,8 +58,8 @@ class _Parser(argparse.ArgumentParser):
 
 def run_all_parser():
     parser = _Parser(
-        prog="run_all.py",
-        usage="run_all.py [options]",
+        prog=RUN_ALL,
+        usage=f"{RUN_ALL} [options]",
         description="Judge and time every variant of every model.",
         epilog=EXIT_STATUS,
     )
@@ -66,7 +70,7 @@ def run_all_parser():
 
 def compare_parser():
     about = "Judge and time the variants of one model, in depth; or look at one, or begin a new one."
-    parser = _Parser(prog="compare.py", usage=USAGE, description=about, epilog=EXIT_STATUS)
+    parser = _Parser(prog=COMPARE, usage=USAGE.replace("compare.py", COMPARE), description=about, epilog=EXIT_STATUS)
     name, several = {"metavar": "NAME_OR_PATH"}, {"nargs": "+", "action": "extend"}
     runs = [MODEL, "--watch", "--profile"]
     about = "a model's name, or a file in KernelBench's format"
@@ -99,6 +103,8 @@ def compare_parser():
     parser.option(["--profile"], "--profile", group=one, action="store_true", help=about)
     about = "write a new variant NAME that is right, to start from; nothing runs"
     parser.option(["--new"], "--new", group=one, nargs=2, metavar=("MODEL", "NAME"), help=about)
+    about = "copy a model's or a variant's file, by name, or the folder `examples` to the working folder; nothing runs"
+    parser.option(["--copy"], "--copy", group=one, metavar="NAME", help=about)
     _add_common(parser)
     return parser
 

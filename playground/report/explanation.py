@@ -6,7 +6,7 @@ import textwrap
 
 from rich.text import Text
 
-from playground.catalog import CatalogError, parsed
+from playground.catalog import COMPARE, CatalogError, parsed
 from playground.report.layout import INDENT, print_folded
 from playground.report.text import printable
 
@@ -58,4 +58,4 @@ def show(variant, console, siblings=()):
     parent = said[1] if said else number and f"v{int(number[1]) - 1}"
     for ancestor in [each for each in siblings if parent and each.name.startswith(f"{parent}_")]:
         names = " ".join(f"{variant.path.parent.name}/{each.name}" for each in (ancestor, variant))
-        print_folded(console, f"What it changed: python compare.py --diff {names}", style="dim")
+        print_folded(console, f"What it changed: {COMPARE} --diff {names}", style="dim")

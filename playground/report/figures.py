@@ -6,7 +6,7 @@ import re
 import statistics
 from pathlib import Path
 
-from playground.catalog import ROOT
+from playground.catalog import DATA
 from playground.report.text import NOTHING, interval, one_line, scientific, significant, with_unit
 from playground.stopwatch.statistics import TIE, verdict
 
@@ -261,7 +261,7 @@ def listed(value):
     return [listed(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
-def changed_sizes(result, root=ROOT):
+def changed_sizes(result, root=DATA):
     """Return {name: (value, original)} of the constants that are not the original's, which is None where it is not known."""
     originals = model_constants(Path(root) / "models" / f"{result['model']}.py")
     settings = (result.get("shape") or {}).get("settings") or {}
@@ -269,7 +269,7 @@ def changed_sizes(result, root=ROOT):
     return {name: pair for name, pair in pairs.items() if listed(pair[0]) != listed(pair[1])}
 
 
-def size_note(result, root=ROOT):
+def size_note(result, root=DATA):
     """Return 'batch 4 instead of 128'; '' when the sizes are the original's."""
     parts = []
     for name, (value, original) in changed_sizes(result, root).items():

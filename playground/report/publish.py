@@ -15,7 +15,7 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from playground.catalog import ladder_order, reading_order
+from playground.catalog import ROOT, ladder_order, reading_order
 from playground.report import drawing, figures, memories, page, published, speed_bars
 from playground.report.document import DocumentError, date_of, is_stale, read, write_whole
 from playground.report.text import NOTHING, grouped, markdown_cell, markdown_table, significant, with_unit
@@ -76,7 +76,7 @@ class Run:
         return [self.current[key] for key in keys]
 
 
-def main(arguments=None, root=figures.ROOT):
+def main(arguments=None, root=ROOT):
     parser = argparse.ArgumentParser(prog=COMMAND, description="Makes README's and the ladders' tables and plots of results/.")
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when a page or a plot is out of date")
     check = parser.parse_args(arguments).check

@@ -16,7 +16,7 @@ def missing(file):
     """Return why no picture can be written to that file: its name, or matplotlib is missing; None where one can be."""
     if Path(file).suffix not in FORMATS:
         return f"--plot {file}: the name has to end with one of {', '.join(FORMATS)}"
-    return None if find_spec("matplotlib") else "--plot needs matplotlib: python -m pip install -r requirements-html.txt"
+    return None if find_spec("matplotlib") else "--plot needs matplotlib: python -m pip install matplotlib"
 
 
 def write(report, axes, file):

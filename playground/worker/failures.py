@@ -8,6 +8,7 @@ from pathlib import Path
 
 import cuda_emulator
 from cuda_emulator import line_map, lines_of_file
+from playground import catalog
 from playground.sweep import COMPILED
 from playground.tensors import NO_ROOM
 
@@ -20,6 +21,7 @@ COMPILER_ERROR = re.compile(
 
 OURS = f"{Path(__file__).parents[1]}{os.sep}"  # the folder of the playground
 EMULATOR = f"{Path(cuda_emulator.__file__).parent}{os.sep}"
+GIVEN = (f"{catalog.MODELS}{os.sep}", f"{catalog.KERNELS}{os.sep}")  # of a wheel they lie within
 OTHERS = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 FRAME = re.compile(r' *File "(?P<file>[^"\n]+)", line (?P<line>\d+) in (?P<function>.+)')  # as faulthandler writes it
 CALLS_OF_COMPILED = f"{OURS}judge{os.sep}work.py"
@@ -86,7 +88,7 @@ def is_of_judge(exception):
 
 def is_of_user(file):
     """Return whether a file is neither the playground's nor the emulator's nor Python's nor a package's."""
-    return not file.startswith(("<", OURS, EMULATOR, *OTHERS))
+    return file.startswith(GIVEN) or not file.startswith(("<", OURS, EMULATOR, *OTHERS))
 
 
 def _strip(told):
@@ -95,7 +97,7 @@ def _strip(told):
     The last may be one that calls what the variant has built: it is named after that.
     """
     last = told.stack[-1:]
-    kept = [frame for frame in told.stack if not frame.filename.startswith(OURS)]
+    kept = [frame for frame in told.stack if not frame.filename.startswith(OURS) or frame.filename.startswith(GIVEN)]
     if last and last[0].filename == CALLS_OF_COMPILED:
         kept.append(traceback.FrameSummary(COMPILED, 0, "a call from Python", lookup_line=False, line="what it has built"))
     told.stack = traceback.StackSummary.from_list(kept)

@@ -25,7 +25,7 @@ import psutil
 
 import cuda_emulator
 from playground import untrusted
-from playground.catalog import ROOT
+from playground.catalog import IS_CLONE, MODELS, ROOT
 from playground.machine import build_locks
 from playground.machine.memory import free_on_host
 from playground.tensors import NO_ROOM, NoRoom, no_room_in
@@ -340,14 +340,14 @@ def _programs():
     """The folders of this Python, its packages, the project's code, compilers and what the emulator has made of its own."""
     roots = [sys.prefix, sys.base_prefix, sysconfig.get_path("stdlib"), sysconfig.get_path("include"), *_site_folders()]
     roots += [Path(sys.executable).parent, Path(sys.executable).resolve().parent]
-    roots += [ROOT / "playground", ROOT / "models", ROOT / "cuda_emulator"]
+    roots += [ROOT / "playground", MODELS, ROOT / "cuda_emulator"]
     roots += [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
     roots += [folder for name in FOLDERS for folder in _folders_in(name)]
     for program in filter(None, map(shutil.which, ("nvcc", "ninja", "c++", "g++", "gcc"))):
         folder = Path(program).resolve().parent
         roots += [folder, *([folder.parent] if any((folder.parent / name).is_dir() for name in OF_TOOLKITS) else [])]
     roots += cuda_emulator.own_folders()
-    private = {Path("/"), Path.home(), Path.home().parent, ROOT}
+    private = {Path("/"), Path.home(), Path.home().parent, *([ROOT] if IS_CLONE else [])}
     paths = [path for root in filter(None, roots) for path in (Path(root), Path(root).resolve())]  # links may lead elsewhere
     return [path for path in _existing(dict.fromkeys(paths)) if path not in private]
 

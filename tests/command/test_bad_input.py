@@ -107,6 +107,7 @@ COMMAND_LINES = {
         "compare --explain v3_box_sums --quick",
         r".*--explain VARIANT judges and times nothing: leave out --qu",
     ),
+    "a copy of nothing": ("compare --copy nonsense", r"no variant is called 'nonsense'"),
     "new and timed": ("compare --new alexnet_conv1 v9_x --json x --set a=1", r".*times nothing: leave out --set, --json"),
     "one of two to diff": ("compare --diff v1_direct", r".*expected 2 arguments"),
     "explain and diff": ("compare --explain v1_direct --diff a b", r".*not allowed with argument --explain"),

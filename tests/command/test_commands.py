@@ -227,13 +227,3 @@ def test_workers_end_with_a_driver_that_is_killed(tiny_problem, write_forward):
         driver.kill()
     _, alive = psutil.wait_procs(workers, timeout=10)
     assert not alive
-
-
-@pytest.mark.full
-def test_pip_installs_the_two_commands(tmp_path):
-    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--prefix", str(tmp_path)]
-    subprocess.run([*install, "-e", str(ROOT)], check=True)
-    program, environment = tmp_path / "bin" / "kernel-playground", {**os.environ, "PYTHONPATH": str(ROOT)}
-    for words, status in ((["compare", "--explain", "conv_pool_sigmoid_sum/v3_box_sums"], 0), (["run", "--help"], 0), ([], 2)):
-        done = subprocess.run([program, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
-        assert done.returncode == status, done.stderr

@@ -250,7 +250,7 @@ def test_the_installed_command_has_help(monkeypatch, capsys):
     """Number 16."""
     monkeypatch.setattr(sys, "argv", ["kernel-playground", "--help"])
     assert entry.program() == 0
-    assert capsys.readouterr().out.startswith("usage: kernel-playground compare --model PROBLEM --variant SOLUTION")
+    assert capsys.readouterr().out.startswith("usage: kernel-playground [compare] --model PROBLEM --variant SOLUTION")
 
 
 def test_a_first_build_says_what_it_prepares(monkeypatch, tmp_path):

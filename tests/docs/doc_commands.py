@@ -75,12 +75,16 @@ def check_command(words):
     if "=" in words[0]:  # an environment variable
         return check_command(words[1:])
     program, *rest = words
+    program = program.removeprefix("!")  # in a notebook
     match Path(program).name:
         case "python" | "python3":
             _check_python(rest)
         case "pip":
-            install, option, file = rest
-            assert (install, option) == ("install", "-r") and (catalog.ROOT / file).is_file(), words
+            install, *options, what = rest
+            from_file = options[-1:] == ["-r"] and (catalog.ROOT / what).is_file()
+            assert install == "install" and (from_file or what == "git+URL"), words
+        case "kernel-playground":
+            _check_program("compare.py", rest)
         case "taskset":
             check_command(rest[2:])
         case _:

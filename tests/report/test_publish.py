@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from made import UNTIMED, document_of, make_passed
 
-from playground.catalog import code_sha256, sha256
+from playground.catalog import ROOT, code_sha256, sha256
 from playground.report import publish
 from playground.report.document import write
-from playground.report.figures import ROOT
 
 README = "# Title\n\n<!-- best:begin -->\nold\n<!-- best:end -->\n\nThe rest.\n"
 LIGHT, DARK = publish.PLOTS

@@ -21,7 +21,7 @@ class Files:
 def missing():
     """Return the line that says what to install before a page can be made; None when nothing is missing."""
     absent = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
-    return f"--html needs {', '.join(absent)}: python -m pip install -r requirements-html.txt" if absent else None
+    return f"--html needs {', '.join(absent)}: python -m pip install {' '.join(absent)}" if absent else None
 
 
 def render(document, known):

@@ -64,7 +64,7 @@ def shown(identity, result, path, stale, first=None, with_source=True):
         "source": source,
         "is_open": result["verdict"] in ("fail", "error") or bool(lines),
         # Of a file elsewhere the name alone, since the page may be shown around.
-        "source_name": str(path.relative_to(catalog.ROOT) if path.is_relative_to(catalog.ROOT) else path.name) if path else "",
+        "source_name": str(path.relative_to(catalog.DATA) if path.is_relative_to(catalog.DATA) else path.name) if path else "",
         "stale": stale,
     }
 
@@ -141,6 +141,6 @@ def _entries(entries):
 
 def without_folders(text, path=None):
     """Return a reason or a traceback without the folders of this machine."""
-    for folder in (path and path.parent, catalog.ROOT, Path.home()):
+    for folder in (path and path.parent, catalog.DATA, Path.home()):
         text = text.replace(f"{folder}/", "") if folder else text
     return re.sub(r"(?<![\w/.:])/(?:[\w.@+-]+/)+(?=[\w.@+-]+:\d)", "", text)

@@ -199,7 +199,7 @@ def test_the_same_file_at_two_sizes_is_shown_once(tmp_path):
 
 def test_a_missing_library_is_named_with_its_remedy(monkeypatch):
     monkeypatch.setattr(page, "LIBRARIES", ("jinja2", "no_such_library_here"))
-    assert page.missing() == "--html needs no_such_library_here: python -m pip install -r requirements-html.txt"
+    assert page.missing() == "--html needs no_such_library_here: python -m pip install no_such_library_here"
     assert (catalog.ROOT / "requirements-html.txt").is_file()
 
 
