@@ -110,6 +110,7 @@ class Installation:
         self.builder = Builder(mode, debug, source_file)
         self.debug = debug
         self.settings = schedule, seed, processors, time_limit
+        self.source_file, self.answers = source_file, None
 
     def begin(self):
         from torch.utils import cpp_extension
@@ -134,12 +135,19 @@ class Installation:
         self.load = cpp_extension.load
         self.loading = _with_cuda(self.load, self.builder.load)
         _replace("load", self.load, self.loading)
+        if self.source_file:
+            from .devices import Answers
+
+            self.answers = Answers(str(self.source_file))
+            self.answers.begin()
 
     def end(self):
         from torch.utils import cpp_extension
 
         from . import runtime
 
+        if self.answers:
+            self.answers.end()
         self.c_functions.end()
         cpp_extension.load_inline = self.original  # whoever has wrapped it meanwhile
         _replace("load_inline", self.replacement, self.original)
@@ -197,7 +205,10 @@ def __getattr__(name):
 
 
 def install(mode="fast", *, schedule="forward", seed=1, processors=0, time_limit=None, debug=False, source_file=None):
-    """Replace load_inline by the emulator's. `source_file` names the file to report lines of, if it is not the caller's."""
+    """Replace load_inline by the emulator's. `source_file` names the file to report lines of, if it is not the caller's.
+
+    Code of that file is told that there is a GPU.
+    """
     global active
     uninstall()
     installation = Installation(mode, schedule, seed, processors, time_limit, debug, source_file)

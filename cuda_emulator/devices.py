@@ -2,13 +2,18 @@
 
 import contextlib
 import functools
+import sys
 import time
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import cuda_emulator
+
+from . import runtime
 from .errors import EmulatorError
 
 # As torch.cuda.get_device_properties gives them; include/emulator/host_device.h says the same to host code.
@@ -30,24 +35,136 @@ PROPERTIES = SimpleNamespace(
 
 
 class EmulatedDevice(TorchFunctionMode):
-    """While active, tensors that are asked for on "cuda" are made on the CPU, and say that they are on a GPU."""
+    """While active, tensors that are asked for on "cuda" are made on the CPU, and say that they are on a GPU.
+
+    What is asked for without a device, or on "cpu", is on the CPU as it would be beside a GPU: in check mode such tensors, and
+    what is computed from them alone, say so, and are moved by `cuda` and `to`.
+    """
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
         if function in (torch.Tensor.cuda, torch.Tensor.pin_memory):
-            return args[0]
+            return _moved(args[0], args[0], to_host=False)
+        if function == torch.Tensor.cpu:
+            return _moved(args[0], args[0], to_host=True)
         if function == torch.Tensor.is_cuda.__get__:  # a new object each time
-            return True
+            return not is_on_host(args[0])
+        if function == torch.Tensor.is_cpu.__get__:
+            return is_on_host(args[0])
         if function == torch.Tensor.device.__get__:
-            return Stream.device
+            return torch.device("cpu") if is_on_host(args[0]) else Stream.device
         if function is torch.device:
-            return function(*args, **(kwargs or {}))
-        args, kwargs = _pytree.tree_map(_on_cpu, (args, kwargs or {}))
-        return function(*args, **kwargs)
+            return function(*args, **kwargs)
+        given = _pytree.tree_leaves((args, kwargs))
+        tensors = [each for each in given if isinstance(each, torch.Tensor)]
+        on_cpu, as_keywords = _pytree.tree_map(_on_cpu, (args, kwargs))
+        result = function(*on_cpu, **as_keywords)
+        if function == torch.Tensor.to:
+            named = [each for each in [*args[1:], *kwargs.values()] if isinstance(each, (str, torch.device, torch.Tensor))]
+            to_host = _is_host_device(named[0]) if named else is_on_host(args[0])
+            return _moved(args[0], result, to_host)
+        if kwargs.get("device") is not None:
+            to_host = _is_host_device(kwargs["device"])
+            return _moved(tensors[0], result, to_host) if tensors else _marked(result, to_host)
+        if not tensors:
+            return _marked(result, _default_is_host() if function in _FACTORIES else False)
+        return _following(tensors, result)
 
 
 def _on_cpu(value):
     named = isinstance(value, torch.device) or (isinstance(value, str) and value.partition(":")[0] == "cuda")
     return torch.device("cpu") if named and torch.device(value).type == "cuda" else value
+
+
+def _is_host_device(named):
+    """Whether a device, its name or number, or a tensor is on the CPU."""
+    if isinstance(named, torch.Tensor):
+        return is_on_host(named)
+    return not isinstance(named, int) and torch.device(named).type == "cpu"
+
+
+def _default_is_host():
+    return torch.get_default_device().type == "cpu"
+
+
+# What makes a tensor on the default device.
+_FACTORIES = {
+    *(torch.arange, torch.as_tensor, torch.complex, torch.empty, torch.empty_strided, torch.eye, torch.full, torch.linspace),
+    *(torch.logspace, torch.normal, torch.ones, torch.rand, torch.randint, torch.randn, torch.randperm, torch.scalar_tensor),
+    *(torch.tensor, torch.tril_indices, torch.triu_indices, torch.zeros),
+}
+
+
+def _address(tensor):
+    """That of a tensor's storage; 0 where it has none of the CPU's, as a FakeTensor."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided or not tensor.is_cpu:
+        return 0
+    return tensor.untyped_storage().data_ptr()
+
+
+def is_on_host(tensor):
+    """Return whether a tensor would be on the CPU beside a GPU. Known in check mode, of what was made while emulated."""
+    return _kind_of(_address(tensor)) == 1
+
+
+def _kind_of(address):
+    """1 for the address of a CPU tensor, 0 of one of the device, -1 of other memory; None where there is no check mode."""
+    is_checked = cuda_emulator.active and cuda_emulator.active.mode != "fast"
+    return runtime.library().emulator_is_pageable(address) if address and is_checked else None
+
+
+def put_on_device(module):
+    """Have the parameters and buffers of a module be the device's, as after `to`."""
+    for tensor in [*module.parameters(), *module.buffers()]:
+        _marked(tensor, False)
+
+
+def _marked(result, on_host):
+    for tensor in _pytree.tree_leaves(result):
+        if isinstance(tensor, torch.Tensor) and _kind_of(address := _address(tensor)) is not None:
+            runtime.library().emulator_set_pageable(address, on_host)
+    return result
+
+
+def _moved(tensor, result, to_host):
+    """What came of moving a tensor: a copy if it was in the other memory."""
+    is_same, kind = _address(result) == _address(tensor), _kind_of(_address(tensor))
+    if kind is None or (is_same and (kind == to_host or (to_host and kind == -1))):
+        return result
+    return _marked(result.clone() if is_same else result, to_host)
+
+
+def _following(tensors, result):
+    """A result where the tensors that it was computed from are."""
+    known = {_address(each) for each in tensors}
+    fresh = [each for each in _pytree.tree_leaves(result) if isinstance(each, torch.Tensor) and _address(each) not in known]
+    if fresh and all(map(is_on_host, tensors)):
+        _marked(fresh, True)
+    return result
+
+
+class _MadeInCpp(TorchDispatchMode):
+    """While active, what host code in C++ makes without naming a device is known to be on the CPU.
+
+    `moves_tensors()`: whether the code may move tensors between devices, which is not seen here: then nothing is certain.
+    """
+
+    def __init__(self, moves_tensors):
+        super().__init__()
+        self.moves_tensors = moves_tensors
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunction():  # EmulatedDevice, which answers for the file
+            result = function(*args, **kwargs)
+            tensors = [each for each in _pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+            takes_device = any(argument.name == "device" for argument in function._schema.arguments)
+            if kwargs.get("device") == COPIED_TO_CPU or (takes_device and not tensors and kwargs.get("device") is None):
+                return result if self.moves_tensors() else _marked(result, True)
+            return _following(tensors, result) if tensors else result
+
+
+COPIED_TO_CPU = torch.device("cpu", 0)  # what `cpu()` in C++ asks for: include/emulator/torch_overrides.h
 
 
 class Stream:
@@ -154,7 +271,7 @@ OF_CUDA = {
 # What stands in the place of torch's own.
 EMULATED = {
     torch.cuda: OF_CUDA | {name: _refused(name) for name in REFUSED},
-    torch.nn.Module: {"cuda": lambda module, device=None: module},
+    torch.nn.Module: {"cuda": lambda module, device=None: module.to("cuda")},
     torch.Tensor: {"record_stream": lambda tensor, stream: None},
 }
 
@@ -178,6 +295,8 @@ def emulated(function):
 
     @functools.wraps(function)
     def called(*args, **kwargs):
+        if any(isinstance(mode, EmulatedDevice) for mode in _get_current_function_mode_stack()):
+            return function(*args, **kwargs)
         with contextlib.ExitStack() as stack:
             for owner, replacements in EMULATED.items():
                 stack.enter_context(_standing_in(owner, replacements))
@@ -185,3 +304,62 @@ def emulated(function):
             return function(*args, **kwargs)
 
     return called
+
+
+def watched(function, moves_tensors):
+    """The function as `emulated` has it, where a kernel that is given a CPU tensor is a finding (check mode).
+
+    `moves_tensors()` says whether the C++ code that was built so far may move tensors between devices.
+    """
+    emulated_function = emulated(function)
+
+    @functools.wraps(function)
+    def called(*args, **kwargs):
+        runtime.library().emulator_refuse_pageable(1)
+        try:
+            with _MadeInCpp(moves_tensors):
+                return emulated_function(*args, **kwargs)
+        finally:
+            runtime.library().emulator_refuse_pageable(0)
+
+    return called
+
+
+QUESTIONS = ("current_device", "device_count", "get_device_capability", "get_device_name", "get_device_properties")
+QUESTIONS += ("is_available", "is_bf16_supported")
+VERSION = "13.0"  # as CUDA_VERSION in include/cuda.h says
+
+
+class Answers:
+    """What torch says of a GPU to code of one file: that there is the emulated one. Everybody else is told the truth."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def begin(self):
+        answers = {torch.cuda: {name: OF_CUDA[name] for name in QUESTIONS} | {"get_arch_list": lambda: ["sm_90"]}}
+        answers[torch.backends.cuda] = {"is_built": lambda: True}
+        self.kept = contextlib.ExitStack()
+        for owner, named in answers.items():
+            replaced = {name: self._asked(getattr(owner, name), answer) for name, answer in named.items()}
+            self.kept.enter_context(_standing_in(owner, replaced))
+        answer, own = self, torch.version.cuda
+
+        class Version(ModuleType):
+            cuda = property(lambda module: VERSION if answer.is_for_caller(2) else own)
+
+        torch.version.__class__ = Version
+
+    def end(self):
+        torch.version.__class__ = ModuleType
+        self.kept.close()
+
+    def is_for_caller(self, depth):
+        return sys._getframe(depth).f_code.co_filename == self.file
+
+    def _asked(self, own, emulated):
+        @functools.wraps(own)
+        def asked(*args, **kwargs):
+            return (emulated if self.is_for_caller(2) else own)(*args, **kwargs)
+
+        return asked

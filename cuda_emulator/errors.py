@@ -6,6 +6,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from .sourcemap import lines_of_file
+from .text import split_at_commas, text_of, tokens_of
+
 COPY = re.compile(r"(C[124]|aS)E(RK|O)S[0-9A-Z]*_$")  # a symbol's end: of a copy or move constructor or assignment
 STRUCT = re.compile(r"\b(struct|class|union)\b")
 
@@ -110,12 +113,16 @@ def parse_finding(text, file_of_library, program=None):
         did = fields.get("other_did", "")
         other = Party(triple("other_block"), triple("other_thread"), did, other_line, named(other_places[1:]))
         other.file = None if other_file == file else other_file
+    message, in_file = fields["message"], file or file_of_library(None)
+    if "argument" in fields and in_file and line:
+        named_argument = argument_of_launch(in_file, line, int(fields["argument"]))
+        message = message.replace(f"argument {fields['argument']}", named_argument, 1) if named_argument else message
     return Finding(
         FindingData(
             fields["kind"],
-            fields["message"],
+            message,
             fields["kernel"],
-            file or file_of_library(None),
+            in_file,
             line,
             triple("block"),
             triple("thread"),
@@ -130,6 +137,18 @@ def is_implicit_copy(symbol, line, place, library_file):
     file, line = place(line)
     text = linecache.getline(str(file or library_file), line)
     return bool(COPY.search(symbol) and (STRUCT.search(text) or not text))
+
+
+def argument_of_launch(file, line, number):
+    """The variable that is the argument of a number, from 1, of the launch at or behind a line; None where it is none."""
+    behind = "\n".join(lines_of_file(file)[line - 1 : line + 20])
+    match = re.search(r"<<<.*?>>>\s*\((.*?)\)\s*;", behind, re.DOTALL)
+    arguments = split_at_commas(tokens_of(match[1])) if match and number else []
+    if not 0 < number <= len(arguments):
+        return None
+    text = re.sub(r"^\s*(\([^()]*\)|(reinterpret|static|const)_cast\s*<[^()]*>)\s*", "", text_of(arguments[number - 1]))
+    named = re.match(r"\s*\(?\s*([A-Za-z_]\w*)", text)
+    return named and named[1]
 
 
 def lines_of_instruction(library, offset, names):

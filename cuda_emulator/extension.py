@@ -30,6 +30,7 @@ KEPT_FLAG = re.compile(r"-[DUI].*|-std=.*")
 HALF_FLAGS = tuple(
     f"-D__CUDA_NO_{what}__" for what in ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS", "HALF2_OPERATORS")
 )
+MOVES_TENSORS = re.compile(r"(\.|->)\s*(to|cuda|set_data|type)\s*\(")
 DEVICE_LAMBDA = re.compile(r"\]\s*(?:__host__\s*)?__device__\b")
 
 
@@ -218,6 +219,7 @@ class Builder:
         self.kernel_lines = {}  # kernel -> the line of its definition
         self.numbered = NumberedFiles()
         self.last_file = None
+        self.moves_tensors = False  # whether a text may move tensors between devices
         self.watch = None  # an OperatorWatch
 
     def file_of_library(self, library):
@@ -266,6 +268,7 @@ class Builder:
         )
         kernels = Prepared(cuda, source_file, f"<{name}: cuda_sources>", is_cuda=True) if cuda.strip() else None
         self.last_file = kernels.file if kernels else binding.file
+        self.moves_tensors |= MOVES_TENSORS.search(cpp + cuda) is not None
         if kernels:
             refuse_device_lambdas(kernels, extra_cuda_cflags)
         cpp_flags = [*filter(KEPT_FLAG.fullmatch, extra_cflags or []), *includes]
@@ -325,6 +328,7 @@ class Builder:
         given = texts, extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths, self.mode, self.debug
         name = versioned(name, repr(given))
         self.numbered.add(program)
+        self.moves_tensors |= any(MOVES_TENSORS.search(file.text) for file in program.files)
         self.last_file = str(next((path for path in paths if path.suffix == ".cu"), paths[0]))
         mirror = toolchain.kept("sources", "", [*texts, program.first_index], program.write)
         flags = {

@@ -417,7 +417,8 @@ class Rewriter:
         passed = "".join(", " + ("::emulator::Zero{}" if squeezed(a) in ("0", "NULL") else text_of(a)) for a in arguments)
         name = squeezed(kernel)
         line, key, cluster = self.kernel_identity(kernel, self.tokens[at].line)
-        config = f"::emulator::LaunchConfig({config})" + (f".clustered({cluster})" if cluster else "")
+        clustered = f".clustered({cluster})" if cluster else ""
+        config = f"::emulator::LaunchConfig(::emulator::Line{{__LINE__}}, {config}){clustered}"
         self.emit(
             f"::emulator::launch({self.quoted_name(kernel)}, {line}, ::emulator::kernel_key({key}), {config}, "
             f"[=](const auto&... emulator_a) {{ {name}(emulator_a...); }}{passed})",

@@ -35,6 +35,8 @@ def library():
     loaded.emulator_waits.argtypes = [ctypes.c_char_p, ctypes.c_int]
     loaded.emulator_accepted_races.restype = ctypes.c_char_p
     loaded.emulator_rounds.restype = ctypes.c_char_p
+    loaded.emulator_is_pageable.argtypes = [ctypes.c_void_p]
+    loaded.emulator_set_pageable.argtypes = [ctypes.c_void_p, ctypes.c_int]
     loaded.emulator_first_unwritten.argtypes = [ctypes.c_void_p, ctypes.c_longlong]
     loaded.emulator_first_unwritten.restype = ctypes.c_longlong
     return loaded

@@ -87,6 +87,7 @@ class Sides:
     members: set = field(default_factory=set)  # the names of what classes have
     namespaces: set = field(default_factory=set)
     classes: set = field(default_factory=set)  # "" for templates
+    types: set = field(default_factory=set)  # names that `using` and `typedef` declare
     inner: set = field(default_factory=set)  # headers that are included within a function
     used: set = field(default_factory=set)  # by `using`: namespaces and names
 
@@ -131,6 +132,7 @@ class Sides:
         self.members |= other.members
         self.namespaces |= other.namespaces
         self.classes |= other.classes
+        self.types |= other.types
         self.used |= other.used
 
     @property
@@ -331,6 +333,8 @@ def note_declaration(tokens, head, begin, end, found, macros, classes, is_condit
     if tokens[head[0]].text == "using" and not any(tokens[i].text == "=" for i in head):
         found.used.add(tokens[head[-1]].text)
     words = {tokens[i].text for i in head if tokens[i].kind == "word"}
+    if tokens[head[0]].text in ("using", "typedef"):
+        found.types.add(tokens[head[1 if tokens[head[0]].text == "using" and len(head) > 1 else -1]].text)
     name = function_name(tokens, head)
     if name is not None:
         declared = function(tokens, head, name, begin, begin, macros, classes)
@@ -347,21 +351,39 @@ def note_declaration(tokens, head, begin, end, found, macros, classes, is_condit
     if words & OF_DEVICE:
         found.of_device |= words
     no_variable = NO_VARIABLE - {"const"} if any(tokens[i].text == "[" for i in head) else NO_VARIABLE
-    is_hidden = words & macros.keys() or any(MACRO_NAME.fullmatch(word) for word in words)
-    if not free or is_hidden or words & no_variable or is_conditional(head[0]):
+    if not free or words & no_variable or is_conditional(head[0]):
         return
-    for k, at in enumerate(head):  # TYPE NAME = ...; TYPE NAME[...]; TYPE NAME;
-        following = tokens[head[k + 1]].text if k + 1 < len(head) else ";"
-        if k and tokens[at].kind == "word" and following in ("=", "[", ";", ",", "{"):
-            found.variables.add((space, tokens[at].text))
-            found.initialisers.append(Function("", set(), at, at, end, True, space=space))
-            return
-        if following == "(" and k + 3 < len(head) and tokens[head[k + 2]].text == "*":  # TYPE (*NAME)(...) = ...
-            found.variables.add((space, tokens[head[k + 3]].text))
-            found.initialisers.append(Function("", set(), at, at, end, True, space=space))
-            return
-        if tokens[at].text in ("(", "=", "{", "["):
-            return
+    names = declared_names(tokens, head)
+    if not names or any(tokens[i].text in macros for i in names):
+        return
+    in_front = {tokens[i].text for i in head if i < names[0] and tokens[i].kind == "word"}
+    if in_front & macros.keys() or any(MACRO_NAME.fullmatch(word) for word in in_front - found.types):
+        return  # a macro may stand for its qualifiers
+    found.variables |= {(space, tokens[i].text) for i in names}
+    found.initialisers.append(Function("", set(), names[0], names[0], end, True, space=space))
+
+
+def declared_names(tokens, head):
+    """The indices in `tokens` of the names that a declaration's head declares: TYPE A = ..., B[...], C; or TYPE (*A)(...)."""
+    texts = [tokens[at].text for at in head] + [";"]
+    found = []
+    for k, at in enumerate(head):
+        if k and tokens[at].kind == "word" and texts[k + 1] in ("=", "[", ";", ",", "{"):
+            found = [k]
+            break
+        if texts[k + 1] == "(" and k + 3 < len(head) and texts[k + 2] == "*":
+            return [head[k + 3]]
+        if texts[k] in ("(", "=", "{", "["):
+            return []
+    if not found or "<" in texts[found[0] :]:  # whose commas may be a template's
+        return [head[k] for k in found]
+    depth = 0
+    for k in range(found[0], len(head)):
+        depth += (texts[k] in OPENING) - (texts[k] in CLOSING)
+        if depth == 0 and texts[k] == ",":
+            k += 1 + (texts[k + 1] in ("*", "&"))
+            found += [k] if k < len(head) and tokens[head[k]].kind == "word" else []
+    return [head[k] for k in found]
 
 
 def refusals(tokens, own, whole):

@@ -71,6 +71,9 @@ bool in_bounds(const void* begin, size_t bytes, const char* function, int line);
 // Has something written all the words that host code is about to compute with? Reports where not.
 bool written(const void* begin, size_t bytes, const char* function, int line);
 
+// Ends the launch where a kernel touches memory of the host that one of its arguments points to; else returns.
+void stop_at_host_memory(const void* address);
+
 // Is it host memory that cudaHostRegister has pinned?
 bool is_registered(const void* address);
 

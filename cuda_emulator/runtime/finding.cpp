@@ -46,6 +46,7 @@ void deliver(const Finding& finding) {
     put(text, "message", finding.message);
     put(text, "kernel", finding.kernel);
     put(text, "kernel_line", std::to_string(finding.kernel_line));
+    if (finding.argument) put(text, "argument", std::to_string(finding.argument));
     put_party(text, "", finding.party);
     put_party(text, "other_", finding.other);
     if (receiver && !keeping) receiver(text.c_str());  // raises

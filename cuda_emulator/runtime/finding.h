@@ -23,6 +23,7 @@ struct Finding {
     std::string kind, message, kernel;
     Party party, other;
     int kernel_line = 0;
+    int argument = 0;  // the number of the launch's argument that it is about, from 1
 };
 
 // Hands the finding to whoever configured a receiver (which raises). Without one, and where nothing can be thrown

@@ -3,6 +3,8 @@
 #include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -175,9 +177,52 @@ int memory_type(const void* pointer) {
         return is_registered(pointer) ? cudaMemoryTypeHost : cudaMemoryTypeDevice;
     const Allocation* a = device_memory.contains(pointer) ? device_memory.find(pointer) : nullptr;
     if (!a) return is_registered(pointer) ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
-    return a->owner == Owner::device ? cudaMemoryTypeDevice
-           : a->owner == Owner::host ? cudaMemoryTypeHost
-                                     : cudaMemoryTypeManaged;
+    return a->owner == Owner::device     ? cudaMemoryTypeDevice
+           : a->owner == Owner::host     ? cudaMemoryTypeHost
+           : a->owner == Owner::pageable ? cudaMemoryTypeUnregistered
+                                         : cudaMemoryTypeManaged;
+}
+
+namespace {
+
+bool is_pageable(const void* address) {
+    const Allocation* a = device_memory.contains(address) ? device_memory.find(address) : nullptr;
+    return a && a->owner == Owner::pageable;
+}
+
+// Is it memory of this process that is none of the device's? An address that is merely wrong is in no memory.
+bool is_host_memory(const void* pointer) {
+    if (device_memory.contains(pointer) || uintptr_t(pointer) < 4096) return false;
+    char byte;
+    const iovec here{&byte, 1}, there{(void*)pointer, 1};
+    return process_vm_readv(getpid(), &here, 1, &there, 1, 0) == 1;
+}
+
+bool is_in_the_same_tensor(const void* pointer, const void* address) {
+    return is_pageable(pointer) && device_memory.find(pointer) == device_memory.find(address);
+}
+
+bool is_host_memory_before(const void* pointer, const void* address) {
+    constexpr size_t FAR = 1 << 30;
+    return size_t((const char*)address - (const char*)pointer) < FAR && is_host_memory(pointer) && is_host_memory(address);
+}
+
+}  // namespace
+
+void stop_at_host_memory(const void* address) {
+    const Launch& launch = *worker->launch;
+    const bool is_tensor = is_pageable(address);
+    const auto points = is_tensor ? is_in_the_same_tensor : is_host_memory_before;
+    const int argument = launch.config.argument_that ? launch.config.argument_that(launch.arguments, points, address) : -1;
+    if (argument < 0 && !is_tensor) return;
+    Finding finding = worker->describe(
+        "host memory",
+        (argument < 0 ? "what is at " + place_in_memory(address) : "argument " + std::to_string(argument + 1)) +
+            (is_tensor ? " is a CPU tensor" : " is memory of the host (malloc's, a vector's, NumPy's)") +
+            ", and a kernel gets its pointer",
+        {launch.config.line ? launch.config.line : launch.line, nullptr});
+    finding.argument = argument + 1;
+    worker->stop(finding);
 }
 
 void examine_host(const void* address, unsigned bytes, Access access, const void* instruction) {
@@ -193,3 +238,18 @@ void examine_host(const void* address, unsigned bytes, Access access, const void
 }
 
 }  // namespace emulator
+
+extern "C" {
+// Of a tensor in check mode: 1 is one of the CPU's, 0 the device's; -1: no tensor's memory in check mode.
+int emulator_is_pageable(const void* pointer) {
+    using namespace emulator;
+    const Allocation* a = device_memory.base() && device_memory.contains(pointer) ? device_memory.find(pointer) : nullptr;
+    return a ? a->owner == Owner::pageable : -1;
+}
+void emulator_set_pageable(const void* pointer, int on) {
+    using namespace emulator;
+    Allocation* a = device_memory.base() && device_memory.contains(pointer) ? device_memory.find(pointer) : nullptr;
+    if (a) a->owner = on ? Owner::pageable : Owner::device;
+}
+void emulator_refuse_pageable(int on) { emulator::options.refuses_pageable = on; }
+}

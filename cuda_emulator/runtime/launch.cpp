@@ -154,10 +154,11 @@ std::string Launch::out_of_time() const {
 Finding* launch_finding() { return &current_finding; }
 
 void report_launch_bounds(int threads) {
-    Finding finding = worker->describe("invalid launch",
-                                       "block (" + text(worker->launch->config.block) + "): more threads than the " +
-                                           std::to_string(threads) + " of the kernel's __launch_bounds__",
-                                       {worker->launch->line, nullptr});
+    Finding finding =
+        worker->describe("invalid launch",
+                         "block (" + text(worker->launch->config.block) + "): more threads than the " +
+                             std::to_string(threads) + " of the kernel's __launch_bounds__",
+                         {worker->launch->config.line ? worker->launch->config.line : worker->launch->line, nullptr});
     worker->stop(finding);
 }
 
@@ -220,7 +221,7 @@ void run_grid(const char* name, int line, const void* kernel, const LaunchConfig
             current_finding.kind = "invalid launch";
             current_finding.message = problem;
             current_finding.kernel = launch.kernel;
-            current_finding.kernel_line = line;
+            current_finding.kernel_line = config.line ? config.line : line;
         } else {
             int count = options.processors ? options.processors : (int)std::thread::hardware_concurrency();
             if (options.checked() || options.debugged)

@@ -31,6 +31,7 @@ struct Options {
     bool debugged = false;  // somebody steps through: no ticks, one processor
     double time_limit = 0;  // seconds a launch may take; 0: no limit
     bool extents = false;   // tensors have no values, and a launch runs only some of its blocks, for `time_limit` at most
+    bool refuses_pageable = false;  // kernels may not touch CPU tensors, as far as they are known
     bool checked() const { return mode != Mode::fast; }
 };
 extern Options options;

@@ -249,6 +249,7 @@ __attribute__((noinline)) void note_uninitialised(const Site& s) {
         worker->stop(finding(s, "not supported",
                              std::string("a kernel ") + verb(s.access) +
                                  " host memory pinned by cudaHostRegister; in check mode use cudaHostAlloc"));
+    if (!s.shared) stop_at_host_memory((const void*)s.address);
     worker->stop(finding(s, s.shared ? "shared memory out of bounds" : "global memory out of bounds",
                          std::string(verb(s.access)) + " " + bytes_text(s.bytes) + " at " + place_text(s)));
 }
@@ -410,7 +411,9 @@ inline void shared_access(const Site& s) {
 
 inline void global_access(const Site& s) {
     Allocation* a = device_memory.find((void*)s.address);
-    if (!a || s.address < uintptr_t(a->begin) || s.address + s.bytes > uintptr_t(a->begin) + a->bytes) report_bounds(s);
+    const bool refused = a && a->owner == Owner::pageable && options.refuses_pageable;
+    if (!a || refused || s.address < uintptr_t(a->begin) || s.address + s.bytes > uintptr_t(a->begin) + a->bytes)
+        report_bounds(s);
     if (s.access == Access::write) {
         s.shadow.clock.fences[s.thread.linear] = Fence::missing;
         s.shadow.clock.fenced_for_block[s.thread.linear] = 0;

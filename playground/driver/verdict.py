@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from playground.judge.accuracy import APPROXIMATE, AS_PYTORCH, CLASSES, FLOAT32, WRONG, named, names_one
 from playground.judge.checks import BY_NAME, CAVEATS, DROP_IN, FORWARD, SHOWN, SIDE_EFFECTS, STRESS_TESTS, WATCHED
 from playground.judge.mutations import LOOK_ALIKE
+from playground.judge.precision import LOWER
 from playground.judge.probes import AT_OWN_SIZE, EVAL, FORWARD_PROBES, FRESH, OF_SEEDS, PROBES, REQUIRED, check_of, size_of
 from playground.judge.work import Text
 from playground.worker import WorkerFailure
@@ -66,6 +67,8 @@ def judge(worker, referee, result, file=None, renew=None, accept=None, first=Non
         remove(case.outputs.held)
     result["check"]["reference"] = referee.ways
     conclude(result, case.complaints)
+    if result["verdict"] == "fail" and case.diagnosis:
+        result["details"] = "\n".join(case.diagnosis)
     return case.worker
 
 
@@ -114,6 +117,8 @@ class _Case:
         self._declared, self._is_by_seed = result["variant_precision"], result.get("weights") == "by seed"
         self.outputs = referee.answers(worker).file(f"outputs-{worker.pid}")
         self._uniform = set()  # probes on which the outputs are the same everywhere
+        self._suspects = sorted(self._text.may_compute_in) if self._text else None  # precisions that it may compute in
+        self.diagnosis = None  # the lines of a picture of the first wrong output
         self._works = False  # whether code of the file's own is seen to be given tensors on the problem's own inputs
         self._left = set()  # probes on which it is not
         self._asked_for_backward = False
@@ -177,6 +182,7 @@ class _Case:
         return self._referee.ask(what, probe=probe, file=str(self.outputs.held))
 
     def _compare(self, what, probe, **more):
+        more |= {"suspects": self._suspects} if what == "outputs" else {}
         return self._referee.compare(what, probe, str(self.outputs.held), self._declared, **more)
 
     def _survive(self, tag, circumstance, check):
@@ -247,6 +253,7 @@ class _Case:
         compared = self._graded(probe, compared) if required else self._reordered(probe, compared)
         entry = self._check["probes"][probe] = _figures(compared) | {"note": compared.get("note")}
         entry["complaint"] = compared["complaint"] and _under(probe, compared["complaint"])
+        self.diagnosis = self.diagnosis or compared.get("diagnosis")
         if required:
             _keep_worst(self._check, compared)
             if entry["complaint"]:
@@ -289,7 +296,7 @@ class _Case:
         """
         worst = self._result["accuracy"]
         figures = {"error": compared["max_error"], "limit": compared["allowed"]}
-        found = self._ask_referee("grade", probe)["class"] if compared["complaint"] else self._declared or AS_PYTORCH
+        found = self._class_of(probe, compared) if compared["complaint"] else self._declared or AS_PYTORCH
         if worst is None or (compared["complaint"] and CLASSES.index(found) > CLASSES.index(worst["class"])):
             self._result["accuracy"] = (worst or {}) | {"class": found} | figures
         if not compared["complaint"]:
@@ -309,6 +316,13 @@ class _Case:
             return compared | {"complaint": complaint}
         self.complain("accuracy", _under(probe, complaint), DROP_IN)
         return self._compare("outputs", probe)
+
+    def _class_of(self, probe, compared):
+        """The class of accuracy of wrong outputs; a lower precision only where the file's text may compute in it."""
+        found = self._ask_referee("grade", probe)["class"]
+        if found not in LOWER or self._suspects is None or found in self._suspects:
+            return found
+        return next((f"approximate to {limit:g}" for limit in APPROXIMATE if compared["max_error"] <= limit), WRONG)
 
     def _reordered(self, probe, compared):
         """The comparison on another probe, where float32 in another order of adding costs no more than exactness."""

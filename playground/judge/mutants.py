@@ -300,6 +300,11 @@ def _fate(mutant, cheap, costly, oracle, fresh):
             return "survived"
 
 
+def outputs_of(mutant, oracle, probe):
+    """Return the outputs in float64 of a mutant on a probe."""
+    return oracle.reference(probe, _mutating(mutant)).outputs
+
+
 def _mutating(mutant):
     """model -> MutatedModel; what a mutant remembers lasts from model to model, as from call to call in a process."""
     hooks = mutant.make()

@@ -19,6 +19,12 @@ from cuda_emulator import kernel_names
 from playground.catalog import lines_of
 from playground.judge import foreign
 
+# What a text that computes in a lower precision has.
+PRECISIONS = {
+    "tf32": r"tf32|tl\.dot|wmma|\bmma[_.]|matmul_precision",
+    "fp16": r"__half|half2|\bhalf\b *[*&>()]|khalf|f(loat|p)?16|autocast",
+    "bf16": r"bfloat16|bf16|autocast",
+}
 TRITON_KERNEL = re.compile(r"@(?:triton\.)?(?:jit|autotune|heuristics)\b(?:.|\n)*?\ndef\s+(\w+)")
 _generator = torch.Generator().manual_seed(secrets.randbits(63))
 
@@ -272,6 +278,7 @@ class Text:
         self.triton_kernels = set(TRITON_KERNEL.findall(text))
         self.cuda_kernels = {name for string in strings for name in kernel_names(string)}
         self.names_cuda = names_cuda(path, content)
+        self.may_compute_in = {name for name, pattern in PRECISIONS.items() if re.search(pattern, text, re.IGNORECASE)}
         self.means_to_build = bool(names & {"load_inline"} or self.cuda_kernels)
 
     def line_of(self, pattern):

@@ -68,7 +68,8 @@ class Candidate(Clocked):
         names = {name: vars(fresh)[name] for name in borrowed if name in vars(fresh)}
         self.kind = self._loaded_class(variant, content, names, self.problem.model_new_of) if variant else fresh.Model
         self.model = self._made(self.seed)
-        difference = None if weights is None else self._take_weights(tensors.load(weights))
+        self.first_weights = {} if weights is None else tensors.load(weights)
+        difference = None if weights is None else self._take_weights(self.first_weights)
         self.first_buffers = {name: value.clone() for name, value in self.model.named_buffers()}
         self.changed_by_loading = behaviour.complaints_about_flags(flags, behaviour.flags())
         came_by = "by seed" if difference else "by name"
@@ -143,10 +144,33 @@ class Candidate(Clocked):
                 raise
             is_done = False
         if not is_done:
-            self.model.forward = devices.emulated(self.model.forward)
             self._emulate_device()
+            self.model = self._made(self.seed)  # the constructor may have asked for a GPU, too
+            self._take_weights(self.first_weights)
             self._forward(given)
+        if self.emulator and emulator.launches():
+            self._look_for_host_memory(given)
         return {"seconds": self.builds.seconds if self.builds.names else None, "built": self.builds.built}
+
+    def _look_for_host_memory(self, given):
+        """Make and call a model as beside a GPU, where what names no device is on the CPU. Raises the Finding of a kernel that
+        gets a CPU tensor; what else goes wrong shows elsewhere.
+        """
+        moves_tensors = functools.partial(getattr, self.emulator.builder, "moves_tensors")
+        kept = self.model
+        try:
+            self.model = tensors.make_model(self.problem, devices.watched(self.kind, moves_tensors), self.seed, self.device)
+            devices.put_on_device(self.model)
+            self.model.load_state_dict(kept.state_dict(), strict=False)
+            devices.watched(self._forward, moves_tensors)(given)
+        except emulator.Finding as finding:
+            if finding.kind == "host memory":
+                raise
+        except Exception as exception:
+            if is_of_judge(exception):
+                raise
+        finally:
+            self.model = kept
 
     def device_code(self):
         """Return {"texts": [{"text", "flags"}], "capability": the GPU's, such as "9.0", or None}.

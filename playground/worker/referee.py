@@ -3,15 +3,17 @@
 It runs the original alone. No candidate's file is ever loaded into this process.
 """
 
+import contextlib
 import functools
 import math
 import re
+import time
 from dataclasses import replace
 
 import torch
 
 from playground import catalog, tensors
-from playground.judge import accuracy, behaviour, domain, footprint, mutants, probes, special
+from playground.judge import accuracy, behaviour, diagnosis, domain, footprint, mutants, probes, special
 from playground.judge.oracle import Oracle, gradients_of, is_few
 from playground.judge.precision import CUT, LOWER, forbid_tf32
 from playground.judge.sample import SMALL, Sample
@@ -25,6 +27,7 @@ from playground.worker.interface import WrongInterface, fitting, place_of
 
 OTHER_INPUTS = 4
 FASTER_BY_FILE = 1 << 26  # bytes of inputs: more are drawn again on a GPU, in less time than they are copied there
+SECONDS_FOR_MUTANTS = 5.0  # in which a wrong version is looked for that gives the variant's result
 FROM_EAGER = 4.0  # times what is allowed: eager's largest error where no reference is kept is a little more than the sample's
 BYTES_OF_ELEMENT, SLACK = 32, 64 << 20  # of a file of results: more than these, for each element of the reference, is not read
 
@@ -379,7 +382,7 @@ class Referee:
             model(*tensors.to(tensors.inputs_of(problem), self.device))
         return True
 
-    def compare_outputs(self, probe, file, declared=None, remark=True):
+    def compare_outputs(self, probe, file, declared=None, remark=True, suspects=None):
         """Return {"max_error", "allowed", "eager_error", "permitted_error", "complaint", "note", ...} of the outputs in a file.
 
         "stale" says that they are those of the weights before the probe's step, "swallowed" where they are finite and the
@@ -387,11 +390,13 @@ class Referee:
         original's is the same everywhere.
 
         `declared` is the precision that the variant says it computes in, or what else is permitted: see _permitting. With
-        `remark` a complaint ends with what the error looks like, which takes several further references.
+        `remark` a complaint ends with where the result is wrong and how that came about, which takes several further
+        references; "diagnosis" are the lines of a picture. `suspects` are the precisions that the variant may have
+        computed in; None: any.
         """
         expected, _ = self._permitting(probe, declared)
         uniform = all(_is_uniform(reference.float64) for reference in expected)
-        unseen = {"note": None, "stale": False, "uniform": uniform}
+        unseen = {"note": None, "stale": False, "uniform": uniform, "diagnosis": None}
         if isinstance(declared, str) and probe not in probes.REQUIRED and special.unusable(expected):
             note = f"not judged: {declared} itself is too inexact, or overflows, on these inputs"
             return vars(wrong(None)) | unseen | {"note": note}
@@ -407,7 +412,8 @@ class Referee:
         each = [reference.compare(name, value) for reference, name, value in pairs]
         found = worst(each)
         actual = [value.cpu() for value in actual] if found.complaint else actual
-        compared = vars(self._with_remark(found, each, probe, actual) if remark else found)
+        found, lines = self._with_remark(found, each, probe, actual, suspects) if remark else (found, None)
+        compared = vars(found)
         if self.sample.is_part and not found.complaint:
             compared = compared | {"complaint": self._far_from_eager(probe, expected, names, whole.outputs)}
         stale = self._stale_weights(probe, actual) if compared["complaint"] else None
@@ -415,7 +421,7 @@ class Referee:
             compared = compared | {"complaint": f"the output is that of {stale} before the step"}
         swallowed = next((every.swallowed for every in each if every.swallowed), None)
         leaked = any(every.leaked for every in each)
-        return compared | unseen | {"stale": bool(stale), "swallowed": swallowed, "leaked": leaked}
+        return compared | unseen | {"stale": bool(stale), "swallowed": swallowed, "leaked": leaked, "diagnosis": lines}
 
     def own_check(self, probe, file):
         """Return {"complaint": what the problem's own check_outputs(inputs, outputs) says of outputs in a file, or None}."""
@@ -567,15 +573,48 @@ class Referee:
             return oracle.rounded_operands(made, to, oracle.tf32_families)
         return oracle.reordered(made) if to == accuracy.FLOAT32 else oracle.lowered(made, to)
 
-    def _with_remark(self, comparison, each, probe, actual):
-        """The comparison, its complaint with the precision that its error looks like."""
-        if not comparison.complaint or "off by" not in comparison.complaint or self.probes[probe].autocast:
-            return comparison
+    def _with_remark(self, comparison, each, probe, actual, suspects):
+        """(The comparison, its complaint with where the result is wrong and how; the lines of a picture, or None)."""
+        if not comparison.complaint or self.probes[probe].autocast:
+            return comparison, None
         i = each.index(comparison)
-        suspects = [name for name in LOWER if name != self.precision]
-        lowered = {name: [tensors.as_real(each.outputs[i]) for each in self._lowered(probe, name)] for name in suspects}
-        remark = accuracy.likely_precision(self.references[probe][0][i].float64, tensors.as_real(actual[i]), lowered)
-        return replace(comparison, complaint=f"{comparison.complaint}; {remark}") if remark else comparison
+        found = self._diagnosis(each[i], i, probe, actual[i], comparison.allowed)
+        remark = found and found.sentence
+        if "off by" in comparison.complaint and not (found and found.how):
+            remark = self._precision_of(probe, i, actual[i], suspects) or remark
+        told = replace(comparison, complaint=f"{comparison.complaint}; {remark}") if remark else comparison
+        return told, list(found.picture) if found else None
+
+    def _precision_of(self, probe, i, actual, suspects):
+        names = [name for name in LOWER if name != self.precision and (suspects is None or name in suspects)]
+        lowered = {name: [tensors.as_real(each.outputs[i]) for each in self._lowered(probe, name)] for name in names}
+        return accuracy.likely_precision(self.references[probe][0][i].float64, tensors.as_real(actual), lowered)
+
+    def _diagnosis(self, comparison, i, probe, actual, allowed):
+        """The Diagnosis of output `i` of a probe; None where it has another form, or where only a sample of it is kept."""
+        reference = self.references[probe][0][i]
+        actual = tensors.as_real(actual) if isinstance(actual, torch.Tensor) else None
+        if allowed is None or self.sample.is_part or actual is None or actual.shape != reference.float64.shape:
+            return None
+        shapes = [shape for name, shape in self.shapes[probe].items() if name.startswith("input")]
+        found = diagnosis.diagnose(actual, reference.float64, allowed * reference.spread, shapes)
+        if found and not found.how and (name := self._mutant_like(i, probe, actual, allowed * reference.spread)):
+            found = replace(found, how=f"this is what the original gives with '{name}'")
+        return found
+
+    def _mutant_like(self, i, probe, actual, allowed):
+        """The name of the wrong version of the original that gives this output, to rounding; None without one."""
+        made = replace(self._with_inputs(probe), upstream=None, wanted_inputs=())
+        oracle, latest = self.oracle_of(made), time.monotonic() + SECONDS_FOR_MUTANTS
+        inputs = tensors.to(made.inputs, self.device)
+        for mutant in mutants.mutants_of(tensors.copy_model(self.model), inputs, differentiable=False):
+            if time.monotonic() > latest:
+                return None
+            with contextlib.suppress(Exception):  # the mutation does not fit this call, in one of many ways
+                output = tensors.as_real(mutants.outputs_of(mutant, oracle, made)[i]).cpu().double()
+                if output.shape == actual.shape and bool(((output - actual.cpu().double()).abs() <= allowed).all()):
+                    return mutant.name
+        return None
 
     def mutants(self, probes, gradients, declared, seed):
         """Run wrong versions of the original through these probes: {"counted", "rejected", "survivors": [name, ...]}.

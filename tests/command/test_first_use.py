@@ -22,6 +22,13 @@ FORWARD, CALL = "    def forward(self, x):\n", "        return module.softmax(x)
 DECORATED = "    @__import__('torch').no_grad()\n    def forward(self):\n"
 FORWARD_AND_CALL = FORWARD + CALL, "    pass"
 CONSTRUCTOR = "    def __init__(self, n):\n        super().__init__()\n\n"
+# What published files ask before they build.
+ASKS_FIRST = (
+    "module = load_inline(",
+    "import torch, torch.nn as nn\nmodule = None\nDEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
+    "if (torch.cuda.device_count() and torch.version.cuda and torch.cuda.get_device_capability()[0] >= 7\n"
+    "        and torch.cuda.get_device_properties(0).multi_processor_count and DEVICE == 'cuda'):\n    module = load_inline(",
+)
 CUDNN = """
 from torch import nn
 from torch.utils.cpp_extension import load_inline
@@ -47,6 +54,22 @@ MISTAKES = {
     "arguments_3": (("(self, x)", "(self, x, y=1, *, z)"), "error", r"FILE:39: forward takes x, y=1, \*, z; get_inputs .* 1$"),
     "return_3": ((CALL, CALL.replace("return ", "")), "error", r"FILE:39: forward returns None: end it with `return`"),
     "cudnn_8": (CUDNN, "error", r"FILE:8: calls cuDNN \(cudnnHandle_t\), which the emulator lacks: judge the file on a GPU$"),
+    "host_memory_68_1": (
+        ("torch::empty_like(x)", "torch::empty({x.size(0), x.size(1)}, torch::kFloat32)"),
+        "fail",
+        r"FILE:32: host memory: y is a CPU tensor, and a kernel gets its pointer; kernel softmax_kernel",
+    ),
+    "host_tensor_68_1": (
+        (CALL, CALL.replace("(x)", "(x.cpu())")),
+        "fail",
+        r"FILE:32: host memory: x is a CPU tensor, and a kernel gets its pointer; kernel softmax_kernel",
+    ),
+    "host_variable_68_2": (
+        ("-INFINITY, sum = 0;", "-INFINITY, sum = EPS;", "__global__ void", "float EPS = 0; __global__ void"),
+        "error",
+        r"FILE:11: error: EPS is a variable of the host, undefined in device code",
+    ),
+    "asks_for_a_gpu_68_10": (ASKS_FIRST, "forward only", r"the output is silently detached"),
     "shape_9": (
         ("torch::empty_like(x)", "torch::empty({x.size(0), x.size(1) + 1})"),
         "fail",
@@ -71,16 +94,23 @@ MISTAKES = {
 }
 
 
+def changed(change):
+    """The text of the solution with a change: a whole text, or what is replaced by what, by turns."""
+    text = SOLUTION.read_text()
+    for old, new in () if isinstance(change, str) else zip(change[::2], change[1::2], strict=True):
+        assert old in text
+        text = text.replace(old, new, 1)
+    return change if isinstance(change, str) else text
+
+
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory):
     """One run of all MISTAKES and of the example itself: {name: (file, result)}."""
     folder = tmp_path_factory.mktemp("first_use")
     files = {}
     for name, (change, *_) in MISTAKES.items():
-        text = change if isinstance(change, str) else SOLUTION.read_text().replace(*change, 1)
-        assert text != SOLUTION.read_text()
         files[name] = folder / f"{name}.py"
-        files[name].write_text(text)
+        files[name].write_text(changed(change))
     status, out, err = run(
         "compare.py", "--model", PROBLEM, "--variant", *files.values(), SOLUTION, "--device", "emulator", "--json", "-"
     )

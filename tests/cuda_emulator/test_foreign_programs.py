@@ -478,6 +478,16 @@ REFUSED = [
     (2, "int twice(int x) { return 2 * x; }\n__global__ void k(int* p) { p[0] = twice(1); }", "error: device code calls twice"),
     (2, "__device__ int f() { return 1; }\nint g() { return f(); }\n__global__ void k(int* p) {}", "error: host code calls f"),
     (2, "static int size = 3;\n__global__ void k(int* p) { p[0] = size; }", "error: size is a variable of the host"),
+    *(
+        (2, f"{declared}\n__global__ void k(float* p) {{ p[0] = EPS; }}", "error: EPS is a variable of the host")
+        for declared in (
+            "float EPS = 1e-5;",
+            "static int WIDTH = 3, *N, EPS;",
+            "typedef float REAL; REAL EPS = 1;",
+            "float EPS = DEFAULT_EPS;",
+            "unsigned long long EPS{3};",
+        )
+    ),
     (2, "#include <map>\n__global__ void k(int* p) { std::map<int, int> m; }", "error: std::map in device code"),
     (
         3,
@@ -596,6 +606,8 @@ NOT_REFUSED = {
     "__device__ bool operator<(float4 a, float4 b) { return a.x < b.x; }",
     "a qualifier for other compilers": "#ifndef __CUDACC__\n#define __device__\n#define __host__\n#endif\nint one();\n"
     "__host__ __device__ int one() { return 1; }\n__device__ int two() { return one() + 1; }",
+    "names of macros": "#define N 5\n#ifdef OTHERS\n#define TABLE __device__\n#else\n#define TABLE __device__ __align__(16)\n#endif\n"
+    "TABLE float EPS = 1e-5;\nconst int WIDTH = 3;\n__device__ float f(int SIZE) { float TOP = EPS; return TOP * N * WIDTH * SIZE; }",
     "variables of a function": '__device__ float pressure(float x) {\n#include "constants.h"\n    return x * sea_level;\n}',
 }
 

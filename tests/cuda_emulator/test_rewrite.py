@@ -41,7 +41,8 @@ def test_what_is_no_cuda_stays(text):
 def test_launches(launch, name, config, arguments):
     text = squeezed(rewrite(f"void f() {{ {launch}; }}").text)
     assert text.startswith(f'void f() {{ ::emulator::launch("?{name}", 1, ')  # the text defines no such kernel
-    assert f"::emulator::LaunchConfig({config.strip()})" in text.replace("( ", "(").replace(" )", ")")
+    config = f"::emulator::LaunchConfig(::emulator::Line{{__LINE__}}, {config.strip()})"
+    assert config in text.replace("( ", "(").replace(" )", ")")
     assert text.endswith(f", {arguments}); }}" if arguments else "}); }")
 
 
@@ -176,7 +177,7 @@ def test_host_variables_with_the_names_of_built_in_ones():
     lines = rewrite(HOST_NAMES).text.splitlines()
     assert "threads() const { return grid_dim.x * block_dim.x; }" in lines[1]
     assert "p[blockIdx.x * blockDim.x + threadIdx.x] = gridDim.x" in lines[2]  # the kernel's are the built-in ones
-    for line, used in ((3, "(grid_dim, block_dim)"), (6, "(grid_dim, block_dim)"), (7, "grid_dim.x < 4; ++grid_dim.x")):
+    for line, used in ((3, "grid_dim, block_dim)"), (6, "grid_dim, block_dim)"), (7, "grid_dim.x < 4; ++grid_dim.x")):
         assert used in lines[line] and "gridDim" not in lines[line]
     assert "return gridDim.x * blockDim.x;" in lines[9]  # behind the scopes of the others
 

@@ -39,13 +39,30 @@ struct KeptFindings {
 struct KeptFindings {};
 #endif
 
+template <class T>
+bool holds(const T& argument, LaunchConfig::Points points, const void* address) {
+    for (size_t at = 0; at + sizeof(void*) <= sizeof(T); at += sizeof(void*))
+        if (points(*(void* const*)((const char*)&argument + at), address)) return true;
+    return false;
+}
+
 template <class Call, class... Arguments>
 void launch(const char* name, int line, const void* kernel, const LaunchConfig& config, Call call, Arguments... arguments) {
     [[maybe_unused]] const KeptFindings kept{};
     using Pack = std::tuple<Call, Arguments...>;
     Pack pack(call, arguments...);
+    LaunchConfig known = config;
+    known.argument_that = [](const void* p, LaunchConfig::Points points, const void* address) {
+        return std::apply(
+            [&](const Call&, const Arguments&... arguments) {
+                int found = -1, at = 0;
+                (void)((holds(arguments, points, address) ? (found = at, true) : (++at, false)) || ...);
+                return found;
+            },
+            *static_cast<const Pack*>(p));
+    };
     run_grid(
-        name, line, kernel, config,
+        name, line, kernel, known,
         [](void* p) {
             std::apply([](const Call& call, const Arguments&... arguments) { call(arguments...); }, *static_cast<Pack*>(p));
         },

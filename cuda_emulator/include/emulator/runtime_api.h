@@ -101,7 +101,8 @@ void* device_variable(const void* initial, size_t bytes, const char* name, bool 
 struct ConstantVariable {  // a __constant__ variable, which kernels cannot write
     ConstantVariable(const void* variable, size_t bytes, const char* name);
 };
-enum class Owner { device, managed, host };                        // host: pinned memory, which kernels may use, too
+// host: pinned memory, which kernels may use, too; pageable: CPU tensors, which they may not.
+enum class Owner { device, managed, host, pageable };
 void* device_allocate(size_t bytes, Owner owner = Owner::device);  // nullptr: there is no more
 
 // ---- asynchronous copies; they land as late as the program allows
@@ -140,12 +141,19 @@ void* cluster_pointer(const void* shared, unsigned rank);
 void grid_barrier(int line);
 
 // ---- launches
+struct Line {
+    int number;
+};
 struct LaunchConfig {
     dim3 grid, block;
     size_t shared_bytes;
     bool cooperative = false;
     dim3 cluster{};  // in blocks
     const void* stream;
+    int line = 0;  // of the launch; 0: not known
+    // The number, from 0, of the argument that holds a pointer for which `points(pointer, address)` is true; -1: none.
+    using Points = bool (*)(const void* pointer, const void* address);
+    int (*argument_that)(const void* arguments, Points points, const void* address) = nullptr;
     LaunchConfig clustered(dim3 blocks) const {  // by the kernel's __cluster_dims__
         LaunchConfig copy = *this;
         copy.cluster = blocks;
@@ -153,6 +161,10 @@ struct LaunchConfig {
     }
     LaunchConfig(dim3 grid, dim3 block, size_t shared_bytes = 0, const void* stream = nullptr)
         : grid(grid), block(block), shared_bytes(shared_bytes), stream(stream) {}
+    LaunchConfig(Line at, dim3 grid, dim3 block, size_t shared_bytes = 0, const void* stream = nullptr)
+        : LaunchConfig(grid, block, shared_bytes, stream) {
+        line = at.number;
+    }
 };
 // Runs `entry(arguments)` once for every thread of the grid. `name` is the kernel's, or, with a question mark in front, an
 // expression for a pointer to it. `kernel` identifies it for set_kernel_shared_limit; `line` is that of its definition.
