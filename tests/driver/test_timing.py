@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from playground import catalog
+from playground import catalog, untrusted
 from playground.driver import race, timing
 from playground.driver.race import Measured, Patience, Race, Rejected, Side
 from playground.driver.runner import Options, Runner, Task
@@ -263,7 +263,7 @@ class Timed:
     """timed(device) is the timing of a right variant on it; what it is called with besides is put into the result before."""
 
     def __init__(self, folder, patch):
-        self._folder, self._patch = folder, patch
+        self._folder, self._patch = untrusted.Folder(folder), patch
 
     def stopwatch(self, device, place="cuda", patience=10.0):
         device.put_in_place(self._patch)

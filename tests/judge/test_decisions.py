@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn as nn
 
-from playground import tensors
+from playground import tensors, untrusted
 from playground.driver.verdict import _Case, blank_check
 from playground.judge.oracle import Oracle
 from playground.judge.precision import LOWER
@@ -95,7 +95,7 @@ def test_the_result_says_that_near_decisions_were_looked_for(tmp_path):
     of_gradients = {name: found | {"decided": name == "weight", "unjudged": False} for name in ("weight", "bias")}
     truth = SimpleNamespace(
         folder=tmp_path,
-        answers=lambda worker: tmp_path,
+        answers=lambda worker: untrusted.Folder(tmp_path),
         side_effects=[],
         prepared=lambda probe: {"unusable": None, "differentiable": True},
         inputs=lambda probe: "",

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from playground import untrusted
 from playground.driver.verdict import (
     DROP_IN,
     FORWARD,
@@ -106,10 +107,13 @@ def test_which_results_meet_what_was_asked():
     assert not figures.meets({"verdict": "fail", "standard": "forward"})
 
 
+NOWHERE = SimpleNamespace(file=lambda name: untrusted.File(Path("nowhere", name), Path("nowhere", name)))
+
+
 @pytest.mark.parametrize("reason, is_a_caveat", [("KeyError: 'x'", True), (f"{JUDGE_BROKE}KeyError: 'x'", False)])
 def test_what_breaks_in_the_judge_is_no_caveat(reason, is_a_caveat):
     worker = SimpleNamespace(pid=0)
-    truth = SimpleNamespace(answers=lambda worker: Path("nowhere"))
+    truth = SimpleNamespace(answers=lambda worker: NOWHERE)
     result = {"ran_on": "cpu", "variant_precision": None, "check": blank_check()}
     case = _Case(worker, truth, result, file=None, renew=lambda: "another", accept=None)
 
@@ -129,7 +133,7 @@ def tried_in_a_graph():
         done = {"complaint": None, "of": "second" if stale else None, "note": note}
         worker = SimpleNamespace(pid=0, ask=lambda *_, **__: done)
         truth = SimpleNamespace(
-            answers=lambda worker: Path("nowhere"),
+            answers=lambda worker: NOWHERE,
             side_effects=[],
             inputs=lambda probe: "",
             compare=lambda what, probe, *_, **__: {"complaint": "off" if probe == "ramp" else None, "unjudged": unjudged},
