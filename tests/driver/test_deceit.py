@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from playground.driver import outer
+from playground.serial import dump
 from playground.worker import WorkerProcess
 from playground.worker.referee_client import RefereeClient
 from tests.judge.problems import pairs
@@ -259,7 +260,7 @@ class Measured:
             page = self._folder / f"page-{name}"
             page.unlink(missing_ok=True)
             players[name] = outer.Player(name, self._step, process, page)
-        return outer.measure(self._truth, players, self._place, self._step, None, 1)
+        return dump(outer.measure(self._truth, players, self._place, self._step, None, 1))
 
     def renew(self):
         """Begin a process, in the place of one in which a file's threads go on."""
