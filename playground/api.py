@@ -22,8 +22,10 @@ from rich.console import Console
 
 from playground import catalog
 from playground.driver import plan
-from playground.driver.runner import Options, Runner, Task
+from playground.driver.runner import Runner
+from playground.driver.task import Options, Task
 from playground.machine import build_locks, requirements
+from playground.record import Caveat, Ratio, dump
 from playground.report import suite
 from playground.report.figures import meets
 from playground.report.progress import Progress
@@ -36,24 +38,6 @@ _once = threading.Lock()
 
 class CannotCompare(RuntimeError):
     """The machine cannot do what was asked; the text says what is missing and how to get it."""
-
-
-@dataclass(frozen=True)
-class Speedup:
-    """How many times as fast as a baseline: the median over paired rounds, and its 95% interval."""
-
-    ratio: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class Caveat:
-    """What stands between a solution and a drop-in replacement: a stable tag, a sentence, a line of the file or None."""
-
-    tag: str
-    text: str
-    line: int | None = None
 
 
 @dataclass(frozen=True)
@@ -83,7 +67,7 @@ class Comparison:
     ran_on: str | None
     milliseconds: float | None
     baselines: dict[str, float]
-    speedups: dict[str, Speedup]
+    speedups: dict[str, Ratio]
     not_measured: str | None
     result: dict = field(repr=False)
 
@@ -177,20 +161,19 @@ def _file(given, text_file):
 
 
 def _told(result):
-    time, outcome = result["time_ms"] or {}, result["outcome"] or {}
     return Comparison(
-        verdict=result["verdict"],
+        verdict=result.verdict,
         is_right=meets(result),
-        reason=result["reason"],
-        details=result["details"],
-        caveats=tuple(Caveat(each["tag"], each["text"], each["line"]) for each in result["caveats"]),
+        reason=result.reason,
+        details=result.details,
+        caveats=tuple(result.caveats),
         accuracy=suite.accuracy_class(result),
-        ran_on=result["ran_on"],
-        milliseconds=time.get("median"),
-        baselines={name: spread["median"] for name, spread in result["baselines_ms"].items()},
-        speedups={name: Speedup(each["ratio"], each["low"], each["high"]) for name, each in suite.speedups(result).items()},
-        not_measured=outcome.get("reason"),
-        result=result,
+        ran_on=result.ran_on,
+        milliseconds=result.median_ms,
+        baselines={name: spread.median for name, spread in result.baselines_ms.items()},
+        speedups=suite.speedups(result),
+        not_measured=result.why_not_measured,
+        result=dump(result),
     )
 
 

@@ -20,6 +20,7 @@ import torch
 from torch.utils import _pytree
 
 from playground.catalog import CatalogError, lines_of
+from playground.record import Case
 from playground.suite import Pair, Suite
 from playground.tensors import flatten, uninitialised_is_nan
 
@@ -85,8 +86,8 @@ def _pairs(folder, file, names, has_gpu, settings):
         kinds = {"test": [kinds["test"][sizes.index(min(sizes))]] if "__global__" in text else kinds["test"]}
     for kind, given in ((kind, given) for kind, cases in kinds.items() for given in cases):
         name = " ".join([kind, *(f"{key}={value}" for key, value in given.items() if key != "seed")])
-        if kind == "benchmark" or all(pair.case["name"] != name for pair in pairs):  # another seed is no other test
-            pairs.append(Pair(**names, settings=given, timed=kind == "benchmark", case=case | {"kind": kind, "name": name}))
+        if kind == "benchmark" or all(pair.case.name != name for pair in pairs):  # another seed is no other test
+            pairs.append(Pair(**names, settings=given, timed=kind == "benchmark", case=Case(kind=kind, name=name, **case)))
     return pairs
 
 

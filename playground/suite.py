@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from playground.catalog import CatalogError, natural_order
+from playground.record import Case, PairFacts
 
 LEVEL = re.compile(r"level(\d+)")
 PROBLEM = re.compile(r"(\d+)_.*\.py")
@@ -28,8 +29,7 @@ class Pair:
     from, in the words of the list, and `claimed_speedup` what is said there of its speed over eager PyTorch. `broken` is why it
     cannot be judged; None where nothing is known against it; `skipped` is why it is not tried here.
 
-    Where a problem lists several sizes, `case` says which this is, {"kind": "test" or "benchmark", "name", "ranking",
-    "benchmarks": how many are listed}. What is not `timed` is only judged.
+    Where a problem lists several sizes, `case` says which this is. What is not `timed` is only judged.
     """
 
     problem: Path
@@ -44,19 +44,13 @@ class Pair:
     settings: dict = field(default_factory=dict)
     broken: str | None = None
     skipped: str | None = None
-    case: dict | None = None
+    case: Case | None = None
     timed: bool = True
 
     def facts(self):
         """Return what the JSON document says of the pair."""
-        return {
-            "problem": self.problem_name,
-            "solution": self.solution_name,
-            **{name: getattr(self, name) for name in NUMBERS},
-            "origin": self.origin,
-            **({} if self.claimed_speedup is None else {"claimed_speedup": self.claimed_speedup}),
-            **({} if self.case is None else {"case": self.case}),
-        }
+        kept = {name: getattr(self, name) for name in (*NUMBERS, "origin", "claimed_speedup", "case")}
+        return PairFacts(problem=self.problem_name, solution=self.solution_name, **kept)
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,8 @@ def grid(axes):
 
 def is_refusal(result):
     """Return whether the variant said no to the shape."""
-    reason = result["reason"] or ""
-    if result["verdict"] != "error":
+    reason = result.reason or ""
+    if result.verdict != "error":
         return False
     return bool(REFUSAL.match(reason) or (MAYBE_REFUSAL.match(reason) and _is_its_own(result)))
 
@@ -56,12 +56,12 @@ def _is_its_own(result):
     Where it was raised is what the traceback in "details" ends with. An operator of PyTorch's that the variant calls ends it in
     the variant's own line, or in PyTorch's files. Without a traceback nothing says that it was meant.
     """
-    traceback, found, _ = (result.get("details") or "").partition("\n" + result["reason"])
+    traceback, found, _ = result.details.partition("\n" + result.reason)
     frames = list(FRAME.finditer(traceback)) if found else []
     if not frames:
         return False
     file, code = Path(frames[-1]["file"]), frames[-1]["code"] or ""
-    return file.as_posix().endswith(CALLERS) or (file.stem == result["variant"] and code.startswith("raise "))
+    return file.as_posix().endswith(CALLERS) or (file.stem == result.variant and code.startswith("raise "))
 
 
 def lines_along(results, axes, axis):
@@ -75,7 +75,7 @@ def lines_along(results, axes, axis):
 
 def value(result, name):
     """Return the value of a constant in a result, the same before and after JSON."""
-    found = result["shape"]["settings"][name]
+    found = result.shape.settings[name]
     return tuple(found) if isinstance(found, list) else found
 
 
@@ -101,7 +101,7 @@ class Crossover:
 
 def measured(line):
     """Return the results of which a speed-up is known."""
-    return [result for result in line if (result.get("outcome") or {}).get("ratio")]
+    return [result for result in line if result.outcome and result.outcome.ratio]
 
 
 def crossovers(line, axes, axis):
@@ -112,10 +112,10 @@ def crossovers(line, axes, axis):
     timed = measured(line)
     found = []
     for one, other in itertools.pairwise(timed):
-        wins = [result["outcome"]["verdict"] == "win" for result in (one, other)]
+        wins = [result.outcome.verdict == "win" for result in (one, other)]
         if wins[0] != wins[1]:
             ends = [value(result, axis) for result in (one, other)]
-            ratios = [result["outcome"]["ratio"] for result in (one, other)]
+            ratios = [result.outcome.ratio for result in (one, other)]
             at = _where_ratio_is_one(ends, ratios) if is_numeric(axes, axis) else None
             found.append(Crossover(wins[1], *ends, at))
     return found

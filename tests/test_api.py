@@ -12,7 +12,9 @@ import pytest
 
 import playground
 from playground import catalog, compare
-from playground.api import CannotCompare, Comparison, Speedup
+from playground.api import CannotCompare, Comparison
+from playground.record import Outcome, Ratio, Spread, Timed
+from playground.serial import values
 from playground.worker import process
 from tests.conftest import TINY_PROBLEM as PROBLEM
 
@@ -38,10 +40,10 @@ def left_behind(tmp_path, tmp_path_factory, monkeypatch):
 
 def test_a_right_solution_is_told_with_its_times(tmp_path, monkeypatch):
     """The problem is a path, the solution a text; a setting changes the problem's constant. The stopwatch's answer is given."""
-    ratio = {"ratio": 2.0, "low": 1.9, "high": 2.1}
-    times = {name: {"median": ms, "p20": ms, "p80": ms} for name, ms in (("eager", 0.2), ("own", 0.1))}
-    found = {"time_ms": times.pop("own"), "baselines_ms": times, "speedup": {"eager": ratio}}
-    found["outcome"] = ratio | {"verdict": "win", "against": "eager", "any_precision": None, "reason": None}
+    ratio = Ratio(ratio=2.0, low=1.9, high=2.1)
+    own, eager = (Spread(median=ms, p20=ms, p80=ms) for ms in (0.1, 0.2))
+    won = Outcome(verdict="win", against="eager", **values(ratio))
+    found = Timed(time_ms=own, peak_mib=None, baselines_ms={"eager": eager}, speedup={"eager": ratio}, outcome=won)
     for name, answer in (("start_processes", None), ("warm_up", None), ("time", found)):
         monkeypatch.setattr(f"playground.driver.timing.Stopwatch.{name}", lambda *_, answer=answer: answer)
     (tmp_path / "tanh.py").write_text(PROBLEM)
@@ -49,7 +51,7 @@ def test_a_right_solution_is_told_with_its_times(tmp_path, monkeypatch):
     assert isinstance(found, Comparison) and found.verdict == "pass" and found.is_right, found.details
     assert (found.reason, found.ran_on, found.result["model"]) == (None, "cpu", "tanh")
     assert (found.milliseconds, found.baselines, found.not_measured) == (0.1, {"eager": 0.2}, None)
-    assert found.speedups == dict.fromkeys(("eager", "fastest"), Speedup(2.0, 1.9, 2.1))
+    assert found.speedups == dict.fromkeys(("eager", "fastest"), ratio)
     assert found.result["shape"]["inputs"] == [[3, 8]]
 
 

@@ -7,9 +7,13 @@ import pytest
 import torch
 
 from playground import catalog
-from playground.driver.runner import Options, Runner, Task
+from playground.driver.runner import Runner
+from playground.driver.task import Options, Task
+from playground.driver.verdict import Judged
 from playground.nvidia import sanitizer
+from playground.record import Check, GradientErrors, Judgment
 from playground.report.progress import Progress
+from playground.serial import dump
 from playground.stopwatch import timer
 from playground.stopwatch.workload import Graphed, Workload
 from tests.conftest import TINY_PROBLEM
@@ -48,17 +52,16 @@ OF_CUDA = pytest.mark.parametrize("model, variant", variants("cuda"))
 
 def run(tasks, **options):
     with Progress() as progress:
-        return Runner(Options(quick=True, **options), progress).run(tasks)
+        return list(map(dump, Runner(Options(quick=True, **options), progress).run(tasks)))
 
 
 def hardly_judged(tasks, gradients=None, **options):
     """Results of tasks that are timed, and right whatever they compute; `gradients` are the names of those they have."""
     right = {"max_error": 0.0, "allowed": 1.0, "eager_error": 0.0}
+    check = Check(**right, gradients=gradients and dict.fromkeys(gradients, GradientErrors(**right)))
 
-    def accept(worker, truth, result, *_):
-        result["check"] = right | {"gradients": gradients and dict.fromkeys(gradients, right), "mutants_rejected": None}
-        result["verdict"] = "pass"
-        return worker
+    def accept(worker, *_):
+        return Judged(Judgment(verdict="pass", reason=None, check=check), None, worker, None)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("playground.driver.session.judge", accept)

@@ -57,7 +57,7 @@ def test_a_list_names_files_beside_it_and_may_say_numbers_settings_and_origin(tm
     gone, odd, right = suite.read(tmp_path / "pairs.json").pairs
     assert "a/gone.py: No such file" in gone.broken and odd.broken.endswith(": embedded null byte")
     assert right.broken is None and (right.problem_name, right.solution_name) == ("a/problem", "a/right")
-    assert (right.facts()["origin"], right.facts()["claimed_speedup"]) == ("by hand", 2.5)
+    assert (right.facts().origin, right.facts().claimed_speedup) == ("by hand", 2.5)
     assert (right.level, right.problem_id, right.sample_id) == (1, 3, None)
     assert right.settings == {"batch_size": 2}
 

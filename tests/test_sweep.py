@@ -1,5 +1,7 @@
 """Grids of a model's constants, and where a variant starts to win."""
 
+from types import SimpleNamespace
+
 import pytest
 from torch.utils import cpp_extension
 
@@ -7,6 +9,7 @@ from playground import catalog, sweep
 from playground.catalog import CatalogError
 from playground.driver import plan
 from playground.machine import requirements
+from playground.record import Outcome, Shape
 from playground.worker.candidate import Candidate
 from playground.worker.failures import describe
 
@@ -17,7 +20,8 @@ def point(batch_size, ratio, pool_size=(2, 2, 2), verdict=None):
     """A result of one variant; tuples are lists, as JSON has them."""
     verdict = verdict or ("win" if ratio > 1.01 else "loss" if ratio < 0.99 else "tie")
     settings = {"batch_size": batch_size, "pool_size": list(pool_size)}
-    return {"shape": {"settings": settings}, "outcome": {"verdict": verdict, "ratio": ratio}}
+    outcome = Outcome(verdict=verdict, ratio=ratio)
+    return SimpleNamespace(shape=Shape(settings=settings), outcome=outcome)
 
 
 def test_values_are_literals():
@@ -46,10 +50,10 @@ def test_lines_run_along_one_axis():
     results = [point(b, 1.0, pool) for pool in AXES["pool_size"] for b in (64, 1, 8)]
     lines = sweep.lines_along(results, AXES, "batch_size")
     assert [others for others, _ in lines] == [{"pool_size": (2, 2, 2)}, {"pool_size": (1, 2, 2)}]
-    assert [r["shape"]["settings"]["batch_size"] for r in lines[0][1]] == [1, 8, 64]
+    assert [r.shape.settings["batch_size"] for r in lines[0][1]] == [1, 8, 64]
     across = sweep.lines_along(results, AXES, "pool_size")
     assert [others for others, _ in across] == [{"batch_size": 1}, {"batch_size": 8}, {"batch_size": 64}]
-    assert [tuple(r["shape"]["settings"]["pool_size"]) for r in across[0][1]] == list(AXES["pool_size"]), "in the order given"
+    assert [tuple(r.shape.settings["pool_size"]) for r in across[0][1]] == list(AXES["pool_size"]), "in the order given"
 
 
 def test_the_crossover_is_where_the_ratio_is_one():
@@ -84,8 +88,8 @@ def test_no_crossover():
     ],
 )
 def test_a_refusal_is_an_exception_on_purpose(reason, refused):
-    assert sweep.is_refusal({"verdict": "error", "reason": reason}) is refused
-    assert not sweep.is_refusal({"verdict": "fail", "reason": reason})
+    assert sweep.is_refusal(SimpleNamespace(verdict="error", reason=reason, details="", variant="v")) is refused
+    assert not sweep.is_refusal(SimpleNamespace(verdict="fail", reason=reason))
 
 
 LIMITED = 'at::Tensor f(at::Tensor x) { TORCH_CHECK(x.size(0) < 5, "up to 4 samples, got ", x.size(0)); return x.relu(); }'
@@ -125,7 +129,7 @@ def result_of(tiny_problem, write_forward, monkeypatch):
         with pytest.raises(RuntimeError) as raised:
             candidate.build(0)
         reason, details = describe(raised.value)
-        return {"verdict": "error", "variant": variant.name, "reason": reason, "details": details + "what it printed\n"}
+        return SimpleNamespace(verdict="error", variant=variant.name, reason=reason, details=details + "what it printed\n")
 
     return run
 
@@ -134,7 +138,7 @@ def result_of(tiny_problem, write_forward, monkeypatch):
 @pytest.mark.parametrize("body, said, refused", RUNTIME_ERRORS.values(), ids=RUNTIME_ERRORS)
 def test_a_runtime_error_is_a_refusal_where_the_variants_own_code_raises_it(result_of, body, said, refused):
     result = result_of(body)
-    assert result["reason"].startswith(f"RuntimeError: {said}"), result["details"]
+    assert result.reason.startswith(f"RuntimeError: {said}"), result.details
     assert sweep.is_refusal(result) is refused
 
 

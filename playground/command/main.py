@@ -13,7 +13,7 @@ from playground.command import files, look, needs, signals
 from playground.command.options import HALF, MODEL, parse_compare, run_all_parser
 from playground.driver import plan
 from playground.driver.measurement import measure
-from playground.driver.runner import Options
+from playground.driver.task import Options
 from playground.driver.watch import Watch
 from playground.machine import requirements
 from playground.nvidia.profiler import ProfilerError
@@ -97,7 +97,7 @@ def _compare_suite(given):
         return plan.of_suite(pairs, given.device, given.standard, lacks_gpu)
 
     def add(report):
-        return report | {"suite": suite_report.summarise(report, pairs.unsolved)}
+        return dataclasses.replace(report, suite=suite_report.summarise(report, pairs.unsolved))
 
     return _run(given, tasks, suite_table.Pairs, add)
 
@@ -179,7 +179,7 @@ def _measured(given, make_tasks, view, add, outputs, cluster):
         raise
     _show_end(given, shown, report)
     files.write_files(outputs, tasks, report, axes)
-    lacks_room = any(is_of_machine(result["reason"]) for result in report["results"])
+    lacks_room = any(is_of_machine(result.reason) for result in report.results)
     if lacks_room or any(output.is_elsewhere for output in outputs.values()):
         return IMPOSSIBLE
     return PASSED if _passed(report, axes) else FAILED
@@ -230,12 +230,12 @@ def _chosen(given, make_tasks, ask):
         needs.require_sanitizer(tasks, given.device, ask)
     if not given.failed or not tasks:
         return tasks
-    if failed := plan.failed(tasks, needs.earlier("--failed", given.failed)["results"]):
+    if failed := plan.failed(tasks, needs.earlier("--failed", given.failed).results):
         return failed
     raise Impossible(f"--failed {given.failed}: nothing that was asked for failed there")
 
 
 def _passed(report, axes):
     """In a sweep a variant may refuse a shape."""
-    unmet = [result for result in report["results"] if not meets(result) and result["verdict"] != "skipped"]
-    return report["environment"]["complete"] and all(axes and sweep.is_refusal(result) for result in unmet)
+    unmet = [result for result in report.results if not meets(result) and result.verdict != "skipped"]
+    return report.environment.complete and all(axes and sweep.is_refusal(result) for result in unmet)

@@ -10,6 +10,7 @@ from playground.driver import runner
 from playground.emulator import step
 from playground.machine import build_locks, requirements
 from playground.nvidia import sanitizer
+from playground.record import DocumentError
 from playground.report import document
 from playground.worker import sandbox
 
@@ -77,7 +78,7 @@ def earlier(option, file):
     """Return the document in the file that an option names; None where none is named."""
     try:
         return document.read(file) if file else None
-    except document.DocumentError as complaint:
+    except DocumentError as complaint:
         raise Impossible(f"{option} {complaint}") from None
 
 

@@ -28,6 +28,7 @@ from playground.catalog import Impossible
 from playground.driver import plan, runner
 from playground.machine import environment
 from playground.machine.memory import MEMORY, judged_at_once
+from playground.record import Device, dump, load_result
 from playground.report.progress import Progress
 from playground.worker import kill_all
 from playground.worker.failures import internal_error
@@ -181,9 +182,10 @@ def judge(task, texts, options, run, shared_by):
             (result,) = one.run([here])
         finally:
             del _running[one]
-    result["device"] = _device(task.place) | {"seed": one.seed, "probe_seed": one.probe_seed}
+    name, host, worker = _device(task.place)
+    device = Device(name=name, host=host, worker=worker, seed=one.seed, probe_seed=one.probe_seed)
     moved = {str(getattr(here, of).path): str(getattr(task, of).path) for of in ("model", "variant")}
-    return _renamed(result, moved)
+    return _renamed(dataclasses.replace(result, device=device), moved)
 
 
 @functools.cache
@@ -213,16 +215,16 @@ def _at(named, folder, text):
 
 @functools.cache
 def _device(place):
-    name = environment.describe_apart()["gpu"] if place == "cuda" else environment.cpu_name()
-    return {"name": name, "host": socket.gethostname(), "worker": str(distributed.get_worker().name)}
+    name = environment.describe_apart().gpu if place == "cuda" else environment.cpu_name()
+    return name, socket.gethostname(), str(distributed.get_worker().name)
 
 
 def _renamed(result, moved):
     """A result in which paths of the folder are those of the user's files."""
-    text = json.dumps(result)
+    text = json.dumps(dump(result))
     for here, there in moved.items():
         text = text.replace(json.dumps(here)[1:-1], json.dumps(there)[1:-1])
-    return json.loads(text)
+    return load_result(json.loads(text))
 
 
 def _end(run):

@@ -9,8 +9,9 @@ import time
 
 from playground.catalog import Impossible
 from playground.driver import plan
-from playground.driver.runner import Runner, blank_result
+from playground.driver.runner import Runner
 from playground.machine.environment import describe_apart
+from playground.record import SCHEMA, Document, DocumentError, dump, load_result
 from playground.report import document
 from playground.report.progress import Progress
 from playground.worker import spent
@@ -52,7 +53,7 @@ def _run_on(cluster, tasks, options, record):
     with Progress() as progress:
         progress.expect(len(tasks))
         for task, row in cluster.results(tasks, options):
-            progress.done(*task.names(), row["verdict"])
+            progress.done(*task.names(), row.verdict)
             with progress.aside():
                 progress.draw(record.keep([row]))
     record.environment |= {"lost_workers": cluster.lost}
@@ -80,7 +81,7 @@ class _Record:
         self._show = show
         self._file = file
         self._ask = ask
-        self._identities = [_identity(blank_result(task)) for task in tasks]
+        self._identities = [_identity(task.subject) for task in tasks]
         self._rows = {}
         self._write_again = 0.0  # the moment
         chosen = dataclasses.asdict(options)
@@ -93,19 +94,19 @@ class _Record:
         """Keep the rows of the document in `file` that are results of these tasks, and say on stderr how many."""
         try:
             earlier = document.read(file)
-        except document.DocumentError as complaint:
+        except DocumentError as complaint:
             raise Impossible(f"--resume {complaint}") from None
-        rows, had, has = earlier["results"], earlier["environment"], self._described | self.environment
-        names = [(row["model"], row["variant"]) for row in rows]
+        rows, had, has = earlier.results, earlier.environment, self._environment()
+        names = [(row.model, row.variant) for row in rows]
         if rows and not {*names} & {(task.model.name, task.variant.name) for task in self._tasks}:
             of = ", ".join(dict.fromkeys(map("/".join, names[:3]))) + (", ..." if len(rows) > 3 else "")
             raise Impossible(f"--resume {file}: has results of {of}, and none of what is to be run here")
         for key in ("options", "gpu", "cpu", "torch", "driver"):
-            if had.get(key) != has.get(key):
-                raise Impossible(f"--resume {file}: that run had {key} {had.get(key)!r}, this one has {has.get(key)!r}")
+            if (then := getattr(had, key)) != (now := getattr(has, key)):
+                raise Impossible(f"--resume {file}: that run had {key} {then!r}, this one has {now!r}")
         standards = {identity: task.standard for identity, task in zip(self._identities, self._tasks, strict=True)}
-        final = {_identity(row): row for row in rows if row["verdict"] in FINAL}
-        self._rows = {key: row | {"standard": standards[key]} for key, row in final.items() if key in standards}
+        final = {_identity(row): row for row in rows if row.verdict in FINAL}
+        self._rows = {key: dataclasses.replace(row, standard=standards[key]) for key, row in final.items() if key in standards}
         changed = len(final) - len(self._rows)
         told = f"--resume {file}: {len(self._rows)} of {len(self._tasks)} results taken over"
         more = f"; {changed} in it {'is' if changed == 1 else 'are'} of another file or at other settings" if changed else ""
@@ -131,8 +132,8 @@ class _Record:
     def _sound(self, identity, row):
         """The row; an error in its place where it breaks the contract: the judge's mistake costs one result, not the run."""
         try:
-            document.validate_result(row, "result")
-        except document.DocumentError as complaint:
+            load_result(dump(row))
+        except DocumentError as complaint:
             return plan.settled(self._tasks[self._identities.index(identity)], "error", *internal_error(complaint))
         return row
 
@@ -155,9 +156,11 @@ class _Record:
 
     def document(self):
         rows = [self._rows[key] for key in self._identities if key in self._rows]
-        complete = len(rows) == len(self._tasks)
-        environment = self._described | self.environment | {"complete": complete}
-        return {"schema": document.SCHEMA, "environment": environment, "results": rows}
+        environment = dataclasses.replace(self._environment(), complete=len(rows) == len(self._tasks))
+        return Document(schema=SCHEMA, environment=environment, results=rows)
+
+    def _environment(self):
+        return dataclasses.replace(self._described, **self.environment)
 
     @functools.cached_property
     def _described(self):
@@ -166,5 +169,5 @@ class _Record:
 
 def _identity(row):
     """What tells a row's task from others, the same before and after JSON."""
-    settings = json.dumps(row["shape"]["settings"], sort_keys=True)
-    return row["model"], row["variant"], row["ran_on"], settings, row["model_sha256"], row["source_sha256"]
+    settings = json.dumps(row.shape.settings, sort_keys=True)
+    return row.model, row.variant, row.ran_on, settings, row.model_sha256, row.source_sha256

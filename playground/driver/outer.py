@@ -10,6 +10,7 @@ import contextlib
 import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 
 from playground.driver.race import WRONG_WHEN_TIMED, Rejected
+from playground.record import NOT_MEASURED, Interval, Outcome, Outer, Ratio, Spread, Timing, values
 from playground.stopwatch import statistics
 from playground.stopwatch.outer import ADDRESSES, Unshareable, extent_of, placed
 from playground.stopwatch.timer import CPU_FLUSH_BYTES
@@ -41,7 +43,6 @@ AGREED = 1.05  # times the outer ratio: an inner one that is beyond, and within 
 TOO_SHORT = 2  # times the resolution: what eager PyTorch takes less than
 TOO_SHORT_TOLD = "eager PyTorch's call takes {:.2g} ms, too short for the outer clock, which counts {:g} ms as the least"
 VARIANT, EAGER, CONTROL, NULL = "variant", "eager", "control", "null"
-NOT_MEASURED = "not measured"  # the verdict
 MOST_STANDING_MS = 2.0  # of processor time, while another side has its turn
 MOST_RESULTS = 4  # times the bytes of the original's results: what a side says of its own is not read beyond
 
@@ -60,7 +61,7 @@ class Player(NamedTuple):
 
 
 def measure(referee, players, place, step, declared, seconds):
-    """Return {"ratio", "low", "high", "ms", "eager_ms", "null_ms", "control", "rounds"}: variant over eager PyTorch.
+    """Return the Outer of the variant over eager PyTorch.
 
     `players` are {name: Player} of VARIANT, EAGER and, where it runs, CONTROL; `step` one of workload.MODES. After `seconds`,
     or once the interval is narrow ENOUGH, there are no more rounds than have to be. Raises Rejected, and WorkerFailure where
@@ -76,7 +77,7 @@ def measure(referee, players, place, step, declared, seconds):
         if not FEWEST_ROUNDS <= used < ROUNDS or time.monotonic() - began > seconds:
             return used >= FEWEST_ROUNDS
         found = conclude(rounds, resolution, usual)
-        return (1 - ENOUGH) * found["ratio"] <= found["low"] and found["high"] <= (1 + ENOUGH) * found["ratio"]
+        return (1 - ENOUGH) * found.ratio <= found.low and found.high <= (1 + ENOUGH) * found.ratio
 
     with contextlib.ExitStack() as joined:
         joined.callback(referee.ask, "outer_close")
@@ -242,66 +243,71 @@ def conclude(rounds, resolution, usual_of=np.median):
     ratios = np.maximum(0.0, eager) / np.maximum(resolution, variant)
     at_most = np.maximum(resolution, eager) / np.maximum(resolution, variant - resolution)
     control = eager / np.maximum(resolution, medians[CONTROL] - medians[NULL]) if CONTROL in medians else None
-    return {
-        "ratio": float(np.median(ratios)),
-        "low": statistics.median_interval(ratios)[0],
-        "high": statistics.median_interval(at_most)[1],
-        "ms": max(0.0, float(np.median(variant))),
-        "eager_ms": max(0.0, float(np.median(eager))),
-        "null_ms": float(np.median(medians[NULL])),
-        "control": None if control is None else max(0.0, float(np.median(control))),
-        "rounds": len(whole),
-    }
+    return Outer(
+        ratio=float(np.median(ratios)),
+        low=statistics.median_interval(ratios)[0],
+        high=statistics.median_interval(at_most)[1],
+        ms=max(0.0, float(np.median(variant))),
+        eager_ms=max(0.0, float(np.median(eager))),
+        null_ms=float(np.median(medians[NULL])),
+        control=None if control is None else max(0.0, float(np.median(control))),
+        rounds=len(whole),
+    )
 
 
-def bounded(timings, outer, place, allowed=None):
-    """Have timings claim over eager PyTorch, and over each other baseline in proportion, as far as both clocks agree.
+def bounded(timing: Timing, outer: Outer, place: str, allowed: Interval | None = None) -> Timing:
+    """Return the timing with what both clocks agree on over eager PyTorch, and over each other baseline in proportion.
 
     Where the inner ratio lies beyond the outer interval, which is as wide as the control `allowed` makes it, the outer one
     counts, and a note says so. Otherwise the interval begins where that of the outer clock does, if that is lower, and a ratio
     above 1 and beyond the outer one counts as AGREED times that. An eager call near the resolution proves no loss.
     """
-    inner = dict((timings["speedup"] or {}).get("eager") or {})
-    if not inner:
-        return
-    outer = outer | statistics.widened(outer, allowed)
-    is_beyond = inner["ratio"] > outer["high"]
-    if is_beyond and outer["eager_ms"] < TOO_SHORT * RESOLUTION_MS[place] and statistics.verdict(outer) != "win":
-        return withhold(timings, TOO_SHORT_TOLD.format(outer["eager_ms"], RESOLUTION_MS[place]), outer, place)
-    for ratio in (*timings["speedup"].values(), timings["outcome"]):
-        if ratio and ratio["ratio"] is not None:
-            over = ratio["ratio"] / inner["ratio"]  # eager PyTorch's time over that baseline's
-            seen = {key: outer[key] * over for key in ("ratio", "low", "high")}
-            agreed = {"ratio": min(ratio["ratio"], max(1.0, AGREED * seen["ratio"])), "low": min(ratio["low"], seen["low"])}
-            ratio.update(seen if is_beyond else agreed)
-    slower = inner["ratio"] / timings["speedup"]["eager"]["ratio"]
-    timings["time_ms"] = {key: value * slower for key, value in timings["time_ms"].items()}
-    if is_beyond:
-        timings["notes"].append(
-            f"by the outer clock it is {outer['ratio']:.3g}x as fast as eager PyTorch, {outer['high']:.3g}x at most, "
-            f"by its own process's {inner['ratio']:.3g}x: the former counts"
-        )
-    outcome = timings["outcome"]
-    if outcome and outcome["ratio"] is not None:
-        if statistics.says_nothing(outcome):
-            return withhold(timings, statistics.too_noisy(outcome), outer, place)
-        outcome["verdict"] = statistics.verdict(outcome)
-        outcome["precise"] = outcome["precise"] and statistics.is_precise(outcome)
+    timing, inner = replace(timing, outer=outer), timing.ratios.get("eager")
+    if not inner or not timing.time_ms:
+        return timing
+    seen = statistics.widened(Ratio(ratio=outer.ratio, low=outer.low, high=outer.high), allowed)
+    is_beyond = inner.ratio > seen.high
+    if is_beyond and outer.eager_ms < TOO_SHORT * RESOLUTION_MS[place] and statistics.verdict(seen) != "win":
+        return withheld(timing, TOO_SHORT_TOLD.format(outer.eager_ms, RESOLUTION_MS[place]), outer, place)
+
+    def agreed(ratio: Ratio) -> Ratio:
+        over = ratio.ratio / inner.ratio  # eager PyTorch's time over that baseline's
+        own = Ratio(ratio=seen.ratio * over, low=seen.low * over, high=seen.high * over)
+        if is_beyond:
+            return own
+        return replace(ratio, ratio=min(ratio.ratio, max(1.0, AGREED * own.ratio)), low=min(ratio.low, own.low))
+
+    speedup = {name: agreed(ratio) for name, ratio in timing.ratios.items()}
+    slower = inner.ratio / speedup["eager"].ratio
+    spread = Spread(**{name: slower * value for name, value in values(timing.time_ms).items()})
+    told = (
+        f"by the outer clock it is {seen.ratio:.3g}x as fast as eager PyTorch, {seen.high:.3g}x at most, "
+        f"by its own process's {inner.ratio:.3g}x: the former counts"
+    )
+    timing = replace(timing, speedup=speedup, time_ms=spread, notes=timing.notes + [told] * is_beyond)
+    if not timing.outcome or not timing.outcome.measured:
+        return timing
+    ratio = agreed(timing.outcome.measured)
+    if statistics.says_nothing(ratio):
+        return withheld(timing, statistics.too_noisy(ratio), outer, place)
+    precise = timing.outcome.precise and statistics.is_precise(ratio)
+    outcome = replace(timing.outcome, **values(ratio), verdict=statistics.verdict(ratio), precise=precise)
+    return replace(timing, outcome=outcome)
 
 
-def withhold(timings, reason, outer=None, place=None):
-    """Take back what timings claim over PyTorch: nobody but the judged process has seen how fast it is, or all is too noisy.
+def withheld(timing: Timing, reason: str, outer: Outer | None = None, place: str = "") -> Timing:
+    """Return the timing without what it claims: only the judged process has seen how fast it is, or all is too noisy.
 
     The times go, too, unless the outer clock has seen the call: then they are no shorter than its own.
     """
-    timings["speedup"] = {}
-    if timings["outcome"]:
-        timings["outcome"] |= not_measured(reason)
-    if not outer or timings["time_ms"]["median"] < outer["ms"] - RESOLUTION_MS[place]:
-        timings["time_ms"] = outer and dict.fromkeys(timings["time_ms"], outer["ms"])
+    spread = timing.time_ms
+    if not outer:
+        spread = None
+    elif not spread or spread.median < outer.ms - RESOLUTION_MS[place]:
+        spread = Spread(median=outer.ms, p20=outer.ms, p80=outer.ms)
+    return replace(timing, speedup={}, outcome=timing.outcome and not_measured(reason), time_ms=spread)
 
 
-def not_measured(reason):
-    """Return what `timing.outcome` does of a speed-up that is withheld."""
-    unknown = dict.fromkeys(("against", "ratio", "low", "high", "any_precision"))
-    return {"verdict": NOT_MEASURED, "precise": False, "reason": reason} | unknown
+def not_measured(reason: str) -> Outcome:
+    """Return the Outcome of a speed-up that is withheld."""
+    return Outcome(verdict=NOT_MEASURED, reason=reason)

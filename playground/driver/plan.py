@@ -3,11 +3,12 @@
 import dataclasses
 
 from playground import catalog
-from playground.driver.runner import Task, blank_result
 from playground.driver.session import named_failure
-from playground.driver.verdict import DROP_IN, FORWARD, give
+from playground.driver.task import Task
+from playground.driver.verdict import DROP_IN, FORWARD, UNJUDGED, ended
 from playground.judge.work import names_cuda
 from playground.machine import requirements
+from playground.record import compose
 from playground.report.figures import meets
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess
 
@@ -62,20 +63,19 @@ def _of_pair(pair, device, standard, lacks_gpu):
 
 def failed(tasks, rows):
     """Return the tasks that did not meet their standard in rows of an earlier document; each begins with what it failed on."""
-    chosen, unmet = [], [row for row in rows if not meets(row) and row["verdict"] != "skipped"]
+    chosen, unmet = [], [row for row in rows if not meets(row) and row.verdict != "skipped"]
     for task in tasks:
         names = task.model.name, task.variant.name
-        of_variant = [row for row in unmet if (row["model"], row["variant"]) == names]
+        of_variant = [row for row in unmet if (row.model, row.variant) == names]
         # In a sweep at its point; the place and the files may have changed.
-        for row in [row for row in of_variant if task.point.items() <= row["shape"]["settings"].items()][:1]:
+        for row in [row for row in of_variant if task.point.items() <= row.shape.settings.items()][:1]:
             chosen.append(dataclasses.replace(task, first=failing_probe(row)))
     return chosen
 
 
 def failing_probe(row):
     """Return the first probe on which a variant was wrong; None where it was not that which it failed on."""
-    probes = (row["check"] or {}).get("probes", {})
-    return next((name for name, probe in probes.items() if probe["complaint"]), None)
+    return next((name for name, probe in row.checked.probes.items() if probe.complaint), None)
 
 
 def require_originals(tasks, options):
@@ -100,9 +100,7 @@ def require_originals(tasks, options):
 
 def settled(task, *verdict):
     """Return the result of a task that is not judged: by a verdict, reason and details, or as the task is settled."""
-    result = blank_result(task)
-    give(result, *(verdict or task.settled))
-    return result
+    return compose(task.subject, ended(UNJUDGED, *(verdict or task.settled)))
 
 
 def standard_of(variant):

@@ -74,22 +74,22 @@ class Side:
         return started
 
     def resume(self, started):
-        per_call = max(started["milliseconds"], 1e-3) if math.isfinite(started["milliseconds"]) else self._batch_ms
+        per_call = max(started.milliseconds, 1e-3) if math.isfinite(started.milliseconds) else self._batch_ms
         self._calls = max(1, min(MAX_CALLS, round(self._batch_ms / per_call)))
-        self.peak_mib = started["peak_mib"]
+        self.peak_mib = started.peak_mib
 
     def play(self, last_seed):
         """Play one round: a number of calls that cannot be foreseen, the last of them on the content of `last_seed`."""
         calls = self._settling_calls + self._calls + secrets.randbelow(self._calls + 1)
         seeds = [new_seed() for _ in range(calls - 1)] + [last_seed]
         answer = self.ask("time", seeds=seeds)
-        samples = answer["samples_ms"]
+        samples = answer.samples_ms
         if len(samples) != calls or not all(math.isfinite(sample) and sample >= 0 for sample in samples):
             raise Rejected(f"its process was asked to time {calls} calls and answers {str(samples)[:80]}")
         self.rounds.append([max(sample, LEAST_MS) for sample in samples[self._settling_calls :]])
-        self.late += answer["late"][self._settling_calls :]
-        self.flushes = answer["flush_ms"][self._settling_calls :] if self.is_trusted else []
-        self.launches += answer["launch_ms"][self._settling_calls :] if self.is_trusted else []
+        self.late += answer.late[self._settling_calls :]
+        self.flushes = answer.flush_ms[self._settling_calls :] if self.is_trusted else []
+        self.launches += answer.launch_ms[self._settling_calls :] if self.is_trusted else []
 
     def ask(self, request, **arguments):
         return self._ask(request, side=self.name, mode=self.mode, **arguments)
@@ -100,7 +100,7 @@ class Side:
 
     @property
     def median(self):
-        return statistics.summarise(self.samples)["median"]
+        return statistics.summarise(self.samples).median
 
     def back_to_back(self, count, held=2):
         """Return milliseconds a call by the driver's own clock, of `count` calls with nothing between them."""
@@ -137,7 +137,7 @@ class Measured:
         """Return whether too many of these flushes took too long; those of one round of all trusted sides, in milliseconds."""
         if not flushes:
             return False
-        self.flush_ms = min(self.flush_ms, statistics.summarise(flushes)["p20"])
+        self.flush_ms = min(self.flush_ms, statistics.summarise(flushes).p20)
         slow = sum(flush > SLOW_FLUSH * self.flush_ms for flush in flushes)
         return slow > SLOW_FLUSHES * len(flushes)
 
@@ -235,10 +235,7 @@ class Race:
         return list(dict.fromkeys([self.variant, *self._rivals(), *control]))
 
     def control(self):
-        """Return {"ratio", "low", "high"}: how much longer the original takes as a baseline than in a process like a variant's.
-
-        None where either does not run.
-        """
+        """Return how much longer the original takes as a baseline than in a process like a variant's; None without either."""
         return self.control_side and statistics.paired_ratio(self.reference.rounds, self.control_side.rounds)
 
     def luck(self):
@@ -261,11 +258,11 @@ class Race:
         seen = ["other processes used what is timed"] if too_few else []
         for side in filter(None, (self.reference, self.control_side)):
             spread = statistics.summarise(side.samples)
-            if spread["p80"] > SPREAD * spread["p20"]:
-                seen.append(f"the original took {spread['p20']:.3g} to {spread['p80']:.3g} ms")
+            if spread.p80 > SPREAD * spread.p20:
+                seen.append(f"the original took {spread.p20:.3g} to {spread.p80:.3g} ms")
         ratio = self.control()
-        if ratio and abs(ratio["ratio"] - 1) > max(CONTROL_OFF, self.luck()) and statistics.verdict(ratio) != "tie":
-            seen.append(f"the original against itself came out at {ratio['ratio']:.3g}x")
+        if ratio and abs(ratio.ratio - 1) > max(CONTROL_OFF, self.luck()) and statistics.verdict(ratio) != "tie":
+            seen.append(f"the original against itself came out at {ratio.ratio:.3g}x")
         if not seen:
             return None
         return f"the machine is busy ({'; '.join(self._others.busiest(most_cores_for_others(self._place)) or seen[:1])})"

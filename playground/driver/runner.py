@@ -15,138 +15,30 @@ import shutil
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import fields, replace
 from pathlib import Path
 
 import cuda_emulator
-from playground import catalog
 from playground.driver.race import Measured, Patience
 from playground.driver.session import Session, SharedSession, load_candidate
 from playground.driver.timing import OUT_OF_MEMORY
-from playground.driver.verdict import DROP_IN, blank_standards, give, give_failure
+from playground.driver.verdict import UNJUDGED, ended, failed
 from playground.judge.sample import IN_A_RUN
 from playground.machine import build_locks, ptxas
 from playground.machine.memory import MEMORY, MOST_JUDGED_AT_ONCE, builds_at_once, judged_at_once
-from playground.report import contract
+from playground.record import ERROR, Result, Subject, Unknown, compose
 from playground.tensors import NoRoom, is_full, no_room_in
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, kill_all, owner, sandbox, submit
 from playground.worker.failures import internal_error
 from playground.worker.referee_client import GIVEN, sized_up
 
 LOOK_AGAIN = 0.5  # seconds
-PATIENCE_FOR_A_PAIR = 3.0  # seconds, of a whole run, which would have used up a short run's at its beginning
 SHARED_MEMORY = "/dev/shm"
 NICE, LATER, NICEST = 10, 3, 13  # of builds: what judges the first ones comes before, and their model before the next
 
 
-@dataclass(frozen=True)
-class Task:
-    """A variant of a model, and the place where it runs: "cuda", "cpu" or "emulator".
-
-    `point` are those of its settings in which the run's other tasks differ. `standard` is the one that it is to meet; both are
-    looked at. `pair` is what the document says of it as a pair of a suite. `settled` is the (verdict, reason) of one that
-    cannot run. `first` is the probe with which its check begins: the one on which it failed before. What is not `timed` is only
-    judged.
-    """
-
-    model: catalog.Model
-    variant: catalog.Variant
-    place: str
-    settings: dict = field(default_factory=dict)
-    point: dict = field(default_factory=dict)
-    standard: str = DROP_IN
-    pair: dict | None = None
-    settled: tuple[str, str] | None = None
-    first: str | None = None
-    timed: bool = True
-
-    @functools.cached_property
-    def hashes(self):
-        """Return the hashes of the two files, as the result has them, read once; None where one cannot be read."""
-        of_variant = {"source": catalog.sha256, "code": catalog.code_sha256, "kernels": catalog.kernels_sha256}
-        files = {f"{what}_sha256": (hashed, self.variant.path) for what, hashed in of_variant.items()}
-        files["model_sha256"] = catalog.sha256, self.model.path
-        return {key: hashed(path) if os.access(path, os.R_OK) else None for key, (hashed, path) in files.items()}
-
-    @property
-    def group(self):
-        """Return what shares an original: the same reference and the same baselines."""
-        return self.model.path, self.place, repr(sorted(self.settings.items()))
-
-    def names(self, what=None):
-        """Return (model, variant) as progress shows them; `what` stands in the place of the variant."""
-        point = [f"{name}={value}" for name, value in self.point.items()]
-        return self.model.name, ", ".join([what or self.variant.name, *point])
-
-
-@dataclass(frozen=True)
-class Options:
-    """`training` times training steps too; `seconds` is the budget of one timing; `time_limit` that of one request. With
-    `check_only` nothing is timed.
-
-    `max_autotune` adds torch.compile's max-autotune to the baselines, `sanitize` compute-sanitizer, `ptxas` what registers and
-    memory kernels take. `debug` has the emulator build without optimisation. `strict` forbids TF32. `accept` is the error, in
-    the output's spread, that is accepted where the limit is smaller. `precision`, "fp16" or "bf16", is that of models and
-    inputs.
-
-    `builds` is the folder where extensions of files that are not the project's are built; None: for each file one of its own in
-    torch's, since different files give their extensions the same names. `sandbox`, one of worker.sandbox.MODES, says what runs
-    in one: "auto", what is not the project's, where that can be had; "require", everything.
-    """
-
-    quick: bool = False
-    training: bool = False
-    time_limit: float = 300.0
-    debug: bool = False
-    strict: bool = False
-    max_autotune: bool = False
-    sanitize: bool = False
-    ptxas: bool = False
-    accept: float | None = None
-    builds: str | None = None
-    precision: str | None = None
-    check_only: bool = False
-    sandbox: str = "off"
-
-    @property
-    def seconds(self):
-        return 1.0 if self.quick else 3.0
-
-    def patience(self, tasks):
-        """Return the seconds that all timings of a run wait for a busy machine. The tests, which are busy, do not wait."""
-        pairs = sum(task.pair is not None for task in tasks)
-        return float(os.environ.get("PLAYGROUND_PATIENCE") or (10.0 if self.quick else 30.0) + PATIENCE_FOR_A_PAIR * pairs)
-
-    def times(self, task):
-        """Return whether the task is timed where it is right."""
-        return task.timed and task.place != "emulator" and not self.check_only
-
-    def isolates(self, task):
-        """Return whether the task's processes run in a sandbox. What compute-sanitizer looks at does not."""
-        return self.isolation([task]).startswith("on")
-
-    def isolation(self, tasks):
-        """Return 'on (bubblewrap 0.8.0)' where one of the tasks has a sandbox, or 'off (...)', with the reason."""
-        if self.sandbox == "off":
-            return "off (--sandbox off)"
-        if all(self.sandbox == "auto" and task.variant.is_catalogued for task in tasks):
-            return "off (all files are the project's)"
-        if self.sanitize:
-            return "off (compute-sanitizer runs files outside of it)"
-        try:
-            return f"on ({sandbox.version()})"
-        except sandbox.Missing as missing:
-            if self.sandbox == "require":
-                raise
-            return f"off ({missing})"
-
-    def sanitizes(self, task):
-        """Return whether compute-sanitizer is to look at the task, which it also does where the first call failed."""
-        return self.sanitize and task.place == "cuda"
-
-
 class Runner:
-    """Runs tasks and gives the list of results of the JSON document.
+    """Runs tasks and gives their Results.
 
     `judge_slot` is held while a variant is judged, where several runners share a GPU; else a runner has one of its own.
     """
@@ -174,22 +66,23 @@ class Runner:
         self._begun, self._judged, self._most_ahead = threading.Condition(), 0, 0  # how many builds are judged; may run ahead
 
     def run(self, tasks, keep=lambda results: None):
-        """Return one result a task, in their order. Failures of a variant are its verdict; nothing of it is raised.
+        """Return one Result a task, in their order. Failures of a variant are its verdict; nothing of it is raised.
 
         One model comes after the other. `keep` is called with all that are finished whenever there is a new one.
         """
-        results = [blank_result(task) for task in tasks]
-        finished, finishing = set(), threading.Lock()
+        results, finishing = {}, threading.Lock()  # of those that are finished, by id(task)
+
+        def in_order():
+            return [results[id(task)] for task in tasks if id(task) in results]
 
         def finish(task, result):
             with finishing:
                 if self.is_over:  # interrupted: that its worker was ended is no result
                     return
-                finished.add(id(result))
-                self._progress.done(*task.names(), result["verdict"])
-                result["phases"] = self._progress.phases(*task.names())
+                self._progress.done(*task.names(), result.verdict)
+                results[id(task)] = replace(result, phases=self._progress.phases(*task.names()))
                 self.close_room(task)
-                keep([result for result in results if id(result) in finished])
+                keep(in_order())
 
         self.measured.patience = Patience(self._options.patience(tasks))
         self._progress.expect(len(tasks))
@@ -203,48 +96,48 @@ class Runner:
         for task in tasks:
             models.setdefault(task.model.path, len(models))
 
-        def turn(pair):
-            task, _ = pair
+        def turn(task):
             return models[task.model.path], task.place == "cpu", groups[task.group]
 
-        pairs = sorted(zip(tasks, results, strict=True), key=turn)
         ours = owner.set(self)
         try:
-            self._run(pairs, finish)
+            self._run(sorted(tasks, key=turn), finish)
         except BaseException:
             kill_all(self)
             raise
         finally:
             self.close()
             owner.reset(ours)
-        return results
+        return in_order()
 
-    def _run(self, pairs, finish):
-        """Build and judge `pairs`, [(task, result), ...], in their order; builds run ahead."""
-        on_gpu = any(task.place == "cuda" for task, _ in pairs)
+    def _run(self, tasks, finish):
+        """Build and judge the tasks in their order; builds run ahead."""
+        on_gpu = any(task.place == "cuda" for task in tasks)
         # Where a model runs at several settings, its baselines compile the same kernels, and wait for locks.
-        has_points = len({task.group for task, _ in pairs}) > len({(task.model.path, task.place) for task, _ in pairs})
+        has_points = len({task.group for task in tasks}) > len({(task.model.path, task.place) for task in tasks})
         # The processes of compute-sanitizer do not stand still for a timing.
         at_once = judged_at_once() if on_gpu and not self._options.sanitize and not has_points else 1
-        models = dict.fromkeys(task.model.path for task, _ in pairs)
+        models = dict.fromkeys(task.model.path for task in tasks)
         self._niceness = {path: min(NICEST, NICE + LATER * turn) if on_gpu else 0 for turn, path in enumerate(models)}
         self._are_beside = at_once > 1
         if self._are_beside and self._is_alone:
             self.judge_slot = threading.BoundedSemaphore(at_once)
-        in_turn = [pair for pair in pairs if pair[0].place != "emulator"]
-        self._coming = [task for task, _ in in_turn]
+        in_turn = [task for task in tasks if task.place != "emulator"]
+        self._coming = list(in_turn)
         # Builds do not run ahead by more variants than there are processors: who judges needs those, too.
         self._judged, self._most_ahead = 0, builds_at_once() + MOST_JUDGED_AT_ONCE
-        places = {id(result): place for place, (_, result) in enumerate(in_turn)}
+        places = {id(task): place for place, task in enumerate(in_turn)}
         judging = _Pool(2 * at_once if self._are_beside else 1, self)  # as many more may wait to be timed
         # Who waits for another pool's calls is left after it: what these have not begun is cancelled then.
         with judging, _Pool(builds_at_once(), self) as building:
             try:
                 built = {}
-                for task, result in pairs:
-                    emulated = functools.partial(self._check_and_time, finish=finish, build=True)
-                    in_order = functools.partial(self._build_in_turn, place=places.get(id(result)))
-                    built[id(result)] = submit(building, emulated if task.place == "emulator" else in_order, task, result)
+                for task in tasks:
+                    if task.place == "emulator":
+                        made = submit(building, self._check_and_time, task, task.subject, finish, build=True)
+                    else:
+                        made = submit(building, self._build_in_turn, task, places[id(task)])
+                    built[id(task)] = made
                 self._judge_all(built, judging, in_turn, finish)
             except BaseException:
                 self._progress.hush()
@@ -252,53 +145,51 @@ class Runner:
             finally:
                 self.is_over = True
 
-    def _build_in_turn(self, task, result, place):
+    def _build_in_turn(self, task, place):
         """Build the variant at a place of the order: those before it are never kept waiting for it."""
         with self._begun:
             while not (place < self._judged + self._most_ahead or self.is_over):
                 self._begun.wait(LOOK_AGAIN)
-        self.build(task, result)
+        return self.build(task)
 
     def _judge_all(self, built, judging, in_turn, finish):
         """Judge and time what is built. What ran out of memory beside others is judged once more, alone."""
         postponed = []
 
         def finish_or_postpone(task, result):
-            said = f"{result['reason']} {result['details']} {result['caveats']}"
-            if self._are_beside and OUT_OF_MEMORY.search(said):
-                postponed.append((task, result))
+            if self._are_beside and OUT_OF_MEMORY.search(f"{result.reason} {result.details} {result.caveats}"):
+                postponed.append(task)
             else:
                 finish(task, result)
 
-        judged = [submit(judging, self._judge, built[id(result)], task, result, finish_or_postpone) for task, result in in_turn]
+        judged = [submit(judging, self._judge, built[id(task)], task, finish_or_postpone) for task in in_turn]
         for call in [*judged, *built.values()]:
             call.result()
-        for task, result in postponed:
-            built = {key: result[key] for key in ("build_seconds", "built", "ptxas")}
-            result.update(blank_result(task) | built)
+        for task in postponed:
             self._shared[task.group] = SharedSession(functools.partial(self.session_for, task), 1)
-            self._check_and_time(task, result, finish)
+            self._check_and_time(task, _build_alone(built[id(task)].result()), finish)
 
-    def _judge(self, build, task, result, finish):
+    def _judge(self, build, task, finish):
         """Judge a variant when it is built. Where others are judged meanwhile, reference and baselines are ready then.
 
         On the CPU they take longest, for torch.compile.
         """
-        is_needed = self._are_beside and not (self.is_over or (build.done() and result["verdict"]))
-        if is_needed:
+        if self._are_beside and not (self.is_over or (build.done() and isinstance(build.result(), Result))):
             with contextlib.suppress(Exception):  # it is raised again where the session is used
                 self._shared[task.group].session()
-        build.result()
+        subject = build.result()
         with self._begun:
             self._judged += 1
             self._begun.notify_all()
         if not self.is_over:
-            self._check_and_time(task, result, finish)
+            self._check_and_time(task, subject, finish)
 
-    def _check_and_time(self, task, result, finish, build=False):
-        with self._shared[task.group] as shared, self.answering_for(result):
-            if result["verdict"] is None or self._options.sanitizes(task):
-                shared.session().check_and_time(task, result, build)
+    def _check_and_time(self, task, subject, finish, build=False):
+        with self._shared[task.group] as shared:
+            if isinstance(subject, Result) and not self._options.sanitizes(task):
+                result = subject
+            else:
+                result = self.answer(subject, lambda: shared.session().check_and_time(task, subject, build))
         self._leave(task)
         finish(task, result)
 
@@ -357,22 +248,28 @@ class Runner:
                 worker.close()
             room.close()
 
-    def build(self, task, result):
-        """Build the variant once, so that what is timed later finds it built. Sets the verdict when that fails."""
+    def build(self, task):
+        """Build the variant once, so that what is timed later finds it built. Return its Subject, a Result where that fails."""
         self._progress.started("build", *task.names())
-        with self.answering_for(result):
-            try:
-                with WorkerProcess("candidate", self._options.time_limit, UNTIMED, room=self.room(task)) as worker:
-                    worker.make_nice(self._niceness.get(task.model.path, 0))
-                    with contextlib.suppress(WorkerFailure):  # which is said of the original when its reference is computed
-                        self.footprint(task, lambda: sized_up(worker, self.original(task)))
-                    load_candidate(worker, self.original(task), task, self._options, None)
-                    with self._room_for_call(task):
-                        self.build_in(worker, task, result)
-            except WorkerFailure as failure:
-                if not OUT_OF_MEMORY.search(f"{failure} {failure.details}"):  # then it is called again when it is judged
-                    give_failure(result, failure)
-        self._progress.finished("build", *task.names(), result["verdict"] or "built")
+        subject = self.answer(task.subject, lambda: self._build(task))
+        self._progress.finished("build", *task.names(), subject.verdict if isinstance(subject, Result) else "built")
+        return subject
+
+    def _build(self, task):
+        subject = task.subject
+        try:
+            with WorkerProcess("candidate", self._options.time_limit, UNTIMED, room=self.room(task)) as worker:
+                worker.make_nice(self._niceness.get(task.model.path, 0))
+                with contextlib.suppress(WorkerFailure):  # which is said of the original when its reference is computed
+                    self.footprint(task, lambda: sized_up(worker, self.original(task)))
+                load_candidate(worker, self.original(task), task, self._options, None)
+                with self._room_for_call(task):
+                    subject, failure = self.build_in(worker, task, subject)
+        except WorkerFailure as raised:
+            failure = raised
+        if not failure or OUT_OF_MEMORY.search(f"{failure} {failure.details}"):  # then it is called again when it is judged
+            return subject
+        return compose(subject, failed(UNJUDGED, failure))
 
     def footprint(self, task, size_up):
         """Return the Footprint of the task's problem, which the first who needs it asks for; the others wait."""
@@ -405,36 +302,37 @@ class Runner:
         is_ample = all(count <= capacity[what] for what, count in both.items())
         return MEMORY.taken("judgement", both if is_ample else needed, lambda: self.is_over), share, is_ample
 
-    def build_in(self, worker, task, result):
-        """Build the variant that `worker` has loaded. Raises WorkerFailure."""
+    def build_in(self, worker, task, subject):
+        """Build the variant that `worker` has loaded. Return the subject with what that told, and its failure or None."""
+        failure = None
         try:
             built = worker.ask("build", seed=self.seed)
-            result["build_seconds"], result["built"] = built["seconds"], built["built"]
-        finally:
-            if self._options.ptxas and task.variant.backend == "cuda":
-                result["ptxas"] = self._ptxas(worker)
+            subject = replace(subject, build_seconds=built.seconds, built=built.built)
+        except WorkerFailure as raised:
+            failure = raised
+        if self._options.ptxas and task.variant.backend == "cuda":
+            subject = replace(subject, ptxas=self._ptxas(worker))
+        return subject, failure
 
     def _ptxas(self, worker):
         """What ptxas says of the texts that a worker's variant has handed to load_inline."""
         if worker.room:  # nvcc would read, for this process, whatever file the text includes
-            return {"unknown": "the text is not compiled outside of the sandbox"}
+            return Unknown("the text is not compiled outside of the sandbox")
         try:
             code = worker.ask("device_code")
         except WorkerFailure:
-            return {"unknown": "its process ended before it could be asked for its text"}
-        texts = [ptxas.DeviceCode(each["text"], tuple(each["flags"])) for each in code["texts"]]
-        return ptxas.describe(texts, code["capability"])
+            return Unknown("its process ended before it could be asked for its text")
+        return ptxas.describe([ptxas.DeviceCode(each.text, tuple(each.flags)) for each in code.texts], code.capability)
 
-    @contextlib.contextmanager
-    def answering_for(self, result):
-        """Have what goes wrong here, and not in a worker, cost one result, not the run: it may have gone on for hours."""
+    def answer(self, subject, make):
+        """Return what `make()` does. What goes wrong there, and not in a worker, costs one result, not a run of hours."""
         try:
-            yield
+            return make()
         except NoRoom as full:
-            give(result, "error", str(full))
+            why = str(full), ""
         except Exception as exception:
-            full = no_room_in(tempfile.gettempdir()), ""
-            give(result, "error", *(full if is_full(exception) else internal_error(exception)))
+            why = (no_room_in(tempfile.gettempdir()), "") if is_full(exception) else internal_error(exception)
+        return compose(subject, ended(UNJUDGED, ERROR, *why))
 
     def worker_for(self, task):
         """Return the process in which a variant is judged and timed. While it is, the next one starts."""
@@ -487,16 +385,9 @@ class _Pool(ThreadPoolExecutor):
         self.shutdown(cancel_futures=True)
 
 
-def blank_result(task):
-    """Return what is known of a task before anything ran; "verdict" is None."""
-    return {
-        **dict.fromkeys(contract.KEYS),
-        **{"model": task.model.name, "variant": task.variant.name, "backend": task.variant.backend, "ran_on": task.place},
-        **{"details": "", "printed": "", "built": False, "pair": task.pair, **task.hashes},
-        **{"standard": task.standard, "standards": blank_standards(), "caveats": [], "notes": [], "findings": []},
-        "shape": {"inputs": [], "settings": task.settings},
-        **{"baselines_ms": {}, "baselines_unavailable": {}, "accepted_races": {}, "phases": {}},
-    }
+def _build_alone(subject: Subject) -> Subject:
+    """What is known of a build, whatever came of it."""
+    return Subject(**{each.name: getattr(subject, each.name) for each in fields(Subject)})
 
 
 @functools.cache

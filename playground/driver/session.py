@@ -8,23 +8,23 @@ import re
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TypeVar
 
 from playground import catalog
-from playground.driver.outer import NOT_MEASURED
 from playground.driver.preparations import told
 from playground.driver.race import Rejected
+from playground.driver.task import Task
 from playground.driver.timing import Stopwatch
-from playground.driver.verdict import give, give_doubt, give_examination, give_failure, give_loaded, judge
+from playground.driver.verdict import UNJUDGED, Judged, doubted, ended, failed, found, judge, with_shapes
 from playground.machine import build_locks
 from playground.nvidia.sanitizer import examine, small_case
-from playground.report.figures import TIMED
+from playground.record import ERROR, FAIL, NOT_MEASURED, NOT_TIMED, TIMED, Examination, Result, Shape, Subject, compose
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, submit
 from playground.worker.referee_client import RefereeClient
+from playground.worker.replies import Loaded
 
-# A finding of the emulator's.
-UNWRITTEN = re.compile(
-    r"(?P<place>.*?:\d+: )?(?P<rest>output never written: element \d+ of a result of shape (?P<shape>\(.*?\)).*)"
-)
+S = TypeVar("S", bound=Subject)
 NOT_PROVED = "not proved against deceit"  # outside of a sandbox a judged file's code can reach the outer clock's processes, too
 
 
@@ -83,65 +83,66 @@ class Session:
         finally:
             turn.close()
 
-    def check_and_time(self, task, result, build=False):
-        """Set the verdict of one of the group's variants, and time it where it can be. `build`: it has not been built yet."""
+    def check_and_time(self, task: Task, subject: Subject, build: bool = False) -> Result:
+        """Return the Result of one of the group's variants, timed where it can be. `build`: it has not been built yet.
+
+        `subject` is what its build told, a Result where that failed, which compute-sanitizer may explain.
+        """
+        known = subject if isinstance(subject, Result) else UNJUDGED
         if self._unusable:
             why = f"the original does not run: {named_failure(task.model, self._unusable)}"
-            return give(result, "error", str(self._unusable) if self._unusable.is_of_machine else why, self._unusable.details)
-        try:
-            if not build:
-                self._describe(task, result)
-            if self._options.sanitizes(task):
-                self._sanitize(task, result)
-            if result["verdict"]:
-                return
-            with contextlib.ExitStack() as workers:
-                if build:
-                    workers.enter_context(told(functools.partial(self._progress.said, "build", *task.names())))
-                with self._run.judge_slot:
-                    worker = self._check(workers, task, result, build)
-                if result["verdict"] in TIMED:
-                    give_doubt(result)
-                if result["verdict"] in TIMED and self._options.times(task):
-                    self._warmed.result()
-                    self._time(worker, task, result)
-        except WorkerFailure as failure:
-            give_failure(result, self._with_shapes(failure))
+            reason = str(self._unusable) if self._unusable.is_of_machine else why
+            return compose(subject, ended(known, ERROR, reason, self._unusable.details))
+        if not build:
+            subject = self._described(task, subject)
+        if self._options.sanitizes(task):
+            try:
+                examination = self._sanitize(task)
+            except WorkerFailure as failure:
+                return compose(subject, failed(known, failure))
+            subject = replace(subject, sanitizer=examination)
+            known = found(known, examination.findings) if examination.findings else known
+        if isinstance(subject, Result) or known.findings:
+            return compose(subject, known)
+        return self._judge_and_time(task, subject, build)
 
-    def _with_shapes(self, failure):
-        """The failure; where an element of a result was never written, and its shape is none of the original's, that first."""
-        match = failure.is_finding and UNWRITTEN.match(str(failure))
-        shapes = [tuple(shape) for shape in self._referee.prepared("own").get("shapes", [])] if match else []
-        if not match or match["shape"] in map(str, shapes):
-            return failure
-        differ = f"a result has the shape {match['shape']}, and the original's {', '.join(map(str, shapes))}"
-        return WorkerFailure(f"{match['place']}{differ}; {match['rest']}", failure.details, is_finding=True)
+    def _judge_and_time(self, task: Task, subject: Subject, build: bool) -> Result:
+        with contextlib.ExitStack() as workers:
+            if build:
+                workers.enter_context(told(functools.partial(self._progress.said, "build", *task.names())))
+            with self._run.judge_slot:
+                worker = workers.enter_context(self._run.worker_for(task))
+                subject, judged = self._judge(workers, worker, task, subject, build)
+            result = doubted(compose(subject, judged.judgment, replace(NOT_TIMED, peak_mib=judged.peak_mib)))
+            if result.verdict in TIMED and self._options.times(task):
+                result = self._time(judged.worker, task, result)
+            return replace(result, printed=worker.printed())
 
-    def _describe(self, task, result):
-        """Say at what precision and size the variant is judged; of one that cannot be built, nothing is said."""
-        result["precision"] = self._description["precision"]
-        result["shape"] = {"inputs": self._description["inputs"], "settings": task.settings}
-        result["unvaried"] = self._description["unvaried"]
+    def _described(self, task: Task, subject: S) -> S:
+        """At what precision and size the variant is judged; of one that cannot be built, nothing is said."""
+        about = self._description
+        shape = Shape(inputs=about["inputs"], settings=task.settings)
+        return replace(subject, precision=about["precision"], shape=shape, unvaried=about["unvaried"])
 
-    def _sanitize(self, task, result):
+    def _sanitize(self, task: Task) -> Examination:
         names, limit = task.names(), self._options.time_limit
         self._progress.started("sanitize", *names)
         with small_case(task.model, self._run.original(task), self._run.probe_seed, limit) as (original, probes, folder):
             load = candidate_arguments(original, task, self._options, original["weights"])
             examination = examine(load, probes, folder, limit)
-        give_examination(result, examination)
         self._progress.finished("sanitize", *names, examination.outcome)
+        return examination
 
-    def _check(self, workers, task, result, build):
-        """Judge the variant; `workers` closes the processes that it takes, of which the last is returned."""
+    def _judge(
+        self, workers: contextlib.ExitStack, worker: WorkerProcess, task: Task, subject: Subject, build: bool
+    ) -> tuple[Subject, Judged]:
+        """Judge the variant in `worker`; `workers` closes further processes that this takes."""
         names = task.names()
-        worker = first = workers.enter_context(self._run.worker_for(task))
-        workers.callback(lambda: result.update(printed=first.printed()))
 
-        def load(worker):
+        def load(worker: WorkerProcess) -> Loaded:
             return load_candidate(worker, self._original, task, self._options, self._referee.weights)
 
-        def renew():
+        def renew() -> WorkerProcess:
             """A process in the place of one that a crash has left in a state of its own."""
             environment = UNTIMED if task.place == "emulator" else None
             another = workers.enter_context(WorkerProcess("candidate", limit, environment, room=self._run.room(task)))
@@ -150,36 +151,52 @@ class Session:
                 another.ask("build", seed=self._run.seed)
             return another
 
-        def tell(complaint):
+        def tell(complaint: str | None) -> None:
             """What the first probe, on which the variant failed before, says of it now."""
             self._progress.said("check", *names, f"as before, {complaint}" if complaint else f"right on '{task.first}' now")
 
         limit, accept = self._options.time_limit, self._options.accept
-        self._progress.started("build" if build else "check", *names)
-        give_loaded(result, load(worker))
-        if build:
-            self._run.build_in(worker, task, result)
-            self._progress.finished("build", *names, "built")
-            self._describe(task, result)
-            self._progress.started("check", *names)
-        borrowed = catalog.borrowed_names(task.variant.path, task.model.path)
-        worker = judge(worker, self._referee, result, task.variant.path, renew, accept, task.first, tell, borrowed)
-        if task.place == "emulator":
-            result["accepted_races"] = worker.ask("accepted_races")["lines"]
-        self._progress.finished("check", *names, result["verdict"])
-        return worker
-
-    def _time(self, worker, task, result):
-        names = task.names()
-        self._progress.started("time", *names)
+        judged = Judged(UNJUDGED, None, worker, None)
         try:
-            result.update(self._stopwatch.time(worker, result))
-            if not (task.variant.is_catalogued or self._options.isolates(task)):
-                result["speedup_proof"] = NOT_PROVED
-            outcome = f"{result['time_ms']['median']:.3g} ms" if result["time_ms"] else NOT_MEASURED
+            self._progress.started("build" if build else "check", *names)
+            loaded = load(worker)
+            declared = {"variant_precision": loaded.precision, "weights": loaded.weights, "weights_differ": loaded.difference}
+            subject = replace(subject, **declared)
+            if build:
+                subject, failure = self._run.build_in(worker, task, subject)
+                if failure:
+                    raise failure
+                self._progress.finished("build", *names, "built")
+                subject = self._described(task, subject)
+                self._progress.started("check", *names)
+            borrowed = catalog.borrowed_names(task.variant.path, task.model.path)
+            file, first = task.variant.path, task.first
+            judged = judge(worker, self._referee, task.place, loaded, file, renew, accept, first, tell, borrowed)
+            if task.place == "emulator" and not judged.failure:
+                subject = replace(subject, accepted_races=judged.worker.ask("accepted_races").lines)
+        except WorkerFailure as failure:
+            judgment = failed(judged.judgment, with_shapes(failure, self._referee))
+            judged = judged._replace(judgment=judgment, failure=failure)
+        if not judged.failure:
+            self._progress.finished("check", *names, judged.judgment.verdict)
+        return subject, judged
+
+    def _time(self, worker: WorkerProcess, task: Task, result: Result) -> Result:
+        """The result with its times; what was rejected while it was timed is wrong."""
+        names = task.names()
+        try:
+            self._warmed.result()
+            self._progress.started("time", *names)
+            timed = self._stopwatch.time(worker, result)
         except Rejected as rejection:
-            give(result, outcome := "fail", str(rejection))
-        self._progress.finished("time", *names, outcome)
+            self._progress.finished("time", *names, FAIL)
+            return ended(result, FAIL, str(rejection))
+        except WorkerFailure as failure:
+            return failed(result, with_shapes(failure, self._referee))
+        if not (task.variant.is_catalogued or self._options.isolates(task)):
+            timed = replace(timed, speedup_proof=NOT_PROVED)
+        self._progress.finished("time", *names, f"{timed.time_ms.median:.3g} ms" if timed.time_ms else NOT_MEASURED)
+        return compose(result, timed)
 
     def close(self):
         self._open.close()

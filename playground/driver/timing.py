@@ -5,7 +5,6 @@ driver's own clock, and some of its timed results with the float64 reference. do
 """
 
 import contextlib
-import copy
 import functools
 import math
 import os
@@ -13,6 +12,7 @@ import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import psutil
 
@@ -20,8 +20,8 @@ from playground.driver import outer
 from playground.driver.race import GRAPHED_BELOW_MS, WRONG_WHEN_TIMED, BaselineFailed, Patience, Race, Rejected, Side, new_seed
 from playground.driver.verdict import judge, permitted_to
 from playground.machine import clocks
-from playground.machine.ceilings import Ceilings
 from playground.machine.load import OtherLoad
+from playground.record import NOT_MEASURED, Outcome, Timed, Timing, Unavailable, Unsupported, values
 from playground.report.figures import baseline_name
 from playground.stopwatch import floors, statistics
 from playground.stopwatch.baselines import distinct, names_for, peers, under
@@ -167,24 +167,22 @@ class Stopwatch:
         return [each.worker for each in (self._baselines, self._control) if each.worker]
 
     def time(self, worker, result):
-        """Return the timing keys of the result of a variant that `worker` has loaded. Raises Rejected, WorkerFailure."""
+        """Return the Timed of a variant that `worker` has loaded and that is right. Raises Rejected, WorkerFailure."""
         with self._in_use:
-            timed = self._time_mode(worker, result, "forward")
-            if self._options.training:
-                modes = _training_modes(result)
-                timed["training"] = {mode: self._time_mode(worker, result, mode) for mode in modes} or None
+            steps = ["forward", *(_training_modes(result) if self._options.training else ())]
+            modes = {step: self._time_mode(worker, result, step) for step in steps}
             if self._task.place == "cuda" and not NO_GRAPH & _tags(result):
-                self._add_graphed(worker, result, {"forward": timed, **(timed.get("training") or {})})
-            return timed | {"ceilings": self._measured.ceilings.get(self._task.place)}
+                modes = self._with_graphs(worker, result, modes)
+            forward = values(modes.pop("forward"))
+            return Timed(**forward, training=modes or None, ceilings=self._measured.ceilings.get(self._task.place))
 
-    def _time_outside(self, worker, result, mode, timings, race):
-        """Add to a mode's timings what the outer clock says of it, which bounds them; without it nothing is claimed.
+    def _time_outside(self, worker, result, mode, timing, race):
+        """The timing of a mode within the bounds that the outer clock gives it; without those nothing is claimed.
 
-        Not of the project's own files, whose times nobody forges.
+        Skipped for the project's own files, whose times nobody forges.
         """
-        timings["outer"] = None
-        if self._task.variant.is_catalogued or not timings["speedup"]:
-            return
+        if self._task.variant.is_catalogued or not timing.speedup:
+            return timing
         players = {}
         processes = worker, self._baselines.worker, self._control.worker
         for side, process in zip((race.variant, race.reference, race.control_side), processes, strict=True):
@@ -192,7 +190,7 @@ class Stopwatch:
                 page = self._referee.answers(process).file(f"{OUTER_PAGE}-{side.name}-{process.pid}")
                 remove(page.held)
                 players[side.name] = outer.Player(side.name, side.mode, process, page)
-        claims = timings["speedup"].get("eager", {"high": math.inf})["high"] > 1
+        claims = "eager" not in timing.speedup or timing.speedup["eager"].high > 1
         seconds = max(outer.SECONDS, self._options.seconds) if claims else 0
         try:
             if outer.EAGER not in players:
@@ -200,45 +198,45 @@ class Stopwatch:
             with self._alone(worker):
                 given = self._task.place, step_of(mode), permitted_to(result), seconds
                 seen = outer.measure(self._referee, players, *given)
-            if complaint := self._impossible(seen["ms"] + outer.RESOLUTION_MS[self._task.place], timings["work"]):
+            if complaint := self._impossible(seen.ms + outer.RESOLUTION_MS[self._task.place], timing.work):
                 raise WorkerFailure(f"it sees {complaint}")
         except WorkerFailure as failure:
-            outer.withhold(timings, f"not timed by the outer clock: {str(failure).removeprefix('Unshareable: ')}")
-        else:
-            timings["outer"] = seen
-            outer.bounded(timings, seen, self._task.place, self._allowed(mode, race))
+            return outer.withheld(timing, f"not timed by the outer clock: {str(failure).removeprefix('Unshareable: ')}")
+        return outer.bounded(timing, seen, self._task.place, self._allowed(mode, race))
 
-    def _add_graphed(self, worker, result, modes):
-        """Give those of `modes` ({step: its timings}) where launches count a key "graphed": the same under a CUDA graph.
+    def _with_graphs(self, worker, result, modes):
+        """`modes`, {step: its Timing}, of which those where launches count have the same under a CUDA graph, too.
 
         They come last, since a capture that fails may leave the process in a state of its own: none is tried after it.
         """
-        failed = None
-        for step, timings in modes.items():
-            timings["graphed"] = None
-            times = filter(None, [timings["time_ms"], *timings["baselines_ms"].values()])
-            medians = [each["median"] for each in times]
-            if min(medians) >= GRAPHED_BELOW_MS and not launches_bind(timings):
+        failed, done = None, {}
+        for step, timing in modes.items():
+            medians = [each.median for each in filter(None, [timing.time_ms, *timing.baselines_ms.values()])]
+            if min(medians) >= GRAPHED_BELOW_MS and not launches_bind(timing):
+                done[step] = timing
                 continue
             try:
-                unavailable = failed and {"unavailable": f"not tried after that of another mode had failed: {failed}"}
-                timings["graphed"] = unavailable or self._time_graphed(worker, result, step, timings)
+                if failed:
+                    raise WorkerFailure(f"not tried after that of another mode had failed: {failed}")
+                done[step] = self._with_graph(worker, result, step, timing)
             except WorkerFailure as failure:
-                failed = str(failure)
-                timings["graphed"] = {"unavailable": failed}
+                failed = failed or str(failure)
+                done[step] = replace(timing, graphed=Unavailable(str(failure)))
+        return done
 
-    def _time_graphed(self, worker, result, step, eager):
-        """The timings of a step under a CUDA graph; `eager` are those without."""
+    def _with_graph(self, worker, result, step, eager):
+        """The Timing of a step, `eager`, with that under a CUDA graph."""
         is_slow = not launches_bind(eager)
-        slow = [name for name, each in eager["baselines_ms"].items() if is_slow and each["median"] > LAUNCHES_COUNT_BELOW_MS]
-        timings = self._time_mode(worker, result, GRAPHED + step, slow, eager["control"])
-        if launches_bind(eager) and not _is_measured(eager) and _is_measured(timings):
-            eager["notes"].append(IN_A_GRAPH)
-            eager |= {key: copy.deepcopy(timings[key]) for key in ("outcome", "speedup")}
-        return timings | {"not_graphed": slow, "notes": timings["notes"] + graph_notes(eager, timings)}
+        slow = [name for name, each in eager.baselines_ms.items() if is_slow and each.median > LAUNCHES_COUNT_BELOW_MS]
+        graphed = self._time_mode(worker, result, GRAPHED + step, slow, eager.control)
+        if launches_bind(eager) and not _is_measured(eager) and _is_measured(graphed):
+            notes = [*eager.notes, IN_A_GRAPH]
+            eager = replace(eager, notes=notes, outcome=graphed.outcome, speedup=graphed.speedup)
+        notes = graphed.notes + graph_notes(eager, graphed)
+        return replace(eager, graphed=replace(graphed, not_graphed=slow, notes=notes))
 
     def _time_mode(self, worker, result, mode, not_graphed=(), control=None):
-        """The timings of a mode. Baselines in `not_graphed` run as they are where the mode is under a CUDA graph.
+        """The Timing of a mode. Baselines in `not_graphed` run as they are where the mode is under a CUDA graph.
 
         `control` is what to go by where this mode has no control of its own.
         """
@@ -258,9 +256,8 @@ class Stopwatch:
             tries -= 1
             disturbance = race.disturbance()
             if not disturbance or not tries or not patience.seconds:
-                timings = self._conclude(worker, result, mode, race, race.control() or control, disturbance)
-                self._time_outside(worker, result, mode, timings, race)
-                return timings
+                timing = self._conclude(worker, result, mode, race, race.control() or control, disturbance)
+                return self._time_outside(worker, result, mode, timing, race)
             patience.spend(time.monotonic() - began)
             del self._secret_seeds[mode]  # the variant has met them
 
@@ -315,12 +312,12 @@ class Stopwatch:
             yield
 
     def _conclude(self, worker, result, mode, race, control, disturbance):
-        """The timings that follow from a race."""
+        """The Timing that follows from a race."""
         variant, others, eager = race.variant, race.others, race.reference
         if not control:
             why = self._control_fails or "eager PyTorch, which it is compared with, does not run"
             disturbance = f"there is no control: {why}"
-        disturbance = result.get("unvaried") or race.short_of_memory or disturbance
+        disturbance = result.unvaried or race.short_of_memory or disturbance
         notes = clocks.notes(*race.clocks)
         if sum(variant.late) > OFTEN * len(variant.late):
             notes.append(LATE_NOTE)
@@ -338,27 +335,29 @@ class Stopwatch:
         if control and not disturbance:
             self._controls.setdefault(mode, []).append(control)
         allowed = self._allowed(mode, race)
-        floor = self._floor(result, step_of(mode))  # before what is unavailable is told: the floor may be
-        if complaint := self._impossible(variant.median, floor["work"]):
+        floor_ms, bound, work = self._floor(result, step_of(mode))  # before what is unavailable is told: the floor may be
+        if complaint := self._impossible(variant.median, work):
             raise Rejected(f"its process reports {complaint}")
         ratios = {side.name: statistics.paired_ratio(side.rounds, variant.rounds) for side in others if not disturbance}
-        return {
-            "time_ms": statistics.summarise(variant.samples),
-            "peak_mib": variant.peak_mib,
-            "speedup": {name: statistics.widened(ratio, allowed) for name, ratio in ratios.items()},
-            "baselines_ms": {side.name: statistics.summarise(side.samples) for side in others},
-            "baselines_unavailable": dict(self._unavailable.get(mode, {})),
-            "outcome": outcome(variant, others, result, allowed, disturbance),
-            "control": control,
-            "rounds": len(variant.rounds),
-            "calls": len(variant.samples),
-            "rechecked": race.rechecked,
-            "back_to_back_ms": back_to_back,
-            "launch_ms": statistics.summarise(eager.launches)["median"] if eager else None,
-            "clocks": clocks.record(*race.clocks),
-            "notes": notes,
-            **floor,
-        }
+        return Timing(
+            time_ms=statistics.summarise(variant.samples),
+            peak_mib=variant.peak_mib,
+            speedup={name: statistics.widened(ratio, allowed) for name, ratio in ratios.items()},
+            baselines_ms={side.name: statistics.summarise(side.samples) for side in others},
+            baselines_unavailable=dict(self._unavailable.get(mode, {})),
+            outcome=outcome(variant, others, result, allowed, disturbance),
+            control=control,
+            rounds=len(variant.rounds),
+            calls=len(variant.samples),
+            rechecked=race.rechecked,
+            back_to_back_ms=back_to_back,
+            launch_ms=statistics.summarise(eager.launches).median if eager else None,
+            clocks=clocks.record(*race.clocks),
+            notes=notes,
+            floor_ms=floor_ms,
+            floor_bound=bound,
+            work=work,
+        )
 
     def _allowed(self, mode, race):
         """The interval of a ratio of 1, by all controls of the mode so far; None where it has had none."""
@@ -369,8 +368,8 @@ class Stopwatch:
         if not work:
             return None
         rates, on_cpu = self._measured.ceilings[self._task.place], self._task.place == "cpu"
-        fastest = max(rates["read_bytes_per_second"], rates["copy_bytes_per_second"])
-        return floors.impossible(milliseconds, work["certain"]["bytes"], fastest, on_cpu)
+        fastest = max(rates.read_bytes_per_second, rates.copy_bytes_per_second)
+        return floors.impossible(milliseconds, work.certain.bytes, fastest, on_cpu)
 
     def _secrets(self, mode):
         """Seeds whose results the referee knows: the same for all variants, each of which meets them at a time of its own.
@@ -475,12 +474,13 @@ class Stopwatch:
         worker.ask("load", **self._original)
 
     def _load_and_judge(self, worker):
-        worker.ask("load", variant=None, **self._original)
-        like_a_variant = {"ran_on": self._task.place, "variant_precision": None}
-        judge(worker, self._referee, like_a_variant, with_mutants=False)
+        loaded = replace(worker.ask("load", variant=None, **self._original), precision=None, weights="by name")
+        judged = judge(worker, self._referee, self._task.place, loaded, with_mutants=False)
+        if judged.failure:
+            raise judged.failure
 
     def _floor(self, result, mode):
-        """{"floor_ms", "floor_bound", "work"}; None where it cannot be counted, with the reason in `_unavailable`."""
+        """(milliseconds, what binds, Works); each None where it cannot be counted, with the reason in `_unavailable`."""
         place = self._task.place
         work = self._count_work(mode)
         if work and place not in self._measured.ceilings:
@@ -491,10 +491,8 @@ class Stopwatch:
             else:
                 work = self._work[mode] = None
         if not work:
-            return {"floor_ms": None, "floor_bound": None, "work": None}
-        least, ceilings = floors.Work(**work["least"]), Ceilings(**self._measured.ceilings[place])
-        milliseconds, bound = floors.floor(least, ceilings, result["precision"])
-        return {"floor_ms": milliseconds, "floor_bound": bound, "work": work}
+            return None, None, None
+        return *floors.floor(work.least, self._measured.ceilings[place], result.precision), work
 
     def _count_work(self, mode):
         """What `baselines.work` says of a mode; None where it cannot be counted."""
@@ -516,18 +514,18 @@ class Stopwatch:
 
 def launches_bind(timings):
     """Return whether eager PyTorch takes about as long as the host needs to launch it."""
-    eager = timings["baselines_ms"].get("eager")
-    return bool(eager and timings["launch_ms"] and timings["launch_ms"] > LAUNCHES_BIND * eager["median"] > 0)
+    eager = timings.baselines_ms.get("eager")
+    return bool(eager and timings.launch_ms and timings.launch_ms > LAUNCHES_BIND * eager.median > 0)
 
 
 def _is_measured(timings):
-    return bool(timings["outcome"]) and timings["outcome"]["verdict"] != outer.NOT_MEASURED
+    return bool(timings.outcome) and timings.outcome.verdict != NOT_MEASURED
 
 
 def graph_notes(eager, graphed):
     """Return what to say about a step under a CUDA graph where the baseline that counts without one is missing."""
-    usual, against = ((timings["outcome"] or {}).get("against") for timings in (eager, graphed))
-    if usual not in graphed["baselines_unavailable"]:
+    usual, against = (timings.outcome and timings.outcome.against for timings in (eager, graphed))
+    if usual not in graphed.baselines_unavailable:
         return []
     instead = f"the ratio is over {baseline_name(against)}" if against else "there is no ratio"
     return [f"{baseline_name(usual)}, the fastest without a graph, could not be timed in one: {instead}"]
@@ -559,7 +557,7 @@ def own_clock(side, claimed, limit, load=None):
 
 
 def outcome(variant, others, result, control, disturbance=None):
-    """Return {"verdict", "against", "ratio", "low", "high", "precise", "any_precision", "reason"}; None without baselines.
+    """Return the Outcome of a variant beside the others; None without baselines.
 
     The verdict is "win", "tie" or "loss" against the fastest baseline that is at least as precise as the variant, by the
     interval that the control allows; "any_precision" names the fastest of all, where that is another one. Where there was a
@@ -576,14 +574,13 @@ def outcome(variant, others, result, control, disturbance=None):
         disturbance = statistics.too_noisy(ratio)
     if disturbance:
         return outer.not_measured(disturbance)
-    return {
-        "verdict": verdict,
-        "against": rivals[0].name,
-        **ratio,
-        "precise": statistics.is_precise(measured),
-        "any_precision": rivals[1].name if len(rivals) > 1 else None,
-        "reason": None,
-    }
+    return Outcome(
+        verdict=verdict,
+        against=rivals[0].name,
+        **values(ratio),
+        precise=statistics.is_precise(measured),
+        any_precision=rivals[1].name if len(rivals) > 1 else None,
+    )
 
 
 def _rivals(others, result):
@@ -592,7 +589,7 @@ def _rivals(others, result):
     Of all in PyTorch's own precision, that is: TF32 may be among them, fp16 only where the variant declares so little.
     """
     names, settings = [side.name for side in others], _settings(result)
-    precision = result["variant_precision"] or result["precision"]
+    precision = result.variant_precision or result.precision
     precise_enough = peers(names, precision, settings)
     usual = {each for own in ((), settings) for each in peers(names, "tf32" if precision == "fp32" else precision, own)}
     ranked = sorted((side for side in others if side.name in usual), key=lambda side: side.median)
@@ -607,13 +604,13 @@ def _settings(result):
 
 def _tags(result):
     """Those of a result's caveats."""
-    return {caveat["tag"] for caveat in result.get("caveats") or []}
+    return {caveat.tag for caveat in result.caveats}
 
 
 def _training_modes(result):
     """The modes of which the check has compared gradients, and found them right and the file's own work."""
-    gradients = result["check"]["gradients"]
-    if _tags(result) & {"no-gradient", "wrong-gradient", "gradient"} or not gradients or "unsupported" in gradients:
+    gradients = result.checked.gradients
+    if _tags(result) & {"no-gradient", "wrong-gradient", "gradient"} or not gradients or isinstance(gradients, Unsupported):
         return []
     of_inputs = [name.startswith("input") for name in gradients]
     return ["weights"] * (not all(of_inputs)) + ["weights_and_input"] * any(of_inputs)

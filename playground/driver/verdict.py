@@ -6,7 +6,12 @@ original may do: gradients, other sizes and values, streams, graphs, torch.compi
 """
 
 import functools
-from dataclasses import asdict, dataclass, replace
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from playground.judge.accuracy import APPROXIMATE, AS_PYTORCH, CLASSES, FLOAT32, WRONG, named, names_one
 from playground.judge.checks import BY_NAME, CAVEATS, DROP_IN, FORWARD, SHOWN, SIDE_EFFECTS, STRESS_TESTS, WATCHED
@@ -14,16 +19,47 @@ from playground.judge.mutations import LOOK_ALIKE
 from playground.judge.precision import LOWER
 from playground.judge.probes import AT_OWN_SIZE, EVAL, FORWARD_PROBES, FRESH, OF_SEEDS, PROBES, REQUIRED, check_of, size_of
 from playground.judge.work import Text
-from playground.worker import WorkerFailure
-from playground.worker.referee_client import erase, remove
+from playground.record import (
+    ERROR,
+    FAIL,
+    FORWARD_ONLY,
+    PASS,
+    UNCHECKED,
+    Accuracy,
+    Caveat,
+    Check,
+    Entry,
+    Errors,
+    GradientErrors,
+    Judgment,
+    OwnCheck,
+    OwnWork,
+    Probe,
+    Result,
+    Standard,
+    Standards,
+    Unsupported,
+    values,
+)
+from playground.worker import WorkerFailure, WorkerProcess
+from playground.worker.referee_client import RefereeClient, erase, remove
+from playground.worker.replies import Differentiated, Loaded, Ran, TriedOut
 
 FIGURES = ("max_error", "allowed", "eager_error", "permitted_error")  # of a comparison
+UNJUDGED = Judgment(verdict=ERROR, reason=None, check=None)  # before anything is known
+# A finding of the emulator's.
+UNWRITTEN = re.compile(
+    r"(?P<place>.*?:\d+: )?(?P<rest>output never written: element \d+ of a result of shape (?P<shape>\(.*?\)).*)"
+)
 REFUSES = "refuses: "  # begins the note of a probe on which the variant raises an exception
 OF_MUTANTS = ("own", "within")  # the probes on which an accepted error has to be told from a wrong version
 DRAWS = "the original draws random numbers: each call began with the same seed, so the same numbers in the same order are right"
 STATE = "cannot be judged: what the original returns depends on the calls before"
 FIRST = "wrong-gradient"  # of the tags of caveats
 OF_GRADIENTS = ("no-gradient", "wrong-gradient")
+
+
+J = TypeVar("J", bound=Judgment)
 
 
 @dataclass(frozen=True)
@@ -36,17 +72,37 @@ class Complaint:
     line: int | None = None
 
 
-def judge(worker, referee, result, file=None, renew=None, accept=None, first=None, tell=None, borrowed=(), with_mutants=True):
-    """Run every check of the variant that `worker` has loaded. Sets verdict, standards and caveats in `result`.
+class Judged(NamedTuple):
+    """A judgment, what the forward pass took of memory, the worker that is alive in the end, and what ended it early."""
+
+    judgment: Judgment
+    peak_mib: float | None
+    worker: WorkerProcess
+    failure: WorkerFailure | None
+
+
+def judge(
+    worker: WorkerProcess,
+    referee: RefereeClient,
+    place: str,
+    loaded: Loaded,
+    file: Path | None = None,
+    renew: Callable[[], WorkerProcess] | None = None,
+    accept: float | None = None,
+    first: str | None = None,
+    tell: Callable[[str | None], None] | None = None,
+    borrowed: Sequence[str] = (),
+    with_mutants: bool = True,
+) -> Judged:
+    """Run every check of the variant that `worker` has loaded at a `place`, with the reply `loaded`. Returns a Judged.
 
     `file` is the variant's. `renew()` gives a worker that has loaded it again, for what is left after a crash. `accept` is the
     error, of the spread, that the caller accepts. `first` is the probe to begin with, and `tell(complaint)` is called with what
     is wrong on it, or with None. `borrowed` are the names that it has from the problem's file. `with_mutants` counts, too, how
-    many wrong versions of the original fail the probes. Returns the worker that is alive in the end. Raises WorkerFailure where
-    one fails on the problem's own inputs of which nothing worse was known.
+    many wrong versions of the original fail the probes. The `failure` is of a worker that failed on the problem's own inputs,
+    where nothing worse was known.
     """
-    result["check"], result["accuracy"] = blank_check() | {"domain": referee.domain}, None
-    case = _Case(worker, referee, result, file, renew, accept)
+    case, stop = _Case(worker, referee, place, loaded, file, renew, accept), None
     if borrowed:
         text = f"the file uses {', '.join(borrowed)}, which only the problem's file defines"
         case.complain("uses-problem-names", text, DROP_IN)
@@ -54,67 +110,79 @@ def judge(worker, referee, result, file=None, renew=None, accept=None, first=Non
         if first and case.takes(first):
             case.try_probe(first)
             if tell:
-                tell(result["check"]["probes"][first]["complaint"])
+                tell(case.probes[first].complaint)
         case.evaluate()
         if with_mutants and not any(each.costs == FORWARD for each in case.complaints):
             case.count_mutants()
     except WorkerFailure as failure:
         has_failed = any(each.costs == FORWARD and each.tag != "not-judged" for each in case.complaints)
         if not has_failed or failure.is_finding or not _is_its_own(failure):
-            raise
-        case.crashed(failure)
+            stop = failure
+        else:
+            case.crashed(failure)
     finally:
         remove(case.outputs.held)
-    result["check"]["reference"] = referee.ways
-    conclude(result, case.complaints)
-    if result["verdict"] == "fail" and case.diagnosis:
-        result["details"] = "\n".join(case.diagnosis)
-    return case.worker
+    known = case.known()
+    judgment = failed(known, with_shapes(stop, referee)) if stop else conclude(known, case.complaints)
+    if judgment.verdict == FAIL and case.diagnosis:
+        judgment = replace(judgment, details="\n".join(case.diagnosis))
+    return Judged(judgment, case.peak_mib, case.worker, stop)
 
 
-def blank_check():
-    """Return what is known before anything was checked."""
-    figures = dict.fromkeys((*FIGURES, "gradients", "mutants_rejected"))
-    return figures | {"probes": {}, "behaviour": {}, "work": None}
-
-
-def blank_standards():
-    """Return what is known of both standards before anything was checked."""
-    return {name: {"verdict": None, "reasons": []} for name in ("forward", "drop_in")}
-
-
-def conclude(result, complaints):
-    """Set the verdict that follows from all complaints: first those that cost most, and of the others a wrong gradient.
+def conclude(known: J, complaints: Sequence[Complaint]) -> J:
+    """Return the judgment that follows from all complaints: first those that cost most, and of the others a wrong gradient.
 
     Of each kind the first is told, with the number of the others.
     """
-    kinds = {}
+    kinds: dict[tuple[str, str | None], list[Complaint]] = {}
     for each in complaints:
         kinds.setdefault((each.tag, each.costs), []).append(each)
     told = [replace(one, text=f"{one.text} (and in {len(more)} more)") if more else one for one, *more in kinds.values()]
     ordered = sorted(told, key=lambda each: ((FORWARD, DROP_IN, None).index(each.costs), each.tag != FIRST))
     fatal = [each for each in ordered if each.costs == FORWARD]
     against = {"forward": [each.text for each in fatal], "drop_in": [each.text for each in ordered if each.costs]}
-    fails = "error" if fatal and all(each.tag == "not-judged" for each in fatal) else "fail"
-    result["standards"] = {name: {"verdict": fails if why else "pass", "reasons": why} for name, why in against.items()}
-    result["caveats"] = [asdict(each) for each in ordered if each.costs != FORWARD]
-    verdict = fails if fatal else "forward only" if against["drop_in"] else "pass"
-    result.update(verdict=verdict, reason=next(iter(against["drop_in"]), None), details="")
+    fails = ERROR if fatal and all(each.tag == "not-judged" for each in fatal) else FAIL
+    return replace(
+        known,
+        verdict=fails if fatal else FORWARD_ONLY if against["drop_in"] else PASS,
+        reason=next(iter(against["drop_in"]), None),
+        details="",
+        standards=Standards(**{name: Standard(verdict=fails if why else PASS, reasons=why) for name, why in against.items()}),
+        caveats=[Caveat(**values(each)) for each in ordered if each.costs != FORWARD],
+    )
 
 
 class _Case:
     """The evaluation of one variant. `complaints` are all that there are so far."""
 
-    def __init__(self, worker, referee, result, file, renew, accept):
+    def __init__(
+        self,
+        worker: WorkerProcess,
+        referee: RefereeClient,
+        place: str,
+        loaded: Loaded,
+        file: Path | None,
+        renew: Callable[[], WorkerProcess] | None,
+        accept: float | None,
+    ) -> None:
         self.worker = worker
-        self.complaints = []
+        self.complaints: list[Complaint] = []
+        self.peak_mib: float | None = None
+        self.probes: dict[str, Probe] = {}
+        self._behaviour: dict[str, Entry] = {}
+        self._gradients: dict[str, GradientErrors] | Unsupported | None = None
+        self._worst: Errors = UNCHECKED  # of the problem's own inputs
+        self._accuracy: Accuracy | None = None
+        self._findings: list[str] = []
+        self._work: OwnWork | None = None
+        self._own_check: OwnCheck | None = None
+        self._mutants: dict[str, Any] = {}
         self._referee = referee
-        self._result = result
-        self._check = result["check"]
         self._text = Text(file) if file else None
         self._renew = renew
         self._accept = accept
-        self._declared, self._is_by_seed = result["variant_precision"], result.get("weights") == "by seed"
+        self._weights_differ, self._is_by_seed = loaded.difference, loaded.weights == "by seed"
+        self._declared: str | float | None = loaded.precision
         self.outputs = referee.answers(worker).file(f"outputs-{worker.pid}")
         self._uniform = set()  # probes on which the outputs are the same everywhere
         self._suspects = sorted(self._text.may_compute_in) if self._text else None  # precisions that it may compute in
@@ -122,9 +190,24 @@ class _Case:
         self._works = False  # whether code of the file's own is seen to be given tensors on the problem's own inputs
         self._left = set()  # probes on which it is not
         self._asked_for_backward = False
-        watched = WATCHED if result["ran_on"] == "cuda" else WATCHED[:1]
+        watched = WATCHED if place == "cuda" else WATCHED[:1]
         for check in (*SIDE_EFFECTS, *watched):
-            self._check["behaviour"][check.name] = {"complaint": None, "note": None}
+            self._behaviour[check.name] = Entry()
+
+    def known(self) -> Judgment:
+        """Return what was checked so far, without a verdict."""
+        check = Check(
+            **{name: getattr(self._worst, name) for name in FIGURES},
+            gradients=self._gradients,
+            probes=self.probes,
+            behaviour=self._behaviour,
+            work=self._work,
+            domain=self._referee.domain,
+            reference=self._referee.ways,
+            own_check=self._own_check,
+            **self._mutants,
+        )
+        return replace(UNJUDGED, check=check, accuracy=self._accuracy, findings=self._findings)
 
     def takes(self, probe):
         """Whether it is a probe for a variant that came by its weights as this one did."""
@@ -132,10 +215,11 @@ class _Case:
 
     def try_probe(self, probe):
         """Outputs and gradients on a probe, if they are not known yet."""
-        if probe in self._check["probes"]:
+        if probe in self.probes:
             return
         if probe in REQUIRED:
-            return self._probe(probe)
+            self._probe(probe)
+            return
         check = check_of(probe)
         if not self._survive(check.caveat.tag, check.said, lambda: self._probe(probe)):
             self._note_probe(probe, None, complaint=self.complaints[-1].text)
@@ -145,7 +229,7 @@ class _Case:
         if "random state" in self._referee.side_effects:
             self.complain("random", DRAWS, None)
         if self._is_by_seed:
-            self.complain("weights-by-seed", f"{self._result['weights_differ']}; so the same seed made both", DROP_IN)
+            self.complain("weights-by-seed", f"{self._weights_differ}; so the same seed made both", DROP_IN)
         for probe in filter(self.takes, REQUIRED):
             self.try_probe(probe)
         if any(map(self._is_wrong, REQUIRED)):
@@ -163,7 +247,7 @@ class _Case:
         self.worker = self._renew() if self._renew else self.worker
 
     def _is_wrong(self, probe):
-        return bool(self._check["probes"].get(probe, {}).get("complaint"))
+        return probe in self.probes and bool(self.probes[probe].complaint)
 
     def complain(self, tag, text, costs):
         caveat = CAVEATS[tag]
@@ -200,7 +284,7 @@ class _Case:
             if self._renew is None:
                 raise
             if failure.is_finding:
-                self._result["findings"].append(str(failure))
+                self._findings.append(str(failure))
             self.worker = self._renew()
             return False
 
@@ -220,7 +304,7 @@ class _Case:
     @property
     def _rejects_reduced(self):
         """Whether the variant refuses the reduced size, is wrong there, or leaves it to PyTorch."""
-        note = self._check["probes"].get("normal", {}).get("note")
+        note = self.probes["normal"].note if "normal" in self.probes else None
         return (note or "").startswith(REFUSES) or self._is_wrong("normal") or "normal" in self._left
 
     def _probe(self, probe):
@@ -229,41 +313,43 @@ class _Case:
         if prepared["unusable"]:
             return self._note_probe(probe, f"not run: {prepared['unusable']}")
         required = probe in REQUIRED
-        ran = self._ask_on("run", probe, poison=probe != "own", may_refuse=not required)
-        if ran["refused"]:
-            return self._note_probe(probe, f"{REFUSES}{ran['refused']}")
+        ran: Ran = self._ask_on("run", probe, poison=probe != "own", may_refuse=not required)
+        if ran.refused:
+            return self._note_probe(probe, f"{REFUSES}{ran.refused}")
         if probe == "own":
-            self._result["peak_mib"], self._works = ran["peak_mib"], bool(ran["handed_memory"])
-        if self._works and ran["handed_memory"] == 0 and not required:
+            self.peak_mib, self._works = ran.peak_mib, bool(ran.handed_memory)
+        if self._works and ran.handed_memory == 0 and not required:
             self._leave(probe)
-        if not required and (failed := ran["complaints"].pop("launch", None)):
-            self.complain(check_of(probe).caveat.tag, _under(probe, failed), DROP_IN)
-        for check, reason in ran["complaints"].items():
+        complaints = dict(ran.complaints)
+        if not required and (why := complaints.pop("launch", None)):
+            self.complain(check_of(probe).caveat.tag, _under(probe, why), DROP_IN)
+        for check, reason in complaints.items():
             if check not in self._referee.side_effects:  # what the original does, too, is no complaint
                 self._behaved(check, reason, None)
         if probe == "own" and self._referee.checks_itself:
-            self._check["own_check"] = self._ask_referee("own_check", probe)
-        if required and ran["form"] != prepared["form"]:
-            complaint = _under(probe, f"returns {ran['form']} where the original returns {prepared['form']}")
+            self._own_check = OwnCheck(**self._ask_referee("own_check", probe))
+        if required and ran.form != prepared["form"]:
+            complaint = _under(probe, f"returns {ran.form} where the original returns {prepared['form']}")
             self._note_probe(probe, None, complaint=complaint)
             return self.complain("outputs", complaint, FORWARD)
         compared = self._compare("outputs", probe)
         if compared["uniform"]:
             self._uniform.add(probe)
         compared = self._graded(probe, compared) if required else self._reordered(probe, compared)
-        entry = self._check["probes"][probe] = _figures(compared) | {"note": compared.get("note")}
-        entry["complaint"] = compared["complaint"] and _under(probe, compared["complaint"])
+        complaint = compared["complaint"] and _under(probe, compared["complaint"])
+        self.probes[probe] = Probe(**_figures(compared), note=compared.get("note"), complaint=complaint)
         self.diagnosis = self.diagnosis or compared.get("diagnosis")
         if required:
-            _keep_worst(self._check, compared)
-            if entry["complaint"]:
-                entry["complaint"] += self._cause_in_strides(probe)
-                tag = "outputs" if self._result["accuracy"]["class"] == WRONG else "accuracy"
+            self._worst = _worse(self._worst, Errors(**_figures(compared)))
+            if complaint:
+                complaint += self._cause_in_strides(probe)
+                self.probes[probe] = replace(self.probes[probe], complaint=complaint)
+                tag = "outputs" if self._accuracy and self._accuracy.kind == WRONG else "accuracy"
                 if "state" in self._referee.side_effects:
-                    return self.complain("not-judged", f"{STATE}; {entry['complaint']}", FORWARD)
-                return self.complain("not-judged" if compared["unjudged"] else tag, entry["complaint"], FORWARD)
-        elif entry["complaint"]:
-            return self.complain(self._tag_of_outputs(probe, compared), entry["complaint"], DROP_IN)
+                    return self.complain("not-judged", f"{STATE}; {complaint}", FORWARD)
+                return self.complain("not-judged" if compared["unjudged"] else tag, complaint, FORWARD)
+        elif complaint:
+            return self.complain(self._tag_of_outputs(probe, compared), complaint, DROP_IN)
         if compared["swallowed"]:
             self.complain("nan", _under(probe, f"the output is {compared['swallowed']}"), DROP_IN)
         if prepared["differentiable"] and not self._has(*OF_GRADIENTS):
@@ -282,7 +368,7 @@ class _Case:
         if probe != "own":
             return ""
         try:
-            strided = self._ask_on("made_contiguous", probe)["strided"]
+            strided = self._ask_on("made_contiguous", probe).strided
         except WorkerFailure:  # the verdict is that on the outputs, whatever comes after them
             return ""
         if not strided or self._compare("outputs", probe, remark=False)["complaint"]:
@@ -294,14 +380,14 @@ class _Case:
 
         Float32 in another order of adding is permitted to all, what is less exact only where the caller accepts it.
         """
-        worst = self._result["accuracy"]
+        worst = self._accuracy
         figures = {"error": compared["max_error"], "limit": compared["allowed"]}
         found = self._class_of(probe, compared) if compared["complaint"] else self._declared or AS_PYTORCH
-        if worst is None or (compared["complaint"] and CLASSES.index(found) > CLASSES.index(worst["class"])):
-            self._result["accuracy"] = (worst or {}) | {"class": found} | figures
+        if worst is None or (compared["complaint"] and CLASSES.index(found) > CLASSES.index(worst.kind)):
+            self._accuracy = Accuracy(kind=found, **figures, accepted=worst.accepted if worst else None)
         if not compared["complaint"]:
-            if worst and worst["class"] == AS_PYTORCH and figures["error"] > worst["error"]:
-                worst.update(figures)
+            if worst and worst.kind == AS_PYTORCH and figures["error"] > worst.error:
+                self._accuracy = replace(worst, **figures)
             return compared
         complaint, error = compared["complaint"], compared["max_error"]
         if found != WRONG and not names_one(complaint):
@@ -311,7 +397,8 @@ class _Case:
         elif self._accept is not None and self._declared != self._accept and error is not None and error <= self._accept:
             if lost := self._lost_by_accepting():
                 return compared | {"complaint": f"{complaint}; accepting it would accept '{lost}', too"}
-            self._declared = self._result["accuracy"]["accepted"] = self._accept
+            self._declared = self._accept
+            self._accuracy = replace(self._accuracy, accepted=self._accept)
         else:
             return compared | {"complaint": complaint}
         self.complain("accuracy", _under(probe, complaint), DROP_IN)
@@ -355,12 +442,15 @@ class _Case:
         return "values" if by_values or tag in ("nan", "stale-weights") else tag
 
     def _note_probe(self, probe, note, complaint=None):
-        self._check["probes"][probe] = dict.fromkeys(FIGURES) | {"complaint": complaint, "note": note}
+        self.probes[probe] = Probe(complaint=complaint, note=note)
+
+    def _note(self, probe, note):
+        self.probes[probe] = replace(self.probes[probe], note=note)
 
     def _behaved(self, check, complaint, note):
-        if self._check["behaviour"].get(check, {}).get("complaint"):
+        if check in self._behaviour and self._behaviour[check].complaint:
             return
-        self._check["behaviour"][check] = {"complaint": complaint, "note": note}
+        self._behaviour[check] = Entry(complaint=complaint, note=note)
         if complaint:
             self.complain(BY_NAME[check].caveat.tag, complaint, BY_NAME[check].costs)
 
@@ -368,28 +458,28 @@ class _Case:
         return any(each.tag in tags for each in self.complaints)
 
     def _differentiate(self, probe):
-        answer = self._ask_on("differentiate", probe)
-        if refused := answer["unsupported"]:
-            if self._check["gradients"] is None:
-                self._check["gradients"] = {"unsupported": refused}
-            elif self._check["gradients"].get("unsupported") != refused:
-                self._check["probes"][probe]["note"] = f"no gradients: {refused}"
+        answer: Differentiated = self._ask_on("differentiate", probe)
+        if refused := answer.unsupported:
+            if self._gradients is None:
+                self._gradients = Unsupported(refused)
+            elif self._gradients != Unsupported(refused):
+                self._note(probe, f"no gradients: {refused}")
             return None
-        if answer["failed"]:
-            return self.complain("no-gradient", f"the backward raises {answer['failed']}", DROP_IN)
-        for complaint in answer["complaints"]:
+        if answer.failed:
+            return self.complain("no-gradient", f"the backward raises {answer.failed}", DROP_IN)
+        for complaint in answer.complaints:
             self.complain("wrong-gradient", complaint, DROP_IN)
         if not self._are_gradients_right(probe):
             return None
         if not {"run to run", "state"} & {*self._referee.side_effects}:
-            for complaint in answer["in_part"]:
+            for complaint in answer.in_part:
                 self.complain("wrong-gradient", complaint, DROP_IN)
         in_training = self._compare("outputs", probe)["complaint"]
         if in_training:
             return self.complain("wrong-gradient", _under(probe, f"when a gradient is wanted, {in_training}"), DROP_IN)
         if self._works and not self._asked_for_backward and probe not in self._left:
             self._asked_for_backward = True
-            if self._ask_on("backward_work", probe)["own"] is False:
+            if self._ask_on("backward_work", probe).own is False:
                 self.complain("gradient", "PyTorch's", None)
         return None
 
@@ -397,8 +487,8 @@ class _Case:
         """Compare the gradients that were written last, and complain of what is wrong with them."""
         gradients = self._compare("gradients", probe, shared=self._is_by_seed)
         decided = [name for name, comparison in gradients.items() if comparison["decided"]]
-        if decided and not self._check["probes"][probe]["note"]:
-            self._check["probes"][probe]["note"] = f"near decisions move the gradient of {', '.join(decided)}"
+        if decided and not self.probes[probe].note:
+            self._note(probe, f"near decisions move the gradient of {', '.join(decided)}")
         if reordered := [name for name, comparison in gradients.items() if comparison.get("class") == FLOAT32]:
             text = f"the gradient of {', '.join(reordered)} is float32's in another order of adding"
             self.complain("accuracy", _under(probe, text), DROP_IN)
@@ -407,9 +497,9 @@ class _Case:
         wrong = [complaint for complaint in found if complaint not in unjudged]
         if unjudged:
             self.complain("not-judged", _under(probe, unjudged[0]) + _and_more(unjudged), None)
-        if self._check["gradients"] is None or wrong:
+        if self._gradients is None or wrong:
             kept = (*FIGURES, "complaint")
-            self._check["gradients"] = {name: {key: each[key] for key in kept} for name, each in gradients.items()}
+            self._gradients = {name: GradientErrors(**{key: each[key] for key in kept}) for name, each in gradients.items()}
         if wrong and "outputs" in gradients:
             self.complain("no-gradient", wrong[0], DROP_IN)
         elif wrong:
@@ -425,28 +515,27 @@ class _Case:
     def _look_for_work(self):
         """Whether code of the variant's own runs, and accounts for the result, at the size at which it is timed."""
         probe = next(each for each in OF_MUTANTS[::-1] if not self._referee.prepared(each)["unusable"])
-        found = self._ask_on("work", probe)
+        found: OwnWork = self._ask_on("work", probe)
         wrong = self._decoration(found, probe)
-        own = found["builds"] or found["opened"] or (found["own_calls"] and found["own_share"])
-        label = None if own else "Triton" if found["triton"] else "no kernel of its own"
-        self._check["work"] = found | {"note": wrong or label}
+        own = found.builds or found.opened or (found.own_calls and found.own_share)
+        label = None if own else "Triton" if found.triton else "no kernel of its own"
+        self._work = replace(found, note=wrong or label)
         if wrong:
             self.complain("not-its-own-work", wrong, FORWARD)
 
     def _decoration(self, found, probe):
         """Why the variant's kernels are for show; None where they are not, or where it has none."""
-        if not found["own_calls"]:
-            unbuilt = "the file holds kernels of its own, and none of them was built" if found["means_to_build"] else None
-            return "its own kernels were never called" if found["builds"] or found["opened"] else unbuilt
-        if found["spoiled"] and self._compare("outputs", probe, remark=False)["complaint"] is None:
+        if not found.own_calls:
+            unbuilt = "the file holds kernels of its own, and none of them was built" if found.means_to_build else None
+            return "its own kernels were never called" if found.builds or found.opened else unbuilt
+        if found.spoiled and self._compare("outputs", probe, remark=False)["complaint"] is None:
             return "its own kernels do not account for the result: it is right without theirs, too"
         return None
 
     @property
     def _passed(self):
         """The probes on which the outputs were compared and right."""
-        entries = self._check["probes"].items()
-        return [name for name, entry in entries if entry["max_error"] is not None and not entry["complaint"]]
+        return [name for name, entry in self.probes.items() if entry.max_error is not None and not entry.complaint]
 
     def _probes_to_repeat(self):
         """Two probes of one size that the variant passed: of the reduced size, or else of the problem's own.
@@ -471,26 +560,26 @@ class _Case:
             if trial.costs == FORWARD:
                 call()
             elif not self._survive(trial.caveat.tag, trial.name, call):
-                self._check["behaviour"][trial.name] = {"complaint": self.complaints[-1].text, "note": None}
+                self._behaviour[trial.name] = Entry(complaint=self.complaints[-1].text)
 
     def count_mutants(self):
         """How many wrong versions of the original fail the probes that this variant passed."""
-        gradients = bool(self._check["gradients"]) and "unsupported" not in self._check["gradients"]
+        gradients = bool(self._gradients) and not isinstance(self._gradients, Unsupported)
         skipped = (*FRESH, OF_SEEDS, *(name + size for name in ("autocast", EVAL) for size in ("", AT_OWN_SIZE)))
         probes = tuple(name for name in self._passed if name not in skipped)
         score = self._referee.mutants(probes, gradients and not self._has(*OF_GRADIENTS), self._declared)
-        self._check["mutants_rejected"] = f"{score['rejected']}/{score['counted']}"
-        self._check["mutants_survived"] = score["survivors"]
+        rejected = f"{score['rejected']}/{score['counted']}"
+        self._mutants = {"mutants_rejected": rejected, "mutants_survived": score["survivors"]}
 
     def _try_out(self, trial, probes):
         files = {position: self._referee.inputs(probe) for position, probe in probes.items()}
-        done = self._ask("try_out", trial=trial, **files)
-        if trial == "a CUDA graph" and (done["note"] or "").startswith("raises") and self._renew:
+        done: TriedOut = self._ask("try_out", trial=trial, **files)
+        if trial == "a CUDA graph" and (done.note or "").startswith("raises") and self._renew:
             self.worker = self._renew()  # where a capture failed, torch's generator draws other numbers from a seed
         title = SHOWN.get(trial, trial)
-        complaint = done["complaint"] and f"{title}: {done['complaint']}"
-        if done["of"] in probes and not complaint:
-            compared = self._compare("outputs", probes[done["of"]])
+        complaint = done.complaint and f"{title}: {done.complaint}"
+        if done.of in probes and not complaint:
+            compared = self._compare("outputs", probes[done.of])
             complaint = compared["complaint"] and f"{title}: {compared['complaint']}"
             if compared["unjudged"]:
                 self.complain("not-judged", complaint, None)
@@ -502,8 +591,8 @@ class _Case:
                     return self.complain("remembers", f"{trial}: a replay gives the result of an earlier call", FORWARD)
         elif trial in self._referee.side_effects:
             reason = "bits differ, as the original's do" if trial == "run to run" else "the original does not run either"
-            return self._behaved(trial, None, reason if complaint else done["note"])
-        self._behaved(trial, complaint, done["note"])
+            return self._behaved(trial, None, reason if complaint else done.note)
+        self._behaved(trial, complaint, done.note)
 
 
 def _is_its_own(failure):
@@ -520,61 +609,56 @@ def _and_more(complaints):
     return f", and {len(complaints) - 1} more" if len(complaints) > 1 else ""
 
 
-def _figures(comparison):
+def _figures(comparison: dict[str, Any]) -> dict[str, Any]:
     return {key: comparison[key] for key in FIGURES}
 
 
-def _keep_worst(check, comparison):
-    """The probe of the problem's own size that is nearest to (or furthest over) what is allowed counts."""
+def _worse(one: Errors, other: Errors) -> Errors:
+    """The errors that are nearer to (or further over) what is allowed, the other's if both are as near."""
 
-    def share(errors):
-        return errors["max_error"] / (errors["allowed"] or 1)
+    def share(errors: Errors) -> float:
+        return math.inf if errors.max_error is None else errors.max_error / (errors.allowed or 1)
 
-    if check["max_error"] is None or comparison["max_error"] is None or share(comparison) >= share(check):
-        check.update(_figures(comparison))
-
-
-def give_loaded(result, loaded):
-    """Keep what candidate.load says: the declared precision, and how the variant came by its weights."""
-    result["variant_precision"], result["weights"] = loaded["precision"], loaded["weights"]
-    result["weights_differ"] = loaded["difference"]
+    return other if one.max_error is None or share(other) >= share(one) else one
 
 
-def permitted_to(result):
+def permitted_to(result: Result) -> str | float | None:
     """Return what is permitted to a variant beyond the strict limit, as `declared` of worker.referee's requests; or None."""
-    accuracy = result.get("accuracy") or {}
-    accepted = accuracy.get("accepted") or (FLOAT32 if accuracy.get("class") == FLOAT32 else None)
-    return accepted or result["variant_precision"]
+    kind, accepted = (result.accuracy.kind, result.accuracy.accepted) if result.accuracy else (None, None)
+    return accepted or (FLOAT32 if kind == FLOAT32 else result.variant_precision)
 
 
-def give(result, verdict, reason, details=""):
-    """Set the verdict of a result, which is that under both standards."""
-    result["standards"] = {name: {"verdict": verdict, "reasons": [reason]} for name in blank_standards()}
-    result.update(verdict=verdict, reason=reason, details=details)
+def ended(known: J, verdict: Literal["fail", "error", "skipped"], reason: str, details: str = "") -> J:
+    """Return what is known, with a verdict under both standards."""
+    standard = Standard(verdict=verdict, reasons=[reason])
+    both = Standards(forward=standard, drop_in=standard)
+    return replace(known, verdict=verdict, reason=reason, details=details, standards=both)
 
 
-def give_failure(result, failure):
-    """Give an error to a variant that ends a request without a result, "fail" where the emulator found a mistake."""
+def failed(known: J, failure: WorkerFailure) -> J:
+    """Return an error of a variant that ended a request without a result, "fail" where the emulator found a mistake."""
     if failure.is_finding:
-        return give_findings(result, [str(failure)])
-    give(result, "error", str(failure), failure.details)
+        return found(known, [str(failure)])
+    return ended(known, ERROR, str(failure), failure.details)
 
 
-def give_findings(result, findings):
-    """Make mistakes that were seen in the variant's kernels, one line each, the verdict."""
-    result["findings"] += findings
-    result["check"] = result["check"] or blank_check()
-    give(result, "fail", findings[0])
+def found(known: J, findings: list[str]) -> J:
+    """Return the verdict on mistakes that were seen in the variant's kernels, one line each."""
+    seen = replace(known, findings=[*known.findings, *findings], check=known.check or UNCHECKED)
+    return ended(seen, FAIL, findings[0])
 
 
-def give_examination(result, examination):
-    """Keep what compute-sanitizer saw; what it found is the verdict."""
-    result["sanitizer"] = asdict(examination)
-    if examination.findings:
-        give_findings(result, examination.findings)
+def doubted(result: Result) -> Result:
+    """Return the result; an error where it was to be sanitized and could not be, however right it is."""
+    problem = result.sanitizer and result.sanitizer.problem
+    return ended(result, ERROR, f"compute-sanitizer: {problem}") if problem else result
 
 
-def give_doubt(result):
-    """Give an error to a variant that was to be sanitized and could not be, however right its results are."""
-    if problem := (result["sanitizer"] or {}).get("problem"):
-        give(result, "error", f"compute-sanitizer: {problem}")
+def with_shapes(failure: WorkerFailure, referee: RefereeClient) -> WorkerFailure:
+    """Return the failure; where an element was never written of a result whose shape is none of the original's, that first."""
+    match = UNWRITTEN.match(str(failure)) if failure.is_finding else None
+    shapes = [tuple(shape) for shape in referee.prepared("own").get("shapes", [])] if match else []
+    if not match or match["shape"] in map(str, shapes):
+        return failure
+    differ = f"a result has the shape {match['shape']}, and the original's {', '.join(map(str, shapes))}"
+    return WorkerFailure(f"{match['place'] or ''}{differ}; {match['rest']}", failure.details, is_finding=True)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from playground.catalog import CatalogError
 from playground.driver.plan import failing_probe
-from playground.driver.runner import Runner, blank_result
+from playground.driver.runner import Runner
 from playground.machine import build_locks
+from playground.record import Result
 from playground.worker import kill_all, owner
 
 POLL = 0.3  # seconds between looks at the files
@@ -25,8 +26,8 @@ KILL_AGAIN = 0.1  # seconds: what is stopped may start a process more
 class Again:
     """A result, the one of the judgement before (None for the first), and the seconds from the save to it."""
 
-    result: dict
-    before: dict | None
+    result: Result
+    before: Result | None
     seconds: float
 
 
@@ -109,10 +110,10 @@ class Watch:
         for task in tasks:
             key = task.model.path, task.variant.path, task.place, repr(sorted(task.settings.items()))
             before = self._results.get(key)
-            if before and all(before[name] == task.hashes[name] for name in ("source_sha256", "model_sha256")):
+            if before and all(getattr(before, name) == task.hashes[name] for name in ("source_sha256", "model_sha256")):
                 continue
             result = self._judge(dataclasses.replace(task, first=failing_probe(before)) if before else task)
-            self._progress.done(*task.names(), "stopped" if over.is_set() else result["verdict"])
+            self._progress.done(*task.names(), "stopped" if over.is_set() else result.verdict)
             if over.is_set():
                 break
             found.append(Again(result, before, time.monotonic() - began))
@@ -120,17 +121,17 @@ class Watch:
         return found
 
     def _judge(self, task):
-        result = blank_result(task)
+        def judge():
+            session = self._session_of(task)
+            subject = self._runner.build(task) if self._options.times(task) else task.subject
+            if isinstance(subject, Result):
+                return subject
+            return session.check_and_time(task, subject, build=not self._options.times(task))
+
         try:
-            with self._runner.answering_for(result):
-                session = self._session_of(task)
-                if self._options.times(task):
-                    self._runner.build(task, result)
-                if result["verdict"] is None:
-                    session.check_and_time(task, result, build=not self._options.times(task))
+            return self._runner.answer(task.subject, judge)
         finally:
             self._runner.close_room(task)
-        return result
 
     def _session_of(self, task):
         """The session of the task's problem as it is now. Its workers stay when those of the round are ended."""

@@ -5,26 +5,16 @@ They are what well-tuned library calls reach, not what a data sheet promises: a 
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import torch
+
+from playground.record import Ceilings
 
 from .memory import free_on_host
 
 MIB = 2**20
 CPU_MATRIX = 2048
 CUDA_MATRIX = 8192
-
-
-@dataclass(frozen=True)
-class Ceilings:
-    """Rates a second, each from the median time of several runs; None where the hardware has no TF32 or no fast fp16."""
-
-    read_bytes_per_second: float
-    copy_bytes_per_second: float
-    fp32_flops: float
-    tf32_flops: float | None
-    fp16_flops: float | None = None  # summed in float32
 
 
 def measure(device: str | torch.device) -> Ceilings:

@@ -1,7 +1,8 @@
 """How fast a GPU's clock runs, and why it is held back, as nvidia-smi tells."""
 
 import contextlib
-from dataclasses import asdict, dataclass
+
+from playground.record import Clocks, ClocksAround
 
 from . import requirements
 
@@ -32,20 +33,6 @@ DROP = 0.05
 SLOWED_US = 10_000  # that may pass unmentioned in a timing, which takes seconds
 
 
-@dataclass(frozen=True)
-class Clocks:
-    """SM clock and its maximum in MHz, temperature in degrees Celsius, and what slows the GPU down.
-
-    `slowed_us` says for how many microseconds each cause has done so since the driver was loaded; None where it does not tell.
-    """
-
-    sm_mhz: int
-    max_sm_mhz: int
-    celsius: int
-    slowdowns: tuple
-    slowed_us: dict | None = None
-
-
 def sample():
     """Return the Clocks of the GPU that torch calls cuda:0; None where nvidia-smi is missing or does not tell."""
     for query in QUERIES:
@@ -59,8 +46,8 @@ def sample():
 
 
 def record(before, after):
-    """Return {"before", "after"} for the JSON document, or None where nothing could be sampled."""
-    return {"before": asdict(before), "after": asdict(after)} if before and after else None
+    """Return the ClocksAround of a timing, or None where nothing could be sampled."""
+    return ClocksAround(before, after) if before and after else None
 
 
 def notes(before, after):

@@ -12,46 +12,49 @@ from pathlib import Path
 import psutil
 import torch
 
+from playground.record import CpuDetails, Environment, dump, load
+
 from . import requirements
 
 PROJECT = Path(__file__).resolve().parents[2]
 
 
-def describe() -> dict:
-    """Return the "environment" of a JSON report. What the machine lacks or does not tell is None (GPUs: an empty list).
+def describe() -> Environment:
+    """Return the Environment of a report. What the machine lacks or does not tell is None (GPUs: an empty list).
 
     Initialises CUDA where there is a GPU.
     """
     commit, dirty = _git_state()
     gpus = _gpus()
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "git": {"commit": commit, "dirty": dirty},
-        "os": _os_name(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "cudnn": _cudnn_version(),
-        "nvcc": _nvcc_release(),
-        "driver": requirements.ask_gpu("driver_version"),
-        "gpu": gpus[0]["name"] if gpus else None,
-        "gpus": gpus,
-        "cpu": cpu_name(),
-        "cpu_details": {
-            "cores": psutil.cpu_count(logical=False),
-            "logical_cores": os.cpu_count(),
-            "usable_logical_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            "capability": torch.backends.cpu.get_cpu_capability(),
-            "threads": torch.get_num_threads(),
-        },
-        "memory_mib": psutil.virtual_memory().total // 2**20,
-    }
+    return Environment(
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        git={"commit": commit, "dirty": dirty},
+        os=_os_name(),
+        python=platform.python_version(),
+        torch=torch.__version__,
+        cuda=torch.version.cuda,
+        cudnn=_cudnn_version(),
+        nvcc=_nvcc_release(),
+        driver=requirements.ask_gpu("driver_version"),
+        gpu=gpus[0]["name"] if gpus else None,
+        gpus=gpus,
+        cpu=cpu_name(),
+        cpu_details=CpuDetails(
+            cores=psutil.cpu_count(logical=False),
+            logical_cores=os.cpu_count(),
+            usable_logical_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            capability=torch.backends.cpu.get_cpu_capability(),
+            threads=torch.get_num_threads(),
+        ),
+        memory_mib=psutil.virtual_memory().total // 2**20,
+    )
 
 
-def describe_apart() -> dict:
+def describe_apart() -> Environment:
     """Return what `describe` gives in a process of its own: this one must not initialise CUDA while something is timed."""
     command = [sys.executable, "-m", "playground.machine.environment"]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, cwd=PROJECT).stdout)
+    said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=PROJECT).stdout
+    return load(Environment, json.loads(said), "environment")
 
 
 def _gpus() -> list[dict]:
@@ -113,4 +116,4 @@ def _git_state() -> tuple[str | None, bool | None]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(describe()))
+    print(json.dumps(dump(describe())))

@@ -5,8 +5,10 @@ import re
 import shutil
 import subprocess
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+
+from playground.record import Kernel, Unknown
 
 ARCHITECTURES = ("sm_80", "sm_90a")  # where neither a GPU nor the text's own flags name one
 SECONDS = 300  # for one text and architecture
@@ -29,18 +31,6 @@ class DeviceCode:
         return tuple(sorted({name for flag in self.flags if "arch" in flag for name in re.findall(r"sm_\d+[af]?", flag)}))
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """A kernel of a cubin; memory in bytes. `shared` is what is declared statically, what a launch adds is not in it."""
-
-    name: str
-    registers: int
-    stack: int
-    spill_stores: int
-    spill_loads: int
-    shared: int
-
-
 def find_nvcc():
     """Return the path of nvcc, in the order in which torch looks, or None."""
     homes = filter(None, map(os.environ.get, ("CUDA_HOME", "CUDA_PATH")))
@@ -49,19 +39,19 @@ def find_nvcc():
 
 
 def describe(codes, capability=None):
-    """Return {architecture: [a Kernel's fields, ...]} of some DeviceCodes, or {"unknown": why} where that cannot be told.
+    """Return {architecture: [Kernel, ...]} of some DeviceCodes, or an Unknown that says why that cannot be told.
 
     Compiled for the architecture that a text's own flags name, or else for a GPU of `capability` such as "9.0", or else for
     ARCHITECTURES. Never raises for what a text contains.
     """
     codes = [code for code in codes if code.text.strip()]
     if not codes:
-        return {"unknown": "no CUDA text was given to load_inline"}
+        return Unknown("no CUDA text was given to load_inline")
     if any(re.search(r"^\s*#\s*include\s*[<\"](torch|ATen|c10)/", code.text, re.MULTILINE) for code in codes):
-        return {"unknown": "its CUDA text includes PyTorch's headers, which nvcc alone is not asked to compile"}
+        return Unknown("its CUDA text includes PyTorch's headers, which nvcc alone is not asked to compile")
     nvcc = find_nvcc()
     if nvcc is None:
-        return {"unknown": "nvcc is not installed"}
+        return Unknown("nvcc is not installed")
     usual = (f"sm_{capability.replace('.', '')}",) if capability else ARCHITECTURES
     found = {}
     try:
@@ -69,13 +59,13 @@ def describe(codes, capability=None):
             for code in codes:
                 kernels, _ = compile_text(nvcc, code, {each: [each] for each in code.architectures or usual}, Path(folder))
                 for architecture, made in kernels.items():
-                    found.setdefault(architecture, []).extend(map(asdict, made))
+                    found.setdefault(architecture, []).extend(made)
     except (Refused, OSError, subprocess.SubprocessError) as complaint:
         lines = [line.strip() for line in str(complaint).strip().splitlines()] or [""]
         error = next((line for line in lines if re.search(r"\b(error|fatal)\b", line)), lines[-1])[:300]
-        return {"unknown": f"nvcc does not compile the text by itself: {error}"}
+        return Unknown(f"nvcc does not compile the text by itself: {error}")
     except (KeyError, TypeError):  # a version that says it in another way
-        return {"unknown": "what ptxas says of it is not understood"}
+        return Unknown("what ptxas says of it is not understood")
     return found
 
 

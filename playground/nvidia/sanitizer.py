@@ -2,12 +2,12 @@
 
 import contextlib
 import tempfile
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from playground.judge import work
 from playground.nvidia import control, sanitizer_reports
 from playground.nvidia.tool import Program, Run
+from playground.record import NOTHING_TO_DO, Examination
 from playground.worker.referee_client import RefereeClient
 
 PROGRAM = Program(
@@ -30,33 +30,8 @@ TOOLS = {
 # initcheck must see every kernel: a tensor that a PyTorch kernel wrote would count as never written.
 FILTERED = ("memcheck", "racecheck", "synccheck")
 ENVIRONMENT = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # or all tensors would lie in one large allocation, which has no bounds
-NOTHING_TO_DO = "no kernel of its own to look at"
 
 missing = PROGRAM.missing
-
-
-@dataclass
-class Examination:
-    """What the tools found: `findings`, one line each; `problem`, why their silence would prove nothing; `notes`.
-
-    `passes` are those that were run ("forward", "backward"), `tools` says of each how many reports concern the variant's
-    kernels and how many others it made, `kernels` are the names it went by, `settings` the model's constants that were changed.
-    """
-
-    findings: list = field(default_factory=list)
-    problem: str | None = None
-    notes: list = field(default_factory=list)
-    passes: list = field(default_factory=list)
-    tools: dict = field(default_factory=dict)
-    kernels: list = field(default_factory=list)
-    settings: dict = field(default_factory=dict)
-
-    @property
-    def outcome(self):
-        """Return the outcome in a few words."""
-        if self.findings:
-            return "fail"
-        return f"error: {self.problem}" if self.problem else "nothing found" if self.tools else NOTHING_TO_DO
 
 
 @contextlib.contextmanager

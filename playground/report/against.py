@@ -11,6 +11,10 @@ The interval shown holds both. A row is faster or slower where all of it is more
 contradict each other, or the runs were not made alike, the row is not comparable, and says why.
 """
 
+import dataclasses
+import functools
+
+from playground.record import NOT_TIMED, Against, Comparison, Ratio
 from playground.report.document import has_changed
 from playground.report.figures import BASELINES, baseline_name, inputs_text, listed, size_note, timed_modes
 from playground.report.layout import INDENT, fitted, print_folded, print_indented, verdict
@@ -29,38 +33,31 @@ NAMES = ("variant", "timed", "verdict", "then ms", "now ms", "ratio", "interval"
 
 
 def compare(document, earlier, name):
-    """Return `document` with a key "against" in itself and in each result, on how it compares with the document `earlier`.
-
-    The document's is {"file": name, "date", "margin", "counts": {verdict: number}, "not_in_this_run": ["model/variant"]}, a
-    result's is a list of {"timed", "verdict", "reason", "old_ms", "new_ms", "time", "speedup", "baseline", "same_source"}, of
-    which "time" and "speedup" are {"ratio", "low", "high"} or None, and above 1 where the new run is faster.
-    """
-    environments = [each["environment"] | (each["environment"].get("cpu_details") or {}) for each in (document, earlier)]
+    """Return `document` with a record.Against, and in each result Comparisons: with the document `earlier`, called `name`."""
+    environments = [each.environment for each in (document, earlier)]
     results = []
-    for result in document["results"]:
+    for result in document.results:
         # The same variant's, that on the same kind of device and at the same sizes first.
-        same = [old for old in earlier["results"] if _named(old) == _named(result)]
-        old = max(same, key=lambda old: (old["ran_on"] == result["ran_on"], _sizes(old) == _sizes(result)), default=None)
-        results.append(result | {"against": list(_rows(result, old, *environments))})
-    verdicts = [row["verdict"] for result in results for row in result["against"]]
+        same = [old for old in earlier.results if _named(old) == _named(result)]
+        old = max(same, key=lambda old: (old.ran_on == result.ran_on, _sizes(old) == _sizes(result)), default=None)
+        results.append(dataclasses.replace(result, against=list(_rows(result, old, *environments))))
+    verdicts = [row.verdict for result in results for row in result.against]
     here = set(map(_named, results))
-    about = {
-        **{"file": name, "date": earlier["environment"]["date"], "margin": MARGIN},
-        "counts": {word: verdicts.count(word) for word in VERDICTS},
-        "not_in_this_run": [each for each in dict.fromkeys(map(_named, earlier["results"])) if each not in here],
-    }
-    return document | {"against": about, "results": results}
+    gone = [each for each in dict.fromkeys(map(_named, earlier.results)) if each not in here]
+    counts, date = {word: verdicts.count(word) for word in VERDICTS}, earlier.environment.date
+    about = Against(file=name, date=date, margin=MARGIN, counts=counts, not_in_this_run=gone)
+    return dataclasses.replace(document, against=about, results=results)
 
 
 def _named(result):
-    return f"{result['model']}/{result['variant']}"
+    return f"{result.model}/{result.variant}"
 
 
 def _rows(new, old, here, there):
     """One row for each mode that was timed now; one that says why where none was."""
-    now = {title: timings for title, timings in timed_modes(new).items() if timings.get("time_ms")}
+    now = {title: timings for title, timings in timed_modes(new).items() if timings.time_ms}
     if not now:
-        verdicts = f": {old['verdict']} then, {new['verdict']} now" if old else f", where its verdict is {new['verdict']}"
+        verdicts = f": {old.verdict} then, {new.verdict} now" if old else f", where its verdict is {new.verdict}"
         yield _row("forward", None, None, f"not timed in this run{verdicts}", None)
     reason = "; ".join(_differences(new, old, here, there)) if old else "not in the earlier run"
     for title, timings in now.items():
@@ -69,73 +66,75 @@ def _rows(new, old, here, there):
 
 def _differences(new, old, here, there):
     """What was not the same in the two runs, apart from the variant; nothing where the rows can be compared."""
-    if not old["time_ms"]:
-        yield f"not timed in the earlier run, where its verdict was {old['verdict']}"
+    if not old.time_ms:
+        yield f"not timed in the earlier run, where its verdict was {old.verdict}"
         return
-    if new["ran_on"] != old["ran_on"]:
-        yield f"ran on {old['ran_on']} then, on {new['ran_on']} now"
+    if new.ran_on != old.ran_on:
+        yield f"ran on {old.ran_on} then, on {new.ran_on} now"
         return
-    pairs = [(name, there.get(key) or "unknown", here.get(key) or "unknown") for key, name in CONDITIONS[new["ran_on"]].items()]
+    pairs = [(name, _condition(there, key), _condition(here, key)) for key, name in CONDITIONS[new.ran_on].items()]
     if _sizes(new) != _sizes(old):
         pairs.append(("sizes:", *(size_note(each) or inputs_text(each) or "unknown" for each in (old, new))))
     for key in ("precision", "variant_precision"):
-        pairs.append((key.replace("_", " of the "), old.get(key), new.get(key)))
+        pairs.append((key.replace("_", " of the "), getattr(old, key), getattr(new, key)))
     yield from (one_line(f"{name} {then} then, {now} now") for name, then, now in pairs if then != now)
-    if len({new.get("model_sha256"), old.get("model_sha256")} - {None}) > 1:
+    if len({new.model_sha256, old.model_sha256} - {None}) > 1:
         yield "stale: the model's file has changed since"
 
 
+def _condition(environment, key):
+    return getattr(environment, key, None) or getattr(environment.cpu_details, key, None) or "unknown"
+
+
 def _sizes(result):
-    shape = result.get("shape") or {}
-    return listed(shape.get("inputs")), {name: listed(value) for name, value in (shape.get("settings") or {}).items()}
+    return listed(result.shape.inputs), {name: listed(value) for name, value in result.shape.settings.items()}
 
 
 def _row(title, new, old, reason, same_source):
     """`new` and `old` are the mode's timings, None where there are none; `reason` says why they cannot be compared, if so."""
-    old = old if (old or {}).get("time_ms") else None
-    row = {
-        **{"timed": title, "verdict": NOT_COMPARABLE, "reason": reason or None},
-        **{"old_ms": old and old["time_ms"]["median"], "new_ms": new and new["time_ms"]["median"]},
-        **{"time": None, "speedup": None, "baseline": None, "same_source": same_source},
-    }
-    if reason or not old:
-        return row | {"reason": reason or "not timed in the earlier run"}
-    baseline = next((name for name in BASELINES if name in (new["speedup"] or {}) and name in (old["speedup"] or {})), None)
+    new, old = new or NOT_TIMED, old or NOT_TIMED
+    row = functools.partial(
+        Comparison, timed=title, old_ms=old.median_ms, new_ms=new.median_ms, same_source=same_source, verdict=NOT_COMPARABLE
+    )
+    if reason or not old.time_ms:
+        return row(reason=reason or "not timed in the earlier run")
+    baseline = next((name for name in BASELINES if name in new.ratios and name in old.ratios), None)
     if not baseline:
-        return row | {"reason": "no baseline was timed in both runs, so nothing tells how the machine was then and now"}
+        return row(reason="no baseline was timed in both runs, so nothing tells how the machine was then and now")
     try:
-        time = _quotient(old["time_ms"], new["time_ms"], "median", "p20", "p80")
-        speedup = _quotient(new["speedup"][baseline], old["speedup"][baseline], "ratio", "low", "high")
+        time = _quotient(old.time_ms, new.time_ms, "median", "p20", "p80")
+        speedup = _quotient(new.ratios[baseline], old.ratios[baseline], "ratio", "low", "high")
     except ZeroDivisionError:
-        return row | {"reason": "a time or a speed-up of 0"}
-    row |= {"time": time, "speedup": speedup, "baseline": baseline}
-    sides = [FASTER if each["low"] > 1 + MARGIN else SLOWER if each["high"] < 1 - MARGIN else SAME for each in (time, speedup)]
+        return row(reason="a time or a speed-up of 0")
+    row = functools.partial(row, time=time, speedup=speedup, baseline=baseline)
+    sides = [FASTER if each.low > 1 + MARGIN else SLOWER if each.high < 1 - MARGIN else SAME for each in (time, speedup)]
     if set(sides) == {FASTER, SLOWER}:
         claims = f"the times say {sides[0]}, the speed-up over {baseline_name(baseline)} says {sides[1]}"
-        return row | {"reason": f"{claims}: the machine was in another state"}
-    return row | {"verdict": sides[0] if sides[0] == sides[1] else SAME}
+        return row(reason=f"{claims}: the machine was in another state")
+    return row(reason=None, verdict=sides[0] if sides[0] == sides[1] else SAME)
 
 
 def _quotient(above, below, middle, low, high):
-    return {"ratio": above[middle] / below[middle], "low": above[low] / below[high], "high": above[high] / below[low]}
+    pairs = {"ratio": (middle, middle), "low": (low, high), "high": (high, low)}
+    return Ratio(**{name: getattr(above, over) / getattr(below, under) for name, (over, under) in pairs.items()})
 
 
 def show(document, console):
     """Print how a document compares with an earlier one; nothing where it was not compared."""
-    about = document.get("against")
+    about = document.against
     if not about:
         return
-    names = list(map(_named, document["results"]))
+    names = list(map(_named, document.results))
     rows, reasons = {}, {}
-    for result, name in zip(document["results"], names, strict=True):
+    for result, name in zip(document.results, names, strict=True):
         point = size_note(result) if names.count(name) > 1 else ""  # of a sweep, in which a variant comes more than once
-        for row in result["against"]:
-            rows.setdefault(result["model"], []).append(_cells(result, row, point))
-            doubtful = row["verdict"] != SAME and row["same_source"]
-            if reason := row["reason"] or (f"{row['verdict']}, though the file is the same as then" if doubtful else None):
+        for row in result.against:
+            rows.setdefault(result.model, []).append(_cells(result, row, point))
+            doubtful = row.verdict != SAME and row.same_source
+            if reason := row.reason or (f"{row.verdict}, though the file is the same as then" if doubtful else None):
                 reasons.setdefault(reason, {})[name] = None
     console.print()
-    print_folded(console, f"Against {about['file']} of {about['date'][:10]}", style="bold")
+    print_folded(console, f"Against {about.file} of {about.date[:10]}", style="bold")
     for model, of_model in rows.items():
         console.print()
         print_folded(console, model, INDENT, style="bold")
@@ -145,16 +144,16 @@ def show(document, console):
         print_folded(console, f"{', '.join(variants)}: {reason}", hanging=INDENT)
     rule = f"The interval holds that of the times and that of the speed-ups. Same: it reaches within {MARGIN:.0%} of 1."
     print_folded(console, rule, style="dim")
-    counted = ", ".join(f"{count} {word}" for word, count in about["counts"].items() if count) or "nothing to compare"
-    gone = about["not_in_this_run"]
-    print_folded(console, f"Against {about['file']}: {counted}" + (f"; not in this run: {', '.join(gone)}" if gone else ""))
+    counted = ", ".join(f"{count} {word}" for word, count in about.counts.items() if count) or "nothing to compare"
+    gone = about.not_in_this_run
+    print_folded(console, f"Against {about.file}: {counted}" + (f"; not in this run: {', '.join(gone)}" if gone else ""))
 
 
 def _cells(result, row, point):
-    texts = [significant(row["old_ms"]), significant(row["new_ms"]), NOTHING, NOTHING]
-    if row["verdict"] != NOT_COMPARABLE:
-        both = row["time"], row["speedup"]
-        ends = min(each["low"] for each in both), max(each["high"] for each in both)
-        texts[2:] = with_unit(row["time"]["ratio"], "x"), span(*ends)
-    variant = one_line(f"{result['variant']}: {point}" if point else result["variant"])
-    return dict(zip(NAMES, [variant, row["timed"], verdict(row["verdict"]), *texts], strict=True))
+    texts = [significant(row.old_ms), significant(row.new_ms), NOTHING, NOTHING]
+    if row.verdict != NOT_COMPARABLE:
+        both = row.time, row.speedup
+        ends = min(each.low for each in both), max(each.high for each in both)
+        texts[2:] = with_unit(row.time.ratio, "x"), span(*ends)
+    variant = one_line(f"{result.variant}: {point}" if point else result.variant)
+    return dict(zip(NAMES, [variant, row.timed, verdict(row.verdict), *texts], strict=True))

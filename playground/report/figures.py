@@ -7,6 +7,7 @@ import statistics
 from pathlib import Path
 
 from playground.catalog import DATA
+from playground.record import Unavailable, Unsupported
 from playground.report.text import NOTHING, interval, one_line, scientific, significant, with_unit
 from playground.stopwatch.statistics import TIE, verdict
 
@@ -21,7 +22,6 @@ SETTINGS = {"benchmark": "cudnn.benchmark", "tf32": "TF32"}  # those of playgrou
 
 TRAINING = {"weights": "training, weights", "weights_and_input": "training, weights and input"}
 
-TIMED = ("pass", "forward only")  # verdicts with which a variant is timed
 # Verdict -> how many variants have it, in words.
 TALLY = {"pass": "passed", "forward only": "forward only", "fail": "failed", "error": "ended in an error", "skipped": "skipped"}
 OUTCOMES = {"win": "faster", "tie": "no difference", "loss": "slower"}  # as they are said, of those in the JSON
@@ -35,14 +35,14 @@ BEYOND_FLOOR = "faster than the floor, which counts more arithmetic than this va
 
 def meets(result):
     """Return whether a result meets the standard that it was asked to; records of earlier versions know drop-in alone."""
-    return result["verdict"] == "pass" or (result["verdict"] == "forward only" and result.get("standard") == "forward")
+    return result.verdict == "pass" or (result.verdict == "forward only" and result.standard == "forward")
 
 
 def label(result, preposition=""):
     """Return what stands beside a speed-up: `fp16` (behind the preposition), `forward only`, `not proved against deceit`."""
-    own, accepted = result.get("variant_precision"), (result.get("accuracy") or {}).get("accepted")
+    own, accepted = result.variant_precision, result.accuracy and result.accuracy.accepted
     labels = [f"{preposition}{own}" if own else None, f"accurate to {accepted:g}" if accepted else None]
-    labels += ["forward only" if result["verdict"] == "forward only" else None, result.get("speedup_proof")]
+    labels += ["forward only" if result.verdict == "forward only" else None, result.speedup_proof]
     return ", ".join(filter(None, labels))
 
 
@@ -53,20 +53,20 @@ def labelled(text, result):
 
 def tally(results):
     """Return {verdict: '3 passed'} of the verdicts that there are."""
-    counts = {word: sum(result["verdict"] == word for result in results) for word in TALLY}
+    counts = {word: sum(result.verdict == word for result in results) for word in TALLY}
     return {word: f"{count} {TALLY[word]}" for word, count in counts.items() if count}
 
 
 def texts(result):
     """Return the figures of a table's row, each as it is written: "time" in ms, "over" the baseline, "of floor", ..."""
-    check, (best, ratio), share = result["check"] or {}, headline(result), share_of_floor(result)
-    outcome, own = (result.get("outcome") or {}).get("verdict", NOTHING), result.get("variant_precision")
+    check, (best, ratio), share = result.checked, headline(result), share_of_floor(result)
+    outcome, own = result.outcome.verdict if result.outcome else NOTHING, result.variant_precision
     return {
-        "max error": scientific(check.get("max_error")),
-        OF_PYTORCH: scientific(check.get("eager_error")),
-        "build s": significant(result["build_seconds"]),
-        "median ms": significant((result["time_ms"] or {}).get("median")),
-        "speed-up": labelled(with_unit(ratio["ratio"], "x"), result) if ratio else NOTHING,
+        "max error": scientific(check.max_error),
+        OF_PYTORCH: scientific(check.eager_error),
+        "build s": significant(result.build_seconds),
+        "median ms": significant(result.median_ms),
+        "speed-up": labelled(with_unit(ratio.ratio, "x"), result) if ratio else NOTHING,
         "over": one_line(baseline_name(best)) if best else NOTHING,
         "of floor": with_unit(share and 100 * share, "%"),
         "outcome": OUTCOMES.get(outcome, outcome) + (f" in {own}" if own and outcome != NOTHING else ""),
@@ -75,21 +75,21 @@ def texts(result):
 
 def why_not_pass(result):
     """Return the sentences on why a result is no pass: of one that is forward only, each caveat that stands in the way."""
-    costly = [caveat_line(each, result) for each in result.get("caveats") or [] if each.get("costs")]
-    is_forward = result["verdict"] == "forward only"
-    return [] if result["verdict"] == "pass" else costly if is_forward and costly else [result["reason"]]
+    costly = [caveat_line(each, result) for each in result.caveats if each.costs]
+    is_forward = result.verdict == "forward only"
+    return [] if result.verdict == "pass" else costly if is_forward and costly else [result.reason]
 
 
 def raised_at(result):
     """Return ' (FILE:LINE)', where the user's file raised what a result ended with; "" where that is not known, or said."""
-    found, reason = re.match(r"(\S.*:\d+): in ", result.get("details") or ""), result["reason"] or ""
+    found, reason = re.match(r"(\S.*:\d+): in ", result.details), result.reason or ""
     return f" ({one_line(found[1])})" if found and not reason.startswith("/") and found[1] not in reason else ""
 
 
 def caveat_line(caveat, result):
     """Return 'no-gradient: softmax.py:41: ...'."""
-    where = f"{result['variant']}.py:{caveat['line']}: " if caveat.get("line") else ""
-    return one_line(f"{caveat['tag']}: {where}{caveat['text']}")
+    where = f"{result.variant}.py:{caveat.line}: " if caveat.line else ""
+    return one_line(f"{caveat.tag}: {where}{caveat.text}")
 
 
 def ordered_baselines(names):
@@ -112,25 +112,20 @@ def fastest_baseline(medians):
 
 def baseline_medians(timings):
     """Return {baseline: ms}: the median of the medians that were taken beside each variant."""
-    pairs = [pair for each in timings for pair in (each.get("baselines_ms") or {}).items() if pair[1]]
-    return {name: statistics.median(each["median"] for of, each in pairs if of == name) for name, _ in pairs}
+    pairs = [pair for each in timings for pair in each.baselines_ms.items()]
+    return {name: statistics.median(each.median for of, each in pairs if of == name) for name, _ in pairs}
 
 
 def headline(timings):
-    """Return (baseline, {"ratio", "low", "high"}) that a variant is measured by; (None, None) where nothing is claimed.
+    """Return (baseline, Ratio) that a variant is measured by; (None, None) where nothing is claimed.
 
     The fastest baseline that is at least as precise; in documents without an "outcome" the one that is hardest to beat.
     """
-    outcome, speedup = timings.get("outcome"), timings.get("speedup")
+    outcome, speedup = timings.outcome, timings.ratios
     if outcome:
-        return (outcome["against"], outcome) if not why_not_measured(timings) else (None, None)
-    best = min(speedup, key=lambda name: speedup[name]["ratio"]) if speedup else None
-    return best, best and speedup[best]
-
-
-def why_not_measured(timings):
-    """Return why there is no speed-up, such as 'the machine is busy (...)'; None where there is one."""
-    return (timings.get("outcome") or {}).get("reason")
+        return (outcome.against, outcome.measured) if outcome.measured else (None, None)
+    best = min(speedup, key=lambda name: speedup[name].ratio, default=None)
+    return best, speedup.get(best)
 
 
 def timing_notes(result, brief=False):
@@ -140,34 +135,31 @@ def timing_notes(result, brief=False):
     out which baselines ran without the CUDA graph: `under_graphs` says that of the one that counts.
     """
     for title, timings in timed_modes(result).items():
-        if "unavailable" in timings:
-            step = title.removesuffix(f", {GRAPH}")
-            yield f"{'' if step == FORWARD else f'{step}: '}not timed in a {GRAPH}: {one_line(timings['unavailable'])}"
         title = "" if title == FORWARD else f"{title.removeprefix(f'{FORWARD}, ')}: "
-        outcome, control = timings.get("outcome") or {}, timings.get("control")
-        notes = list(timings.get("notes") or [])
-        if not brief and (slow := timings.get("not_graphed")):
+        outcome, control, notes = timings.outcome, timings.control, list(timings.notes)
+        if not brief and (slow := timings.not_graphed):
             notes.append(f"so slow that they were timed without a graph: {'; '.join(map(baseline_name, slow))}")
-        if brief and (why := why_not_measured(timings)):
+        if brief and (why := timings.why_not_measured):
             notes.append(f"speed-up not measured: {one_line(why)}")
         if control and verdict(control) != "tie":
             came_out = f"PyTorch against itself came out at {interval(control)} instead of 1x"
             notes.append(f"noise: {came_out}, so each interval is that much wider")
-        if brief and outcome.get("verdict") == "tie" and abs(outcome["ratio"] - 1) > TIE:
-            low, ratio, high = (with_unit(outcome[key], "x") for key in ("low", "ratio", "high"))
+        if brief and outcome and outcome.verdict == "tie" and abs(outcome.ratio - 1) > TIE:
+            low, ratio, high = (with_unit(value, "x") for value in (outcome.low, outcome.ratio, outcome.high))
             notes.append(f"no difference, since {ratio} is anything from {low} to {high}")
-        name = outcome.get("any_precision")
-        if ratio := (timings.get("speedup") or {}).get(name):
-            notes.append(f"{with_unit(ratio['ratio'], 'x')} over {baseline_name(name)}, the fastest of any precision")
+        name = outcome and outcome.any_precision
+        if ratio := timings.ratios.get(name):
+            notes.append(f"{with_unit(ratio.ratio, 'x')} over {baseline_name(name)}, the fastest of any precision")
         yield from (title + note for note in notes + [BEYOND_FLOOR] * ((share_of_floor(timings) or 0) > 1))
+        if isinstance(timings.graphed, Unavailable):
+            yield f"{title}not timed in a {GRAPH}: {one_line(timings.graphed.unavailable)}"
 
 
 def timed_modes(result):
-    """Return {title: timings} of forward and of training, each with that under a CUDA graph behind it; none that is null."""
-    steps = {FORWARD: result, **{TRAINING.get(mode, mode): each for mode, each in (result.get("training") or {}).items()}}
-    modes = {}
-    for title, timings in steps.items():
-        modes |= {title: timings, f"{title}, {GRAPH}": (timings or {}).get("graphed")}
+    """Return {title: Timing} of forward and of training, each with that under a CUDA graph behind it, where there is one."""
+    steps = {FORWARD: result, **{TRAINING.get(mode, mode): each for mode, each in (result.training or {}).items()}}
+    pairs = [(title, timings) for title, timings in steps.items() if timings]
+    modes = {of: each for title, timings in pairs for of, each in ((title, timings), (f"{title}, {GRAPH}", timings.in_a_graph))}
     return {title: timings for title, timings in modes.items() if timings}
 
 
@@ -175,11 +167,11 @@ def under_graphs(result):
     """Return 'CUDA graph: forward 0.140 ms, 2.00x over eager; training, weights 0.180 ms, ...'; None without any."""
     parts = []
     for title, timings in timed_modes(result).items():
-        if title.endswith(GRAPH) and timings.get("time_ms"):
+        if title.endswith(GRAPH) and timings.time_ms:
             best, ratio = headline(timings)
-            without = " without a graph" if best in (timings.get("not_graphed") or []) else ""
-            over = f", {with_unit(ratio['ratio'], 'x')} over {baseline_name(best)}{without}" if ratio else ""
-            took = f"{title.removesuffix(f', {GRAPH}')} {with_unit(timings['time_ms']['median'], ' ms')}{over}"
+            without = " without a graph" if best in (timings.not_graphed or []) else ""
+            over = f", {with_unit(ratio.ratio, 'x')} over {baseline_name(best)}{without}" if ratio else ""
+            took = f"{title.removesuffix(f', {GRAPH}')} {with_unit(timings.time_ms.median, ' ms')}{over}"
             parts.append(f"{took} {label(result, 'in ')}".rstrip())
     return f"{GRAPH}: {'; '.join(parts)}" if parts else None
 
@@ -192,54 +184,42 @@ def geometric_means(results):
     best = {}
     for result in results:
         _, ratio = headline(result)
-        if ratio and meets(result) and not result.get("variant_precision"):
-            of_place = best.setdefault(result["ran_on"], {})
-            of_place[result["model"]] = max(of_place.get(result["model"], 0.0), ratio["ratio"])
+        if ratio and meets(result) and not result.variant_precision:
+            of_place = best.setdefault(result.ran_on, {})
+            of_place[result.model] = max(of_place.get(result.model, 0.0), ratio.ratio)
     return {place: (statistics.geometric_mean(of_place.values()), len(of_place)) for place, of_place in best.items()}
 
 
 def share_of_floor(result):
     """Return the floor's share of the measured time, 1.0 at the hardware's limit; None where nothing was measured."""
-    median = (result.get("time_ms") or {}).get("median")
-    if not result.get("floor_ms") or not median or why_not_measured(result):
+    if not result.floor_ms or not result.median_ms or result.why_not_measured:
         return None
-    return result["floor_ms"] / median
+    return result.floor_ms / result.median_ms
 
 
 def gradients_unsupported(gradients):
     """Return the reason why the variant has no gradients, or None when it has (or when nobody looked)."""
-    reason = (gradients or {}).get("unsupported")
-    return reason if isinstance(reason, str) else None
-
-
-def is_within(check):
-    """Return whether an error (of the output or of one gradient) is allowed; one that is no number is not.
-
-    Where the judge said what it complains of, or that it does not, that counts: it looks at more than the largest error.
-    """
-    if "complaint" in check:
-        return check["max_error"] is not None and not check["complaint"]
-    return check["max_error"] is not None and check["allowed"] is not None and check["max_error"] <= check["allowed"]
+    return gradients.unsupported if isinstance(gradients, Unsupported) else None
 
 
 def gradient_verdict(check):
     """Return 'ok' or 'fail'; 'none' when it, or its output, has no gradients; '-' when they were not checked."""
-    gradients = (check or {}).get("gradients")
+    gradients = check.gradients
     if gradients is None:
         return NOTHING
-    if not gradients or OF_OUTPUTS in gradients or gradients_unsupported(gradients) is not None:
+    if not gradients or isinstance(gradients, Unsupported) or OF_OUTPUTS in gradients:
         return "none"
-    return "ok" if all(is_within(each) for each in gradients.values()) else "fail"
+    return "ok" if all(each.is_within for each in gradients.values()) else "fail"
 
 
 def mutants(result):
     """Return 'mutants 14/14 rejected', with the names of those that the check cannot tell apart; None where none ran."""
-    check = result.get("check") or {}
-    if not check.get("mutants_rejected"):
+    check = result.checked
+    if not check.mutants_rejected:
         return None
-    survived = "; ".join(check.get("mutants_survived") or [])
+    survived = "; ".join(check.mutants_survived or [])
     remark = f"; cannot be told from the original: {survived}" if survived else ""
-    return f"mutants {check['mutants_rejected']} rejected{remark}"
+    return f"mutants {check.mutants_rejected} rejected{remark}"
 
 
 def model_constants(path):
@@ -263,9 +243,8 @@ def listed(value):
 
 def changed_sizes(result, root=DATA):
     """Return {name: (value, original)} of the constants that are not the original's, which is None where it is not known."""
-    originals = model_constants(Path(root) / "models" / f"{result['model']}.py")
-    settings = (result.get("shape") or {}).get("settings") or {}
-    pairs = {name: (value, originals.get(name)) for name, value in settings.items()}
+    originals = model_constants(Path(root) / "models" / f"{result.model}.py")
+    pairs = {name: (value, originals.get(name)) for name, value in result.shape.settings.items()}
     return {name: pair for name, pair in pairs.items() if listed(pair[0]) != listed(pair[1])}
 
 
@@ -280,19 +259,19 @@ def size_note(result, root=DATA):
 
 def inputs_text(result):
     """Return '128x8x384x384, 64x8' of the shapes of the inputs; "" where they are not known."""
-    inputs = (result.get("shape") or {}).get("inputs") or []
+    inputs = result.shape.inputs
     return ", ".join("x".join(map(str, each)) if isinstance(each, (list, tuple)) else str(each) for each in inputs)
 
 
 def isolation(environment):
     """Return 'sandbox: on (bubblewrap 0.8.0)'; None where only the project's own files ran, and of runs before sandboxes."""
-    found = environment.get("sandbox")
+    found = environment.sandbox
     return one_line(f"sandbox: {found}") if found and "all files are the project's" not in found else None
 
 
 def machine(environment):
     """Return one line on where a document was measured."""
     versions = (("torch", "torch"), ("CUDA", "cuda"), ("driver", "driver"))
-    parts = [environment.get("gpu") or environment.get("cpu") or "no GPU"]
-    parts += [f"{name} {environment[key]}" for name, key in versions if environment.get(key)]
+    parts = [environment.gpu or environment.cpu or "no GPU"]
+    parts += [f"{name} {version}" for name, key in versions if (version := getattr(environment, key))]
     return one_line(", ".join(parts))

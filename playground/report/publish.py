@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from playground.catalog import ROOT, ladder_order, reading_order
+from playground.record import NOT_TIMED, DocumentError, Environment, Result
 from playground.report import drawing, figures, memories, page, published, speed_bars
-from playground.report.document import DocumentError, date_of, is_stale, read, write_whole
+from playground.report.document import is_stale, read, write_whole
 from playground.report.text import NOTHING, grouped, markdown_cell, markdown_table, significant, with_unit
 
 COMMAND = "python -m playground.report.publish"
@@ -61,14 +62,14 @@ class Run:
     """
 
     name: str
-    environment: dict
-    current: dict
-    stale: set
-    limited: list
+    environment: Environment
+    current: dict[tuple[str, str], Result]
+    stale: set[tuple[str, str]]
+    limited: list[Result]
 
     @property
     def title(self):
-        return f"{figures.machine(self.environment)}, {date_of(self.environment).date().isoformat()}"
+        return f"{figures.machine(self.environment)}, {self.environment.moment.date().isoformat()}"
 
     def of(self, model):
         """Return the results of a model that are current, in reading order."""
@@ -112,9 +113,9 @@ def files(root):
             yield ladder, _between(root, ladder, "results", table(root, runs, ladder, model))
             for variant in (variant for of, variant in memories.PICTURES if of == model):
                 yield PICTURES / f"{model}-{variant}.svg", memories.image(model, variant)
-    newest = max(runs, key=lambda run: date_of(run.environment), default=None)
+    newest = max(runs, key=lambda run: run.environment.moment, default=None)
     title = f"Forward pass on {newest.title}" if newest else NOTHING_MEASURED
-    timed = {model: [each for each in newest.of(model) if each["time_ms"]] for model in models if newest}
+    timed = {model: [each for each in newest.of(model) if each.time_ms] for model in models if newest}
     for path, colours in PLOTS.items():
         yield path, speed_bars.image(title, {model: results for model, results in timed.items() if results}, colours)
 
@@ -124,20 +125,20 @@ def newest_runs(root):
     runs, limited = {}, [read(path) for path in (root / LIMITED).glob("*.json")]
     for path in sorted((root / "results").glob("*.json")):
         document = read(path)
-        environment, gpu = document["environment"], document["environment"].get("gpu")
-        full_size = [r for r in document["results"] if r["ran_on"] == "cuda" and not figures.changed_sizes(r, root)]
-        found = {(each["model"], each["variant"]): each for each in full_size}
-        if gpu and found and (gpu not in runs or date_of(environment) >= date_of(runs[gpu].environment)):
+        environment, gpu = document.environment, document.environment.gpu
+        full_size = [r for r in document.results if r.ran_on == "cuda" and not figures.changed_sizes(r, root)]
+        found = {(each.model, each.variant): each for each in full_size}
+        if gpu and found and (gpu not in runs or environment.moment >= runs[gpu].environment.moment):
             stale = {key for key, each in found.items() if _is_stale(root, each)}
-            less = [each for other in limited if other["environment"].get("gpu") == gpu for each in other["results"]]
+            less = [each for other in limited if other.environment.gpu == gpu for each in other.results]
             less = [each for each in less if not _is_stale(root, each)]
             current = {key: each for key, each in found.items() if key not in stale}
-            runs[gpu] = Run(path.name, environment, current, stale, sorted(less, key=lambda each: -each["shared_limit_kb"]))
+            runs[gpu] = Run(path.name, environment, current, stale, sorted(less, key=lambda each: -each.shared_limit_kb))
     return [runs[gpu] for gpu in sorted(runs)]
 
 
 def _is_stale(root, result):
-    model, variant = result["model"], result["variant"]
+    model, variant = result.model, result.variant
     return is_stale(result, root / "kernels" / model / f"{variant}.py", root / "models" / f"{model}.py")
 
 
@@ -153,10 +154,10 @@ def _between(root, path, name, block, text=None):
 def best(runs, models):
     """Return the text between README's markers: the plot, and of each model and GPU the fastest kernel beside PyTorch."""
     rows = [(run, row) for model in models for run in runs if (row := _best_row(run.of(model)))]
-    gpu = {run: run.environment["gpu"] for run, _ in rows}
+    gpu = {run: run.environment.gpu for run, _ in rows}
     alike = grouped(gpu, lambda run: run.title.removeprefix(gpu[run]))  # but for the GPU
     titles = "; ".join(markdown_cell(" and ".join(map(gpu.get, own)) + rest) for rest, own in alike.items())
-    timed = {name for run in runs for result in run.current.values() for name in result["baselines_ms"] or ()}
+    timed = {name for run in runs for result in run.current.values() for name in result.baselines_ms}
     names = figures.ordered_baselines(name for name in timed if not name.endswith(OTHERS))
     baselines = ", ".join(markdown_cell(figures.baseline_name(name)) for name in names) or "no baseline"
     caption = (
@@ -168,18 +169,18 @@ def best(runs, models):
 
 
 def _best_row(results):
-    as_precise = [each for each in results if each["time_ms"] and not each.get("variant_precision")]
+    as_precise = [each for each in results if each.time_ms and not each.variant_precision]
     if not as_precise:
         return None
-    result = min(as_precise, key=lambda each: each["time_ms"]["median"])
+    result = min(as_precise, key=lambda each: each.time_ms.median)
     texts, baselines, (fastest, _) = figures.texts(result), figures.baseline_medians(results), figures.headline(result)
-    graphed = ((result.get("graphed") or {}).get("time_ms") or {}).get("median", math.inf)
-    launches_show = graphed <= (1 - LAUNCHES_SHOW) * result["time_ms"]["median"]
+    graphed = (result.in_a_graph or NOT_TIMED).median_ms or math.inf
+    launches_show = graphed <= (1 - LAUNCHES_SHOW) * result.time_ms.median
     in_a_graph = f", in a CUDA graph {significant(graphed)}" * launches_show
     return (
-        *(result["model"], significant(baselines.get("eager"))),
+        *(result.model, significant(baselines.get("eager"))),
         f"{significant(baselines[fastest])} ({texts['over']})" if fastest else NOTHING,
-        f"**{texts['median ms']}**{in_a_graph} ({_link(README, result['model'], result['variant'])})",
+        f"**{texts['median ms']}**{in_a_graph} ({_link(README, result.model, result.variant)})",
         *(f"**{texts['speed-up']}**" if fastest else NOTHING, texts["of floor"]),
     )
 
@@ -192,23 +193,23 @@ def table(root, runs, path, model):
 def _ladder(root, run, path, model):
     results = run.of(model)
     inputs = next(filter(None, map(figures.inputs_text, results)), "")
-    title = [f"**{markdown_cell(run.environment['gpu'])}**", *[f"input {markdown_cell(inputs)}"] * bool(inputs)]
-    title += sorted({PERMITTED[result["precision"]] for result in results if result["precision"] in PERMITTED})
-    rows, limited = list(_baseline_rows(results)), [each for each in run.limited if each["model"] == model]
+    title = [f"**{markdown_cell(run.environment.gpu)}**", *[f"input {markdown_cell(inputs)}"] * bool(inputs)]
+    title += sorted({PERMITTED[result.precision] for result in results if result.precision in PERMITTED})
+    rows, limited = list(_baseline_rows(results)), [each for each in run.limited if each.model == model]
     for variant in sorted((file.stem for file in (root / "kernels" / model).glob("[!_]*.py")), key=ladder_order):
         if not variant.startswith("cpu_"):
             own = ["stale"] if (model, variant) in run.stale else _figures(run.current.get((model, variant)))
             rows.append([_link(path, model, variant), *own])
-            less = [each for each in limited if each["variant"] == variant]
-            rows += [[f"... built for {each['shared_limit_kb']} KB", *_figures(each)] for each in less]
-    joined = run.environment.get("joined")  # which results of the record are from other runs
+            less = [each for each in limited if each.variant == variant]
+            rows += [[f"... built for {each.shared_limit_kb} KB", *_figures(each)] for each in less]
+    joined = run.environment.joined  # which results of the record are from other runs
     caption = (
         f"Measured on {markdown_cell(run.title)}{f' ({markdown_cell(joined)})' if joined else ''}; recorded in "
         f"`results/{run.name}`. 'The best' is the fastest baseline."
     )
     caption += f" Built for less shared memory than the GPU has: `{LIMITED}/`, short runs." * bool(limited)
     caption += " Stale: the file has changed since it was measured." * any(of == model for of, _ in run.stale)
-    steps = [(_link(path, model, each["variant"]), *_kernels(each)) for each in results if each["time_ms"]]
+    steps = [(_link(path, model, each.variant), *_kernels(each)) for each in results if each.time_ms]
     several = [step for step in steps if "%, " in "".join(step[1:])]
     kernels = f"\n\n{markdown_table(KERNELS_HEAD, several)}" if several else ""
     return f"{', '.join(title)}\n\n{markdown_table(HEAD, rows)}\n\n{caption}{kernels}"
@@ -217,11 +218,11 @@ def _ladder(root, run, path, model):
 def _kernels(result):
     """Yield 'own 50.0%, PyTorch: elementwise 30.0%, ...', the parts of the measured time, where they were recorded."""
     spent = {}
-    for kernel in ((result["check"] or {}).get("work") or {}).get("kernels") or []:
-        other = next((name for part, name in OTHER_KERNELS.items() if part in kernel["name"]), None)
-        name = other or f"`{re.sub(r'^void |[<(].*', '', kernel['name'])}`"
-        spent[name] = spent.get(name, 0.0) + kernel["microseconds"]
-    whole = max(sum(spent.values()), 1e3 * result["time_ms"]["median"])  # the profiled pass may have taken longer
+    for kernel in result.checked.work.kernels if result.checked.work else ():
+        other = next((name for part, name in OTHER_KERNELS.items() if part in kernel.name), None)
+        name = other or f"`{re.sub(r'^void |[<(].*', '', kernel.name)}`"
+        spent[name] = spent.get(name, 0.0) + kernel.microseconds
+    whole = max(sum(spent.values()), 1e3 * result.time_ms.median)  # the profiled pass may have taken longer
     if spent:
         shares = {name: part / whole for name, part in (spent | {OUTSIDE: whole - sum(spent.values())}).items()}
         yield ", ".join(f"{name} {with_unit(100 * share, '%')}" for name, share in shares.items() if share >= LEAST_SHARE)
@@ -230,7 +231,7 @@ def _kernels(result):
 def _baseline_rows(results):
     """One row a baseline: the median of the medians that were taken beside each variant."""
     forward = figures.baseline_medians(results)
-    steps = [[(result["training"] or {}).get(mode) or {} for result in results] for mode in figures.TRAINING]
+    steps = [[(result.training or {}).get(mode) or NOT_TIMED for result in results] for mode in figures.TRAINING]
     for name in figures.ordered_baselines(forward):
         over_eager = with_unit(forward["eager"] / forward[name], "x") if "eager" in forward else NOTHING
         times = [significant(figures.baseline_medians(each).get(name)) for each in steps]
@@ -239,27 +240,27 @@ def _baseline_rows(results):
 
 def _figures(result):
     """Return the cells behind a variant's name; `result` is None where there is none."""
-    if result is None or result["time_ms"] is None:
-        why = result and textwrap.shorten(f"{result['verdict']}: {result['reason']}", LONGEST_REASON, placeholder=" ...")
-        return ["not measured yet" if result is None else "passed, not timed" if result["verdict"] == "pass" else why]
-    texts, precision, (best, ratio) = figures.texts(result), result.get("variant_precision"), figures.headline(result)
+    if result is None or result.time_ms is None:
+        why = result and textwrap.shorten(f"{result.verdict}: {result.reason}", LONGEST_REASON, placeholder=" ...")
+        return ["not measured yet" if result is None else "passed, not timed" if result.verdict == "pass" else why]
+    texts, precision, (best, ratio) = figures.texts(result), result.variant_precision, figures.headline(result)
     return [
         texts["median ms"] + (f" in {precision}" if precision else ""),
-        with_unit(((result["speedup"] or {}).get("eager") or {}).get("ratio"), "x"),
-        f"{with_unit(ratio['ratio'], 'x')} ({texts['over']})" if best else NOTHING,
+        with_unit(result.ratios["eager"].ratio if "eager" in result.ratios else None, "x"),
+        f"{with_unit(ratio.ratio, 'x')} ({texts['over']})" if best else NOTHING,
         texts["of floor"],
         f"{texts['max error']} ({texts[figures.OF_PYTORCH]})",
-        *(_training_cell((result["training"] or {}).get(mode)) for mode in figures.TRAINING),
+        *(_training_cell((result.training or {}).get(mode)) for mode in figures.TRAINING),
     ]
 
 
 def _training_cell(timings):
-    if not timings or not timings.get("time_ms"):
+    if not timings or not timings.time_ms:
         return NOTHING
     _, ratio = figures.headline(timings)
-    over = f" ({with_unit(ratio['ratio'], 'x')})" if ratio else ""
-    graphed = _training_cell(timings.get("graphed"))
-    return significant(timings["time_ms"]["median"]) + over + (f"; {figures.GRAPH} {graphed}" if graphed != NOTHING else "")
+    over = f" ({with_unit(ratio.ratio, 'x')})" if ratio else ""
+    graphed = _training_cell(timings.in_a_graph)
+    return significant(timings.time_ms.median) + over + (f"; {figures.GRAPH} {graphed}" if graphed != NOTHING else "")
 
 
 def _link(path, model, variant):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from playground.record import Work
 from playground.report import drawing
 from playground.report.drawing import BASELINE, FAINT, FLOOR, INK, PAPER, SOFT, VARIANT
 from playground.report.figures import baseline_medians, baseline_name, fastest_baseline, inputs_text
@@ -29,36 +30,36 @@ MARKS = {
 
 @dataclass(frozen=True)
 class Point:
-    """`work` is {"bytes", "flops"} of one step, which takes `milliseconds`."""
+    """`work` is what one step moves and computes, which takes `milliseconds`."""
 
     name: str
     kind: str
-    work: dict
+    work: Work
     milliseconds: float
 
     @property
     def intensity(self):
-        return self.work["flops"] / self.work["bytes"]
+        return self.work.flops / self.work.bytes
 
     @property
     def rate(self):
         """Return TFLOPs a second."""
-        return self.work["flops"] / self.milliseconds * 1e3 / TERA
+        return self.work.flops / self.milliseconds * 1e3 / TERA
 
 
 def points_of(results):
     """Return {(model, inputs): points} of the results of one place; a result that did not record its work has another's."""
-    found, timed = {}, [result for result in results if result["time_ms"]]
-    for key, own in grouped(timed, lambda result: (one_line(result["model"]), inputs_text(result))).items():
-        medians, works = baseline_medians(own), [each["work"] for each in own if (each.get("work") or {}).get("least")]
-        if not works or min(*works[0]["least"].values()) <= 0:
+    found, timed = {}, [result for result in results if result.time_ms]
+    for key, own in grouped(timed, lambda result: (one_line(result.model), inputs_text(result))).items():
+        medians, works = baseline_medians(own), [each.work for each in own if each.work and each.work.least]
+        if not works or min(works[0].least.bytes, works[0].least.flops) <= 0:
             continue
         work = works[0]
         shown = {name: medians[name] for name in ("eager", fastest_baseline(medians)) if name in medians}
-        points = [Point(one_line(each["variant"]), OF_VARIANT, work["least"], each["time_ms"]["median"]) for each in own]
-        points += [Point(baseline_name(name), OF_BASELINE, work["least"], ms) for name, ms in shown.items()]
-        if "eager" in medians and min(*work.get("as_written", {"": 0}).values(), 1) > 0:
-            points.append(Point("operators", AS_WRITTEN, work["as_written"], medians["eager"]))
+        points = [Point(one_line(each.variant), OF_VARIANT, work.least, each.time_ms.median) for each in own]
+        points += [Point(baseline_name(name), OF_BASELINE, work.least, ms) for name, ms in shown.items()]
+        if "eager" in medians and (written := work.as_written) and min(written.bytes, written.flops) > 0:
+            points.append(Point("operators", AS_WRITTEN, written, medians["eager"]))
         found[key] = [point for point in points if point.milliseconds > 0]
     return found
 
@@ -68,8 +69,8 @@ def chart(points, ceilings, name, title):
     if sum(point.kind == OF_VARIANT for point in points) < FEWEST or not ceilings:
         return None
     names = {"fp32": "fp32_flops", "TF32": "tf32_flops", "fp16": "fp16_flops"}
-    roofs = {name: ceilings[key] / TERA for name, key in names.items() if ceilings.get(key)}
-    bandwidth = max(ceilings["read_bytes_per_second"], ceilings["copy_bytes_per_second"]) / TERA
+    roofs = {name: rate / TERA for name, key in names.items() if (rate := getattr(ceilings, key))}
+    bandwidth = max(ceilings.read_bytes_per_second, ceilings.copy_bytes_per_second) / TERA
     with drawing.style():
         figure = drawing.figure(WIDTH, HEIGHT)
         place = [44 / WIDTH, 40 / HEIGHT, (WIDTH - 106) / WIDTH, (HEIGHT - 60) / HEIGHT]

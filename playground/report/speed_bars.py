@@ -7,6 +7,7 @@ slowest step would leave the fast ones no length at all. Where there is no floor
 import statistics
 from dataclasses import dataclass
 
+from playground.record import NOT_TIMED
 from playground.report import drawing, figures
 from playground.report.drawing import BASELINE, FLOOR, GRAPHED, INK, PAPER, SOFT, VARIANT
 from playground.report.text import one_line, with_unit
@@ -60,7 +61,7 @@ def pictures(members, brief=False):
 
 
 def _picture(members, title, brief):
-    timings = [(result, shown, figures.timed_modes(result).get(title) or {}) for result, shown in members]
+    timings = [(result, shown, figures.timed_modes(result).get(title, NOT_TIMED)) for result, shown in members]
     medians = figures.baseline_medians(each for *_, each in timings)
     fastest, rows = figures.fastest_baseline(medians), []
     for name in figures.ordered_baselines(medians):
@@ -69,22 +70,22 @@ def _picture(members, title, brief):
             shown = shown if shown.startswith("torch.") else f"PyTorch {shown}"
             rows.append(Row(shown, BASELINE, medians[name], "fastest" * (name == fastest)))
     for result, shown, each in timings:
-        if each.get("time_ms") or title == figures.FORWARD:
-            rows.append(_variant(one_line(result["variant"]), VARIANT, result, each, fastest, shown))
-        if not brief and (graphed := each.get("graphed") or {}).get("time_ms"):
+        if each.time_ms or title == figures.FORWARD:
+            rows.append(_variant(one_line(result.variant), VARIANT, result, each, fastest, shown))
+        if not brief and (graphed := each.in_a_graph) and graphed.time_ms:
             rows.append(_variant("... in a CUDA graph", GRAPHED, result, graphed, fastest, None))
-    floors = [each["floor_ms"] for *_, each in timings if each.get("floor_ms")]
+    floors = [each.floor_ms for *_, each in timings if each.floor_ms]
     return Picture(title, rows, statistics.median(floors) if floors else None)
 
 
 def _variant(name, kind, result, timings, fastest, shown):
     """Return a row that names the baseline where that is another than the `fastest`."""
     best, ratio = figures.headline(timings)
-    time, why = (timings.get("time_ms") or {}).get("median"), f"{one_line(result['verdict'])}, not timed"
-    speedup = figures.labelled(with_unit(ratio["ratio"], "x"), result) if ratio else ""
+    time, why = timings.median_ms, f"{one_line(result.verdict)}, not timed"
+    speedup = figures.labelled(with_unit(ratio.ratio, "x"), result) if ratio else ""
     notes = [f"over {one_line(figures.baseline_name(best))}"] if ratio and best != fastest else []
     notes += [figures.BEYOND_FLOOR] * ((figures.share_of_floor(timings) or 0) > 1)
-    return Row(name, kind, time, speedup, timings.get("floor_ms"), why, shown and shown["id"], tuple(notes))
+    return Row(name, kind, time, speedup, timings.floor_ms, why, shown and shown["id"], tuple(notes))
 
 
 def page_svg(picture, name, title):

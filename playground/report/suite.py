@@ -13,11 +13,13 @@ import statistics
 import sys
 from pathlib import Path
 
-from playground.report import contract, document
-from playground.report.figures import TIMED, headline, why_not_measured
+from playground import record
+from playground.record import TIMED, Cases, MeanRatio, Over, Right, SuiteStandard, dump
+from playground.report import document
+from playground.report.figures import headline
 from playground.report.text import grouped
 
-STANDARDS = tuple(contract.STANDARDS.values())
+STANDARDS = tuple(record.STANDARDS.values())
 THRESHOLDS = (0.0, 0.5, 1.0, 1.5, 2.0)
 NOT_COMPILED = "does not compile"
 FASTEST = "fastest"  # of the baselines that are at least as precise as the solution
@@ -25,10 +27,11 @@ BASELINES = ("eager", "compile", FASTEST)  # KernelBench's two, and ours
 MEETS = {"forward": TIMED, "drop_in": ("pass",)}  # the verdicts of those that do
 FACTS = ("ran_on", "precision", "variant_precision", "weights", "verdict", "source_sha256", "model_sha256", "shape")
 FACTS += ("accuracy", "time_ms", "baselines_ms", "speedup", "outer", "outcome", "control", "peak_mib", "floor_ms")
+ABOUT = ("date", "gpu", "driver", "cuda", "torch", "python", "cpu", "options", "complete")  # of the environment
 
 
 def summarise(report, unsolved=()):
-    """Return the "suite" key of a document of pairs.
+    """Return the record.Suite of a document of pairs.
 
     Of each standard: how many pairs are correct and how many of them were timed; and over each of BASELINES that was timed
     `fast_p` and the geometric mean of the speed-ups of the correct and timed pairs, with the geometric means of the lower and
@@ -36,77 +39,80 @@ def summarise(report, unsolved=()):
     and whose speed-up is greater than p; every correct pair counts for p = 0, and a problem in `unsolved` as a pair that is
     wrong (benchmark_eval_analysis.py, `patch`).
     """
-    results = report["results"]
-    tags = [dict.fromkeys(each["tag"] for each in result.get("caveats") or []) for result in results]  # each once a result
+    results = report.results
+    tags = [dict.fromkeys(each.tag for each in result.caveats) for result in results]  # each once a result
     caveats = collections.Counter(tag for own in tags for tag in own)
     classes = collections.Counter(each for each in map(accuracy_class, results) if each)
-    cases = list(_cases(results))
-    return {
-        "pairs": len(results),
-        "problems_without_solution": list(unsolved),
-        "verdicts": dict(collections.Counter(result["verdict"] for result in results)),
-        "caveats": dict(caveats.most_common()),
-        "accuracy": dict(classes.most_common()),
-        "lower_precision": sum(bool(result.get("variant_precision")) for result in results if is_correct(result, "forward")),
-        "standards": {standard: _standard(results, standard, len(results) + len(unsolved)) for standard in STANDARDS},
-        **({"cases": cases} if cases else {}),
-    }
+    return record.Suite(
+        pairs=len(results),
+        problems_without_solution=list(unsolved),
+        verdicts=dict(collections.Counter(result.verdict for result in results)),
+        caveats=dict(caveats.most_common()),
+        accuracy=dict(classes.most_common()),
+        lower_precision=sum(bool(result.variant_precision) for result in results if is_correct(result, "forward")),
+        standards={standard: _standard(results, standard, len(results) + len(unsolved)) for standard in STANDARDS},
+        cases=list(_cases(results)) or None,
+    )
 
 
 def own_check(result):
     """Return what the problem's own check, if there is one, says of the outputs: the same as the judge, or how it differs."""
-    found = (result["check"] or {}).get("own_check")
-    if not found or result["verdict"] in ("error", "skipped"):
-        return None if not found else f"the problem's own check: {found['complaint'] or 'accepts it'}"
-    if is_correct(result, "forward") == (found["complaint"] is None):
+    found = result.checked.own_check
+    if not found or result.verdict in ("error", "skipped"):
+        return None if not found else f"the problem's own check: {found.complaint or 'accepts it'}"
+    if is_correct(result, "forward") == (found.complaint is None):
         return None
-    if found["complaint"]:
-        error, allowed = (result["check"][key] for key in ("max_error", "allowed"))
+    if found.complaint:
+        error, allowed = result.checked.max_error, result.checked.allowed
         ours = "" if None in (error, allowed) else f", off by {error:.1e} of the spread where {allowed:.1e} are allowed"
-        return f"the problem's own check rejects what is right here{ours}: {found['complaint']}"
+        return f"the problem's own check rejects what is right here{ours}: {found.complaint}"
     return "the problem's own check accepts it"
 
 
 def _cases(results):
     """Yield each solution of a problem with several cases: what is right, and the benchmarks' means where all of them are."""
-    of_cases = [result for result in results if (result.get("pair") or {}).get("case")]
-    for (problem, solution), rows in grouped(of_cases, lambda result: (result["model"], result["variant"])).items():
-        case = rows[0]["pair"]["case"]
-        kinds = {kind: [row for row in rows if row["pair"]["case"]["kind"] == kind] for kind in ("test", "benchmark")}
-        listed = {"test": len(kinds["test"]), "benchmark": case["benchmarks"]}
+    of_cases = [result for result in results if result.pair and result.pair.case]
+    for (problem, solution), rows in grouped(of_cases, lambda result: (result.model, result.variant)).items():
+        case = rows[0].pair.case
+        kinds = {kind: [row for row in rows if row.pair.case.kind == kind] for kind in ("test", "benchmark")}
+        listed = {"test": len(kinds["test"]), "benchmark": case.benchmarks}
         right = {kind: sum(is_correct(row, "forward") for row in of_kind) for kind, of_kind in kinds.items()}
-        checks = [row["check"]["own_check"] for row in rows if (row["check"] or {}).get("own_check")]
-        seen = [row for row in kinds["benchmark"] if row.get("outer") or not why_not_measured(row)]  # or it may be forged
-        times = [row["time_ms"]["median"] for row in seen if row["time_ms"]]
-        over = [found["eager"]["ratio"] for found in map(speedups, kinds["benchmark"]) if "eager" in found]
+        checks = [row.check.own_check for row in rows if row.checked.own_check]
+        seen = [row for row in kinds["benchmark"] if row.outer or not row.why_not_measured]  # or it may be forged
+        times = [row.time_ms.median for row in seen if row.time_ms]
+        over = [found["eager"].ratio for found in map(speedups, kinds["benchmark"]) if "eager" in found]
 
         def mean(values, is_whole=right == listed, count=listed["benchmark"]):
             return statistics.geometric_mean(values) if values and is_whole and len(values) == count else None
 
-        yield {
-            **{"problem": problem, "solution": solution},
-            **{kind: {"right": right[kind], "ran": len(kinds[kind]), "listed": listed[kind]} for kind in listed},
-            **{"checked": len(checks), "accepted": sum(each["complaint"] is None for each in checks)},
-            **{"ranking": case["ranking"], "geometric_mean_ms": mean(times), "over_eager": mean(over)},
-        }
+        yield Cases(
+            problem=problem,
+            solution=solution,
+            **{kind: Right(right[kind], len(kinds[kind]), listed[kind]) for kind in listed},
+            checked=len(checks),
+            accepted=sum(each.complaint is None for each in checks),
+            ranking=case.ranking,
+            geometric_mean_ms=mean(times),
+            over_eager=mean(over),
+        )
 
 
 def is_correct(result, standard):
     """Return whether a result meets a standard, one of STANDARDS."""
-    return result["verdict"] in MEETS[standard]
+    return result.verdict in MEETS[standard]
 
 
 def accuracy_class(result):
     """Return 'as PyTorch', 'float32', ...; None where it is not known."""
-    return (result.get("accuracy") or {}).get("class")
+    return result.accuracy and result.accuracy.kind
 
 
 def speedups(result):
-    """Return {baseline: {"ratio", "low", "high"}} of a result, FASTEST among them; empty where its times are not claimed."""
-    if not result["speedup"] or why_not_measured(result):
+    """Return {baseline: Ratio} of a result, FASTEST among them; empty where its times are not claimed."""
+    if not result.speedup or result.why_not_measured:
         return {}
     _, fastest = headline(result)
-    return {**result["speedup"], **({FASTEST: fastest} if fastest else {})}
+    return {**result.speedup, **({FASTEST: fastest} if fastest else {})}
 
 
 def _standard(results, standard, count):
@@ -116,10 +122,10 @@ def _standard(results, standard, count):
     over = {}
     for name in BASELINES:
         if ratios := [each[name] for each in timed if name in each]:
-            faster = {f"{p:g}": sum(ratio["ratio"] > p for ratio in ratios) / count for p in THRESHOLDS if p}
-            means = {key: _geometric_mean([ratio[key] for ratio in ratios]) for key in contract.RATIO_KEYS}
-            over[name] = {"fast_p": {"0": share, **faster}, "geometric_mean": means | {"pairs": len(ratios)}}
-    return {"correct": len(correct), "timed": len(timed), "fast_0": share, "over": over}
+            faster = {f"{p:g}": sum(ratio.ratio > p for ratio in ratios) / count for p in THRESHOLDS if p}
+            means = {key: _geometric_mean([getattr(ratio, key) for ratio in ratios]) for key in ("ratio", "low", "high")}
+            over[name] = Over(fast_p={"0": share, **faster}, geometric_mean=MeanRatio(**means, pairs=len(ratios)))
+    return SuiteStandard(correct=len(correct), timed=len(timed), fast_0=share, over=over)
 
 
 def _geometric_mean(values):
@@ -134,35 +140,35 @@ def eval_results(report):
     without a claimed time: KernelBench's script would divide by -1.
     """
     levels = {}
-    for result in report["results"]:
-        pair = result.get("pair") or {}
-        has_claim = result["time_ms"] and why_not_measured(result) is None
-        is_left_out = result["verdict"] == "skipped" or (is_correct(result, "forward") and not has_claim)
-        if is_left_out or None in (pair.get("level"), pair.get("problem_id")):
+    for result in report.results:
+        pair = result.pair
+        has_claim = result.time_ms and result.why_not_measured is None
+        is_left_out = result.verdict == "skipped" or (is_correct(result, "forward") and not has_claim)
+        if is_left_out or not pair or None in (pair.level, pair.problem_id):
             continue
-        entries = levels.setdefault(pair["level"], {}).setdefault(str(pair["problem_id"]), [])
-        sample = pair.get("sample_id")
-        entries.append(_eval_entry(result, len(entries) if sample is None else sample, report["environment"]))
+        entries = levels.setdefault(pair.level, {}).setdefault(str(pair.problem_id), [])
+        sample = pair.sample_id
+        entries.append(_eval_entry(result, len(entries) if sample is None else sample, report.environment))
     return {level: dict(sorted(found.items(), key=lambda item: int(item[0]))) for level, found in levels.items()}
 
 
 def _eval_entry(result, sample, environment):
-    device = environment.get("gpu") if result["ran_on"] == "cuda" else environment.get("cpu")
-    metadata = {"hardware": device, "device": result["ran_on"], "verdict": result["verdict"]}
-    if result["reason"]:
-        metadata["correctness_issue" if result["verdict"] == "fail" else "runtime_error"] = result["reason"]
-    if result.get("caveats"):
-        metadata["caveats"] = [each["tag"] for each in result["caveats"]]
-    own, eager = result["time_ms"], (result.get("baselines_ms") or {}).get("eager")
+    device = environment.gpu if result.ran_on == "cuda" else environment.cpu
+    metadata = {"hardware": device, "device": result.ran_on, "verdict": result.verdict}
+    if result.reason:
+        metadata["correctness_issue" if result.verdict == "fail" else "runtime_error"] = result.reason
+    if result.caveats:
+        metadata["caveats"] = [each.tag for each in result.caveats]
+    own, eager = result.time_ms, result.baselines_ms.get("eager")
     return {
         "sample_id": sample,
-        "compiled": result["check"] is not None or result["build_seconds"] is not None,
+        "compiled": result.check is not None or result.build_seconds is not None,
         "correctness": is_correct(result, "forward"),
         "metadata": metadata,
-        "runtime": own["median"] if own else -1.0,
-        "runtime_stats": own | {"num_trials": result.get("calls")} if own else {},
-        "ref_runtime": eager["median"] if eager else -1.0,
-        "ref_runtime_stats": eager or {},
+        "runtime": own.median if own else -1.0,
+        "runtime_stats": dump(own) | {"num_trials": result.calls} if own else {},
+        "ref_runtime": eager.median if eager else -1.0,
+        "ref_runtime_stats": dump(eager) or {},
     }
 
 
@@ -174,19 +180,19 @@ def write_eval_results(report, file):
 
 def facts(report):
     """Return what may be kept of a run over other people's solutions: hashes, verdicts, figures, the judge's sentences."""
-    environment = {key: report["environment"].get(key) for key in (*contract.ENVIRONMENT_KEYS, "options", "complete")}
+    environment = {key: getattr(report.environment, key) for key in ABOUT}
     results = []
-    for result in report["results"]:
-        pair, reason = result.get("pair") or {}, result["reason"]
+    for result in report.results:
+        pair, reason, known = dump(result.pair) or {}, result.reason, dump(result)
         if reason:  # an exception or a compiler's message may quote the solution
             own = reason.partition(":")[0], re.sub(f"({NOT_COMPILED}).*", r"\1", reason, flags=re.DOTALL)
-            reason = own[result["verdict"] != "error"]
+            reason = own[result.verdict != "error"]
         standards = {standard: is_correct(result, standard) for standard in STANDARDS}
-        caveats = [each["tag"] for each in result.get("caveats") or []]
+        caveats = [each.tag for each in result.caveats]
         names = {key: Path(pair[key]).name for key in ("problem", "solution") if pair.get(key)}
-        kept = {key: result.get(key) for key in FACTS}
+        kept = {key: known.get(key) for key in FACTS}
         results.append({**pair, **names, **kept, "reason": reason, "standards": standards, "caveats": caveats})
-    return {"schema": report["schema"], "environment": environment, "suite": report.get("suite"), "results": results}
+    return {"schema": report.schema, "environment": environment, "suite": dump(report.suite), "results": results}
 
 
 def main(arguments=None):
@@ -196,7 +202,7 @@ def main(arguments=None):
     given = parser.parse_args(arguments)
     try:
         found = facts(document.read(given.results))
-    except document.DocumentError as complaint:
+    except record.DocumentError as complaint:
         sys.exit(str(complaint))
     document.write_whole(given.facts, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
 

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from playground import sweep
-from playground.report.figures import baseline_medians, baseline_name, fastest_baseline, why_not_measured
+from playground.report.figures import baseline_medians, baseline_name, fastest_baseline
 from playground.report.sweep_table import VARIANT
 from playground.report.text import grouped, one_line
 
@@ -24,7 +24,7 @@ def write(report, axes, file):
     from matplotlib.figure import Figure  # which only who draws needs
 
     axis, columns = next(iter(axes)), {}
-    for (model, variant), own in grouped(report["results"], VARIANT).items():
+    for (model, variant), own in grouped(report.results, VARIANT).items():
         for others, line in sweep.lines_along(own, axes, axis):
             title = ", ".join([model, *(f"{name}={each}" for name, each in others.items())])
             columns.setdefault(title, {})[variant] = line
@@ -47,7 +47,7 @@ def write(report, axes, file):
 
 
 def _timed(line):
-    return [result for result in line if result["time_ms"]]
+    return [result for result in line if result.time_ms]
 
 
 def _places(line, axis):
@@ -60,8 +60,8 @@ def _reasons(lines, axis):
     reasons = {}
     for variant, line in lines.items():
         for result, place in zip(line, _places(line, axis), strict=True):
-            what = "speed-up not measured" if result["time_ms"] else "not measured"
-            if why := why_not_measured(result) or (None if result["time_ms"] else result["reason"]):
+            what = "speed-up not measured" if result.time_ms else "not measured"
+            if why := result.why_not_measured or (None if result.time_ms else result.reason):
                 reasons.setdefault((what, variant, one_line(why)), []).append(str(place))
     said = [f"{what}: {variant} at {', '.join(places)}: {why}" for (what, variant, why), places in reasons.items()]
     return [textwrap.fill(each, 90) for each in said]
@@ -73,12 +73,12 @@ def _draw_times(panel, lines, axis):
     fastest = [(result, found, fastest_baseline(found)) for result, found in medians if fastest_baseline(found)]
     names = ", ".join(dict.fromkeys(baseline_name(name) for _, _, name in fastest))
     drawn = {
-        variant: ([(each, each["time_ms"]["median"]) for each in _timed(line)], "-", f"C{number}")
+        variant: ([(each, each.time_ms.median) for each in _timed(line)], "-", f"C{number}")
         for number, (variant, line) in enumerate(lines.items())
     }
     drawn["eager"] = [(result, found["eager"]) for result, found in medians if "eager" in found], ":", "gray"
     drawn[f"best baseline\n({names})"] = [(each, found[name]) for each, found, name in fastest], "-.", "gray"
-    drawn["floor"] = [(result, result["floor_ms"]) for result in longest if result["floor_ms"]], "--", "black"
+    drawn["floor"] = [(result, result.floor_ms) for result in longest if result.floor_ms], "--", "black"
     for label, (points, style, colour) in drawn.items():
         if points:
             look = {"linestyle": style, "color": colour, "marker": "o" if style == "-" else ".", "label": label}
@@ -92,7 +92,7 @@ def _draw_ratios(panel, lines, axis):
     """Draw the speed-ups in the colours of the times, whose legend names them."""
     for number, line in enumerate(lines.values()):
         timed = sweep.measured(line)
-        ratio, low, high = ([result["outcome"][key] for result in timed] for key in ("ratio", "low", "high"))
+        ratio, low, high = ([getattr(result.outcome, key) for result in timed] for key in ("ratio", "low", "high"))
         panel.plot(_places(timed, axis), ratio, marker="o", color=f"C{number}")
         panel.fill_between(_places(timed, axis), low, high, alpha=0.25, color=f"C{number}")
     panel.axhline(1.0, linestyle="--", color="black")

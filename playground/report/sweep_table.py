@@ -8,7 +8,7 @@ from playground.report.layout import INDENT, print_folded, print_rows, verdict
 from playground.report.terminal import View
 from playground.report.text import grouped, one_line, significant
 
-VARIANT = operator.itemgetter("model", "variant")
+VARIANT = operator.attrgetter("model", "variant")
 
 
 class Sweep(View):
@@ -20,7 +20,7 @@ class Sweep(View):
 
     def conclude(self, report):
         console, axes = self._console, self._axes
-        for (model, variant), results in grouped(report["results"], VARIANT).items():
+        for (model, variant), results in grouped(report.results, VARIANT).items():
             console.print()
             print_folded(console, f"{model} {variant}", style="bold")
             ordered = sorted(results, key=lambda result: [sweep.place_on(axes, axis, result) for axis in axes])
@@ -28,7 +28,7 @@ class Sweep(View):
             console.print()
             reasons = {}  # why what is no pass is none, or has no speed-up: {reason: points}
             for result in ordered:
-                if reason := result["reason"] if result["verdict"] != "pass" else figures.why_not_measured(result):
+                if reason := result.reason if result.verdict != "pass" else result.why_not_measured:
                     point = ", ".join(f"{axis}={sweep.value(result, axis)}" for axis in axes)
                     reasons.setdefault(one_line(reason), []).append(point)
             lines = [f"{'; '.join(points)}: {reason}" for reason, points in reasons.items()]
@@ -40,10 +40,10 @@ def _row(result, axes):
     texts = figures.texts(result)
     return {
         **{axis: sweep.value(result, axis) for axis in axes},
-        "verdict": verdict("refused" if sweep.is_refusal(result) else result["verdict"]),
+        "verdict": verdict("refused" if sweep.is_refusal(result) else result.verdict),
         "median ms": texts["median ms"],
         "eager ms": significant(figures.baseline_medians([result]).get("eager")),
-        "floor ms": significant(result["floor_ms"]),
+        "floor ms": significant(result.floor_ms),
         **{name: texts[name] for name in ("of floor", "speed-up", "over")},
         "outcome": verdict(texts["outcome"]),
     }
@@ -60,5 +60,5 @@ def crossover_lines(results, axes):
                 verb = "becomes faster" if each.starts else "stops being faster"
                 yield f"{verb} between {axis}={each.before} and {each.after}{about}{where}"
             if len(timed) > 1 and not found:
-                wins = timed[0]["outcome"]["verdict"] == "win"
+                wins = timed[0].outcome.verdict == "win"
                 yield f"faster {'everywhere' if wins else 'nowhere'} along {axis}{where}"

@@ -36,7 +36,7 @@ def span(low, high, unit=""):
 
 def interval(ratio):
     """Return '2.30x (2.29x-2.31x)'."""
-    return f"{with_unit(ratio['ratio'], 'x')} ({span(ratio['low'], ratio['high'], 'x')})"
+    return f"{with_unit(ratio.ratio, 'x')} ({span(ratio.low, ratio.high, 'x')})"
 
 
 def printable(line):

@@ -10,9 +10,9 @@ from playground.report.text import NOTHING, scientific, with_unit
 
 LABEL = 9  # columns
 FIGURES = {
-    "error": lambda result: scientific((result["check"] or {}).get("max_error")),
-    "time": lambda result: with_unit((result["time_ms"] or {}).get("median"), " ms"),
-    "eager": lambda result: with_unit(((result["speedup"] or {}).get("eager") or {}).get("ratio"), " times as fast"),
+    "error": lambda result: scientific(result.checked.max_error),
+    "time": lambda result: with_unit(result.median_ms, " ms"),
+    "eager": lambda result: with_unit(result.ratios["eager"].ratio if "eager" in result.ratios else None, " times as fast"),
 }
 
 
@@ -36,10 +36,10 @@ class Screen:
         self._console.file.flush()
 
     def _print(self, now, before, seconds):
-        title = Text.assemble((f"{now['model']}/{now['variant']}", "bold"), "  ")
-        if before and before["verdict"] != now["verdict"]:
-            title.append_text(verdict(before["verdict"])).append(" -> ")
-        title.append_text(verdict(now["verdict"])).append(f"  in {with_unit(seconds, ' s')}", style="dim")
+        title = Text.assemble((f"{now.model}/{now.variant}", "bold"), "  ")
+        if before and before.verdict != now.verdict:
+            title.append_text(verdict(before.verdict)).append(" -> ")
+        title.append_text(verdict(now.verdict)).append(f"  in {with_unit(seconds, ' s')}", style="dim")
         print_folded(self._console, title)
         lines = dict(zip(["reason"], why_not_pass(now), strict=False))
         for label, figure in FIGURES.items():

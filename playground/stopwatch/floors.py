@@ -24,7 +24,6 @@ Beside it stands what eager PyTorch does (`as_written`): operator by operator, e
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch.utils import _pytree
@@ -32,24 +31,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from playground import tensors
+from playground.record import Work
 from playground.stopwatch.workload import MODES
 
 POSSIBLE = 0.7  # of the time that bytes take at the measured rate: anything below is impossible
 CPU_CACHES = 1 << 29  # bytes: more than any CPU's
 
 
-@dataclass(frozen=True)
-class Work:
-    """What one step must at least move (bytes) and do (floating-point operations)."""
-
-    bytes: int
-    flops: int
-
-
 def floor(work, ceilings, precision):
     """Return (the larger of the two times in milliseconds, "memory" or "compute": which one that is).
 
-    `ceilings` is a machine.ceilings.Ceilings; `precision` is "fp32" or a lower one.
+    `ceilings` is a record.Ceilings; `precision` is "fp32" or a lower one.
     """
     memory = work.bytes / max(ceilings.read_bytes_per_second, ceilings.copy_bytes_per_second) * 1e3
     fast = max(ceilings.tf32_flops or 0, ceilings.fp16_flops or 0)  # 11 bits of each factor, sums in float32

@@ -1,8 +1,14 @@
 """Medians, quantiles, and ratios with an interval."""
 
 import math
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
+
+from playground.record import Interval, Ratio, Spread
+
+Rounds = Sequence[Sequence[float]]  # milliseconds of the calls of each round
 
 ROUNDS_FOR_AN_INTERVAL = 6  # with fewer values no two of them enclose the median with 95%
 PRECISE = 0.02  # an interval whose ends are this near to the ratio needs no further rounds
@@ -10,14 +16,14 @@ OPEN = 1.25  # a tie that may be this much of a win, or of a loss, says nothing
 TIE = 0.01  # two processes that run the very same code can differ by as much, whatever the interval says
 
 
-def summarise(samples_ms):
-    """Return {"median", "p20", "p80"} in milliseconds."""
-    p20, median, p80 = np.percentile(samples_ms, [20, 50, 80])
-    return {"median": float(median), "p20": float(p20), "p80": float(p80)}
+def summarise(samples_ms: Sequence[float]) -> Spread:
+    """Return the Spread of times in milliseconds."""
+    p20, median, p80 = map(float, np.percentile(samples_ms, [20, 50, 80]))
+    return Spread(median=median, p20=p20, p80=p80)
 
 
-def paired_ratio(baseline_rounds, candidate_rounds):
-    """Return {"ratio", "low", "high"}: how much longer the baseline takes than the candidate, with a 95% interval.
+def paired_ratio(baseline_rounds: Rounds, candidate_rounds: Rounds) -> Ratio:
+    """Return how much longer the baseline takes than the candidate, with a 95% interval.
 
     Each argument is a list of rounds, each a list of milliseconds; round i of one side was taken beside round i of the other,
     and only as many as both have are used. A round gives one ratio, of its two medians, so that what slows both sides (a clock
@@ -25,10 +31,10 @@ def paired_ratio(baseline_rounds, candidate_rounds):
     """
     ratios = [np.median(b) / np.median(c) for b, c in zip(baseline_rounds, candidate_rounds, strict=False)]
     low, high = median_interval(ratios)
-    return {"ratio": float(np.median(ratios)), "low": low, "high": high}
+    return Ratio(ratio=float(np.median(ratios)), low=low, high=high)
 
 
-def median_interval(values):
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return the two values between which the median lies with at least 95%, whatever the distribution.
 
     The k-th smallest and the k-th largest of n enclose it unless fewer than k fall on one side, which has the probability
@@ -45,49 +51,43 @@ def median_interval(values):
     return float(ordered[k - 1]), float(ordered[n - k])
 
 
-def is_precise(ratio):
+def is_precise(ratio: Ratio) -> bool:
     """Return whether both ends of the interval are within PRECISE of the ratio."""
-    return ratio["high"] <= (1 + PRECISE) * ratio["ratio"] and ratio["low"] >= (1 - PRECISE) * ratio["ratio"]
+    return ratio.high <= (1 + PRECISE) * ratio.ratio and ratio.low >= (1 - PRECISE) * ratio.ratio
 
 
-def spanning(controls, luck):
-    """Return the interval {"low", "high"} of several controls that reaches from 1 - luck to 1 + luck at least.
+def spanning(controls: Sequence[Interval], luck: float) -> Interval:
+    """Return the interval of several controls that reaches from 1 - luck to 1 + luck at least.
 
     Short calls of the same two processes differ by some 5% from one timing to the next, and so do those of a variant's process:
     one control may by chance be near 1 where the variant's is not. `luck` is the share that is known beforehand.
     """
-    return {
-        "low": min(1 - luck, *(each["low"] for each in controls)),
-        "high": max(1 + luck, *(each["high"] for each in controls)),
-    }
+    low = min(1 - luck, *(each.low for each in controls))
+    return Interval(low=low, high=max(1 + luck, *(each.high for each in controls)))
 
 
-def widened(ratio, control):
-    """Return the ratio with the interval that a control allows: the original's own ratio to itself, {"low", "high"} or None.
+def widened(ratio: Ratio, control: Interval | None) -> Ratio:
+    """Return the ratio with the interval that a control allows: that of the original's own ratio to itself, or None.
 
     A control whose interval reaches up to 1.03 says that a ratio may be 3% too high.
     """
     if control is None:
         return ratio
-    return {
-        "ratio": ratio["ratio"],
-        "low": ratio["low"] / max(1.0, control["high"]),
-        "high": ratio["high"] / min(1.0, control["low"]),
-    }
+    return Ratio(ratio=ratio.ratio, low=ratio.low / max(1.0, control.high), high=ratio.high / min(1.0, control.low))
 
 
-def verdict(ratio):
+def verdict(ratio: Interval) -> Literal["win", "tie", "loss"]:
     """Return "win", "loss", or "tie" where the interval reaches into 1 +- TIE."""
-    if ratio["low"] > 1 + TIE:
+    if ratio.low > 1 + TIE:
         return "win"
-    return "loss" if ratio["high"] < 1 - TIE else "tie"
+    return "loss" if ratio.high < 1 - TIE else "tie"
 
 
-def says_nothing(ratio):
+def says_nothing(ratio: Interval) -> bool:
     """Return whether the interval has room for no difference and for a large one, too."""
-    return verdict(ratio) == "tie" and (ratio["low"] <= 0 or max(ratio["high"], 1 / ratio["low"]) > OPEN)
+    return verdict(ratio) == "tie" and (ratio.low <= 0 or max(ratio.high, 1 / ratio.low) > OPEN)
 
 
-def too_noisy(ratio):
+def too_noisy(ratio: Interval) -> str:
     """Return the reason why such a ratio is withheld."""
-    return f"too noisy: anything from {ratio['low']:.3g}x to {ratio['high']:.3g}x"
+    return f"too noisy: anything from {ratio.low:.3g}x to {ratio.high:.3g}x"

@@ -23,7 +23,7 @@ class Baselines(Clocked):
         return {}
 
     def ceilings(self):
-        """Return the fields of a machine.ceilings.Ceilings of this device, measured now."""
+        """Return the fields of a record.Ceilings of this device, measured now."""
         return vars(ceilings.measure(self.device))
 
     def work(self, name, counted):

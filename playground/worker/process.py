@@ -22,11 +22,11 @@ import psutil
 from cuda_emulator import CALL_OFF, SECONDS_TO_ANSWER
 from playground.catalog import ROOT
 from playground.machine.load import family, standing
+from playground.record import DocumentError
 from playground.tensors import NoRoom
-from playground.worker import sandbox
+from playground.worker import replies, sandbox
 from playground.worker.channel import Channel
 from playground.worker.failures import JUDGE_BROKE, SANDBOX_ALLOWS, crash_place, is_of_machine, without_our_frames
-from playground.worker.replies import malformed
 
 # For a process that is never timed. Threads of OpenMP that wait for their share of the next loop keep a processor busy, and
 # take it from the compilers and the other workers: a referee beside them needs three times its processor time.
@@ -185,7 +185,7 @@ class WorkerProcess:
             stopped.close()
 
     def ask(self, what, **arguments):
-        """Return the reply (a dict) to the request `what`, a method of its role.
+        """Return the reply to the request `what`, a method of its role: a record of replies.FORMS, or a dict.
 
         Raises WorkerFailure when the request raised, the process died or ended, the limit passed while it was not paused, or
         what came is no reply (a judged file can write to the pipe); in all but the first case the process is gone and every
@@ -212,10 +212,11 @@ class WorkerProcess:
                     spent[request] += time.perf_counter() - began
             match reply:
                 case {"result": dict(result)}:
-                    if complaint := malformed(request, result):
+                    try:
+                        return replies.read(request, result)
+                    except DocumentError as complaint:
                         self.kill()
-                        raise failed(complaint, self.output())
-                    return result
+                        raise failed(str(complaint), self.output()) from None
                 case {"error": str(reason), "details": str(details), "is_finding": bool(is_finding)} if reason.strip():
                     reason = reason[:MOST_REASON]
                     reason = sandbox.named(reason, self.room.limits) if self.room else reason

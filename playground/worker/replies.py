@@ -1,63 +1,124 @@
 """What a reply to a request must look like. A judged file runs in the process that answers, and can write to the pipe, too."""
 
-import math
+from dataclasses import dataclass
+from typing import Any
 
-OPTIONAL_TEXT = (str, type(None))
-
-
-def number(value):
-    """Return whether a value of JSON is a number of a float's size, a NaN or an infinity."""
-    return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63)
+from playground.record import Ceilings, OwnWork, Works
+from playground.serial import Amount, Number, load
 
 
-def amount(value):
-    """Return whether it is a number, neither negative nor infinite."""
-    return number(value) and math.isfinite(value) and value >= 0
+@dataclass(frozen=True)
+class Loaded:
+    """The declared precision, and how the variant came by its weights, with what differs from the original's."""
+
+    precision: str | None
+    weights: str
+    difference: str | None
 
 
-def optional_amount(value):
-    return value is None or amount(value)
+@dataclass(frozen=True)
+class Built:
+    """The seconds that it took, and whether anything was built."""
+
+    seconds: Amount | None
+    built: bool
 
 
-# Request -> {key: its form}: a type, or several; [form] is a list of it; {type} a dict of it by name; {key: form, ...} a dict.
+@dataclass(frozen=True)
+class DeviceText:
+    """A CUDA text and its flags."""
+
+    text: str
+    flags: list[str]
+
+
+@dataclass(frozen=True)
+class DeviceCode:
+    """What the variant handed to load_inline, and the GPU's compute capability."""
+
+    texts: list[DeviceText]
+    capability: str | None
+
+
+@dataclass(frozen=True)
+class AcceptedRaces:
+    """How often each line had a race that the text calls benign."""
+
+    lines: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What came of a call: {side effect: complaint}, why it was refused, the form of the results."""
+
+    peak_mib: Amount | None
+    complaints: dict[str, str]
+    refused: str | None
+    form: str | None
+    handed_memory: Amount | None
+
+
+@dataclass(frozen=True)
+class BackwardWork:
+    """Whether the variant's own code is given tensors in its backward; None where it has no code of its own."""
+
+    own: bool | None
+
+
+@dataclass(frozen=True)
+class MadeContiguous:
+    """Which tensors were not contiguous before."""
+
+    strided: str | None
+
+
+@dataclass(frozen=True)
+class Differentiated:
+    """Why there is no gradient, or what is wrong with it."""
+
+    unsupported: str | None
+    failed: str | None
+    complaints: list[str]
+    in_part: list[str]
+
+
+@dataclass(frozen=True)
+class TriedOut:
+    """What came of a stress test; `of` says which probe's results were written."""
+
+    of: str | None
+    complaint: str | None
+    note: str | None
+
+
+@dataclass(frozen=True)
+class Started:
+    """The milliseconds of a call, and what it takes of memory."""
+
+    milliseconds: Number
+    peak_mib: Amount | None
+
+
+@dataclass(frozen=True)
+class Times:
+    """Of each call the milliseconds, whether the device was busy on other streams after it, the flush and the launch."""
+
+    samples_ms: list[Number]
+    late: list[bool]
+    flush_ms: list[Number]
+    launch_ms: list[Number]
+
+
 FORMS = {
-    "candidate.load": {"precision": OPTIONAL_TEXT, "weights": str, "difference": OPTIONAL_TEXT},
-    "candidate.build": {"seconds": optional_amount, "built": bool},
-    "candidate.device_code": {"texts": [{"text": str, "flags": [str]}], "capability": OPTIONAL_TEXT},
-    "candidate.accepted_races": {"lines": {int}},
-    "candidate.run": {"peak_mib": optional_amount, "complaints": {str}, "refused": OPTIONAL_TEXT, "form": OPTIONAL_TEXT}
-    | {"handed_memory": optional_amount},
-    "candidate.backward_work": {"own": (bool, type(None))},
-    "candidate.made_contiguous": {"strided": OPTIONAL_TEXT},
-    "candidate.differentiate": {"unsupported": OPTIONAL_TEXT, "failed": OPTIONAL_TEXT, "complaints": [str], "in_part": [str]},
-    "candidate.try_out": {"of": OPTIONAL_TEXT, "complaint": OPTIONAL_TEXT, "note": OPTIONAL_TEXT},
-    "candidate.work": {
-        **{"builds": [str], "opened": [str], "means_to_build": bool, "triton": bool, "own_calls": amount, "spoiled": bool},
-        **{"kernels": [{"name": str, "calls": amount, "microseconds": amount}], "own_share": optional_amount},
-    },
-    "candidate.start": {"milliseconds": number, "peak_mib": optional_amount},
-    "candidate.time": {"samples_ms": [number], "late": [bool], "flush_ms": [number]},
+    **{"candidate.load": Loaded, "candidate.build": Built, "candidate.device_code": DeviceCode},
+    **{"candidate.accepted_races": AcceptedRaces, "candidate.run": Ran, "candidate.backward_work": BackwardWork},
+    **{"candidate.made_contiguous": MadeContiguous, "candidate.differentiate": Differentiated, "candidate.try_out": TriedOut},
+    **{"candidate.work": OwnWork, "candidate.start": Started, "candidate.time": Times},
+    **{"baselines.start": Started, "baselines.time": Times, "baselines.ceilings": Ceilings, "baselines.work": Works},
 }
 
 
-def malformed(request, result):
-    """Return what is wrong with the result of a request, in one line; None when nothing is, or when no form is known."""
-    for key, form in FORMS.get(request, {}).items():
-        if key not in result:
-            return f"its reply to {request} lacks {key!r}"
-        if not _has(form, result[key]):
-            return f"its reply to {request} has {key!r} = {str(result[key])[:80]!r}"
-    return None
-
-
-def _has(form, value):
-    if isinstance(form, list):
-        return isinstance(value, list) and all(_has(form[0], each) for each in value)
-    if isinstance(form, dict):
-        return isinstance(value, dict) and all(key in value and _has(each, value[key]) for key, each in form.items())
-    if isinstance(form, set):
-        (kind,) = form
-        return isinstance(value, dict) and all(isinstance(each, kind) for each in value.values())
-    if not isinstance(form, (type, tuple)):
-        return form(value)
-    return isinstance(value, form)
+def read(request: str, result: dict[str, Any]) -> Any:
+    """Return the record that the result of a request is; the result itself where no form is known. Raises DocumentError."""
+    form = FORMS.get(request)
+    return load(form, result, f"its reply to {request}", strict=False) if form else result

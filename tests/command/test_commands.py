@@ -1,6 +1,6 @@
 """The two commands as a user types them: exit status, what goes to stdout and stderr, and no process left behind."""
 
-import json
+import dataclasses
 import operator
 import os
 import re
@@ -161,24 +161,24 @@ def test_an_interrupt_shows_and_keeps_what_is_finished(tiny_problem, wrong, writ
     assert driver.returncode == 128 + signal_number and "Traceback" not in err
     assert err.splitlines()[-1] == f"interrupted; --resume {file} goes on"
     assert "wrong fail" in out and "hangs" not in out
-    assert [result["variant"] for result in document.read(file)["results"]] == ["wrong"]
+    assert [result.variant for result in document.read(file).results] == ["wrong"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.html", "out.json"]
     assert "wrong" in page.read_text() and "hangs" not in page.read_text()
 
 
 def test_an_interrupted_summary_has_a_table_of_what_is_finished(monkeypatch, capsys):
-    results = [json.loads((ROOT / "results" / "nvidia-h200.json").read_text())]
-    results[0]["environment"]["complete"] = False
-    del results[0]["results"][1:]
+    recorded = document.read(ROOT / "results" / "nvidia-h200.json")
+    cut = dataclasses.replace(recorded.environment, complete=False)
+    report = dataclasses.replace(recorded, environment=cut, results=recorded.results[:1])
 
     def measure(tasks, options, file, resume, add, show, cluster):
-        show(results[0])
+        show(report)
         raise signals.Interrupted(signal.SIGHUP)
 
     monkeypatch.setattr(main, "measure", measure)
     assert main.run_all(["--device", "cpu"]) == 128 + signal.SIGHUP
     out, err = capsys.readouterr()
-    assert results[0]["results"][0]["variant"] in out and out.splitlines()[-1] == "1 passed"
+    assert report.results[0].variant in out and out.splitlines()[-1] == "1 passed"
     assert err.splitlines()[-1] == "interrupted"
 
 
@@ -190,7 +190,7 @@ def test_a_disk_that_is_full_at_the_end(tiny_problem, write_forward, small_disk)
     status, out, err = run(*command)
     assert status == 2 and "fills fail" in out, err
     told = re.search(rf"--json {file}: No space left on device; what was to be written is in (\S+)", err)
-    assert [result["verdict"] for result in document.read(told[1])["results"]] == ["fail"]
+    assert [result.verdict for result in document.read(told[1]).results] == ["fail"]
     Path(told[1]).unlink()
 
 

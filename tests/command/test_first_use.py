@@ -246,8 +246,8 @@ def test_against_says_verdicts_then_and_now(tiny_problem, write_forward, tmp_pat
     status, out, _ = run("compare.py", *arguments, "--against", file, "--json", file.with_name("now.json"))
     assert status == 1 and "not timed in this run: pass then, fail now" in out
     now = document.read(file.with_name("now.json"))
-    assert sum(now["against"]["counts"].values()) == now["against"]["counts"]["not comparable"] == 1
-    assert now["results"][0]["against"][0]["verdict"] == "not comparable"
+    assert sum(now.against.counts.values()) == now.against.counts["not comparable"] == 1
+    assert now.results[0].against[0].verdict == "not comparable"
 
 
 TYPOS = {

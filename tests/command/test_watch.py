@@ -5,6 +5,7 @@ import json
 import re
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pexpect
@@ -15,7 +16,8 @@ from typed import run
 from playground import catalog
 from playground.catalog import ROOT
 from playground.driver import plan
-from playground.driver.runner import Task
+from playground.driver.task import Task
+from playground.record import UNCHECKED, Judgment, Probe, Shape, compose
 
 LIMIT = 120  # seconds for one judgement on a machine that does much else
 END = "Ctrl-C ends"  # the last line of each screen
@@ -118,9 +120,9 @@ def test_failed_goes_by_name_and_by_the_standard_asked_for():
     """Whatever the place; of a sweep only the points that failed. What the check begins with is a probe."""
 
     def row(variant, verdict, standard="drop-in", size=1, probes=()):
-        check = {"probes": {name: {"complaint": complaint} for name, complaint in probes}}
-        shape = {"settings": {"size": size}}
-        return {"model": "m", "variant": variant, "verdict": verdict, "standard": standard, "shape": shape, "check": check}
+        check = replace(UNCHECKED, probes={name: Probe(complaint=complaint) for name, complaint in probes})
+        subject = replace(task(variant).subject, shape=Shape(settings={"size": size}), standard=standard)
+        return compose(subject, Judgment(verdict=verdict, reason=None, check=check))
 
     def task(variant, **point):
         return Task(catalog.Model("m", Path("m.py")), catalog.Variant(variant, Path("v.py"), "cpu"), "cpu", point=point)

@@ -14,7 +14,7 @@ from playground import suite
 from playground.command import main
 from playground.driver import plan
 from playground.driver.measurement import measure
-from playground.driver.runner import Options
+from playground.driver.task import Options
 from playground.report import document
 
 cluster = pytest.importorskip("playground.driver.cluster")
@@ -60,19 +60,19 @@ def two_workers():
 def test_workers_share_the_pairs_and_a_wrong_one_names_the_users_file(two_workers, pairs):
     listed = pairs(a=RIGHT, b=RIGHT, c=RIGHT, wrong="return torch.tanh(self.linear(y))")
     report = measured(two_workers, listed)
-    verdicts = [row["verdict"] for row in report["results"]]
-    assert verdicts == ["pass", "pass", "pass", "error"] and report["environment"]["complete"]
-    assert {row["device"]["worker"] for row in report["results"]} == {"CPU 0", "CPU 1"}
-    assert len({row["device"]["probe_seed"] for row in report["results"]}) == 4
-    assert json.loads(listed.read_text())[-1]["solution"] in report["results"][-1]["details"]
-    assert report["environment"]["lost_workers"] == 0
+    verdicts = [row.verdict for row in report.results]
+    assert verdicts == ["pass", "pass", "pass", "error"] and report.environment.complete
+    assert {row.device.worker for row in report.results} == {"CPU 0", "CPU 1"}
+    assert len({row.device.probe_seed for row in report.results}) == 4
+    assert json.loads(listed.read_text())[-1]["solution"] in report.results[-1].details
+    assert report.environment.lost_workers == 0
 
 
 @pytest.mark.full
 def test_the_pair_of_a_lost_worker_is_tried_again(two_workers, pairs, tmp_path, capsys):
     before = two_workers.lost
     report = measured(two_workers, pairs(kills_once=KILLS.format(mark=str(tmp_path / "killed"), each=0), right=RIGHT))
-    assert [row["verdict"] for row in report["results"]] == ["pass", "pass"] and report["environment"]["complete"]
+    assert [row.verdict for row in report.results] == ["pass", "pass"] and report.environment.complete
     assert two_workers.lost == before + 1 and "a worker was lost" in capsys.readouterr().err
 
 
@@ -80,9 +80,9 @@ def test_the_pair_of_a_lost_worker_is_tried_again(two_workers, pairs, tmp_path, 
 def test_a_pair_that_ends_every_worker_is_reported_and_the_run_has_the_rest(two_workers, pairs, tmp_path):
     always = KILLS.format(mark=str(tmp_path / "killed"), each="os.getppid()")
     report = measured(two_workers, pairs(kills_always=always, right=RIGHT))
-    lost, right = report["results"]
-    assert right["verdict"] == "pass"
-    assert lost["verdict"] == "error" and "each worker that judged it was lost (3 of them)" in lost["reason"]
+    lost, right = report.results
+    assert right.verdict == "pass"
+    assert lost.verdict == "error" and "each worker that judged it was lost (3 of them)" in lost.reason
 
 
 def compare(listed, cluster_at, file):
@@ -103,7 +103,7 @@ def test_a_running_scheduler(pairs, tmp_path):
         status, out, err = run(*compare(listed, address, file))
     assert status == 0, err
     assert "2 pairs: 2 pass" in out
-    assert {row["device"]["worker"] for row in document.read(file)["results"]} == {"there"}
+    assert {row.device.worker for row in document.read(file).results} == {"there"}
 
 
 def listens(address):
@@ -122,7 +122,7 @@ def test_an_interrupt_keeps_what_is_finished(pairs, tmp_path):
     assert process.returncode == 128 + signal.SIGINT, err
     assert f"interrupted; --resume {file} goes on" in err and "Traceback" not in err
     assert "1 pass" in out
-    assert [row["verdict"] for row in document.read(file)["results"]] == ["pass"]
+    assert [row.verdict for row in document.read(file).results] == ["pass"]
 
 
 def test_no_scheduler_at_the_address(pairs, monkeypatch, capsys):

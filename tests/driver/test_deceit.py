@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from playground.driver import outer
+from playground.serial import dump
 from playground.untrusted import File
 from playground.worker import WorkerProcess
 from playground.worker.referee_client import RefereeClient
@@ -260,7 +261,7 @@ class Measured:
             page = self._folder / f"page-{name}"
             page.unlink(missing_ok=True)
             players[name] = outer.Player(name, self._step, process, File(page, page))
-        return outer.measure(self._truth, players, self._place, self._step, None, 1)
+        return dump(outer.measure(self._truth, players, self._place, self._step, None, 1))
 
     def renew(self):
         """Begin a process, in the place of one in which a file's threads go on."""

@@ -1,13 +1,13 @@
 """What a run takes over of an earlier one."""
 
-import json
+import dataclasses
 import operator
 
 import pytest
 
 from playground import catalog
 from playground.driver import measurement, plan
-from playground.driver.runner import Options, blank_result
+from playground.driver.task import Options
 from playground.report import document
 
 
@@ -27,14 +27,17 @@ def record(described):
     return made
 
 
+def skipped(task):
+    return plan.settled(task, "skipped", "it is only a row")
+
+
 @pytest.fixture
 def earlier(record, tmp_path):
     """earlier(**of its row) -> the file of a run of the same task."""
 
     def write(**changed):
-        row = blank_result(record._tasks[0]) | {"verdict": "skipped", "reason": "it is only a row"} | changed
-        report = record.document() | {"results": [json.loads(json.dumps(row))]}
-        document.write(report, tmp_path / "earlier.json")
+        row = dataclasses.replace(skipped(record._tasks[0]), **changed)
+        document.write(dataclasses.replace(record.document(), results=[row]), tmp_path / "earlier.json")
         return tmp_path / "earlier.json"
 
     return write
@@ -62,7 +65,7 @@ def test_a_run_of_something_else_is_refused(record, earlier):
 
 def test_a_result_that_breaks_the_contract_costs_itself_alone(record):
     (task,) = record._tasks
-    record.keep([blank_result(task) | {"verdict": "skipped", "reason": "it is only a row", "peak_mib": -1.0}])
-    (row,) = record.document()["results"]
-    assert row["verdict"] == "error" and "peak_mib: expected a number that is not negative, got -1.0" in row["reason"]
+    record.keep([dataclasses.replace(skipped(task), peak_mib=-1.0)])
+    (row,) = record.document().results
+    assert row.verdict == "error" and "peak_mib: expected a number that is not negative, got -1.0" in row.reason
     document.as_text(record.document())

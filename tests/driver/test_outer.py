@@ -11,6 +11,8 @@ import torch
 
 from playground.driver import outer
 from playground.judge.tolerance import Reference
+from playground.record import Interval, Outer, Timing
+from playground.serial import dump, load
 from playground.stopwatch.outer import Unshareable
 from playground.worker import WorkerFailure, WorkerProcess
 from playground.worker.outer_referee import Drawn
@@ -27,7 +29,21 @@ def rounds(variant, eager, count=12, control=None):
 
 
 def conclude(given):
-    return outer.conclude(given, RESOLUTION)
+    return dump(outer.conclude(given, RESOLUTION))
+
+
+def outer_of(seen):
+    known = dict.fromkeys(("ratio", "low", "high", "ms", "eager_ms", "null_ms", "control", "rounds"), 1)
+    return load(Outer, known | seen)
+
+
+def bounded(timing, seen, allowed=None):
+    """The timing as JSON after outer.bounded, at CUDA's resolution."""
+    return dump(outer.bounded(load(Timing, timing), outer_of(seen), "cuda", allowed and Interval(**allowed)))
+
+
+def withheld(timing, *reasons):
+    return dump(outer.withheld(load(Timing, timing), *reasons))
 
 
 def test_what_changing_over_takes_is_no_part_of_a_call():
@@ -55,17 +71,17 @@ def test_a_call_that_is_lost_in_the_noise_claims_nothing():
     found = conclude({name: [[CHANGING_OVER + each] for each in took] for name, took in sides.items()})
     assert found["ratio"] == found["low"] == found["eager_ms"] == found["ms"] == 0
     claimed = timings(280.0)
-    outer.bounded(claimed, found, "cuda")
+    claimed = bounded(claimed, found)
     assert claimed["speedup"] == {} and claimed["outcome"]["verdict"] == "not measured"
 
 
 def test_an_eager_call_near_the_resolution_is_no_loss_of_whoever_is_faster():
     found = conclude(rounds(variant=0.3 * RESOLUTION, eager=0.9 * RESOLUTION))
     claimed, slow = timings(3.0), timings(0.5)
-    outer.bounded(claimed, found, "cuda")
+    claimed = bounded(claimed, found)
     told = "eager PyTorch's call takes 0.0091 ms, too short for the outer clock, which counts 0.01 ms as the least"
     assert claimed["outcome"]["reason"] == told
-    outer.bounded(slow, found, "cuda")
+    slow = bounded(slow, found)
     assert slow["outcome"]["verdict"] == "loss" and slow["speedup"]["eager"]["ratio"] == 0.5
 
 
@@ -90,6 +106,7 @@ def timings(ratio, verdict="win"):
             **{name: value / 2 for name, value in over.items()},
         },
         "time_ms": {"median": 1.0, "p20": 0.9, "p80": 1.1},
+        "peak_mib": None,
         "notes": [],
     }
 
@@ -99,7 +116,7 @@ SEEN = {"ratio": 1.0, "low": 0.95, "high": 1.1, "eager_ms": 1.0, "ms": 1.0}
 
 def test_a_claim_beyond_the_outer_interval_gives_way_to_it_for_every_baseline():
     forged = timings(280.0)
-    outer.bounded(forged, SEEN, "cuda")
+    forged = bounded(forged, SEEN)
     assert forged["speedup"]["eager"] == pytest.approx({key: SEEN[key] for key in ("ratio", "low", "high")})
     assert forged["speedup"]["compile"]["ratio"] == forged["outcome"]["ratio"] == pytest.approx(0.5)
     assert forged["time_ms"]["median"] == pytest.approx(280)
@@ -108,41 +125,41 @@ def test_a_claim_beyond_the_outer_interval_gives_way_to_it_for_every_baseline():
 
 def test_a_claim_within_it_is_no_surer_than_both_clocks():
     claimed = timings(3.0)
-    outer.bounded(claimed, {"ratio": 2.9, "low": 2.5, "high": 3.01, "eager_ms": 1.0}, "cuda")
+    claimed = bounded(claimed, {"ratio": 2.9, "low": 2.5, "high": 3.01, "eager_ms": 1.0})
     assert claimed["speedup"]["eager"] == pytest.approx({"ratio": 3.0, "low": 2.5, "high": 3.15})
     assert claimed["speedup"]["compile"]["low"] == pytest.approx(1.25) and not claimed["notes"]
     wide = timings(6.0)
-    outer.bounded(wide, {"ratio": 3.0, "low": 2.8, "high": 12.0, "eager_ms": 1.0}, "cuda")
+    wide = bounded(wide, {"ratio": 3.0, "low": 2.8, "high": 12.0, "eager_ms": 1.0})
     assert wide["speedup"]["eager"] == pytest.approx({"ratio": 1.05 * 3.0, "low": 2.8, "high": 6.3})
     lucky = timings(280.0)
-    outer.bounded(lucky, {"ratio": 1.05, "low": 1.04, "high": 1.06, "eager_ms": 1.0}, "cuda", {"low": 0.93, "high": 1.07})
+    lucky = bounded(lucky, {"ratio": 1.05, "low": 1.04, "high": 1.06, "eager_ms": 1.0}, {"low": 0.93, "high": 1.07})
     assert lucky["speedup"]["eager"] == pytest.approx({"ratio": 1.05, "low": 1.04 / 1.07, "high": 1.06 / 0.93})
     sure = timings(3.0)
-    outer.bounded(sure, {"ratio": 2.99, "low": 2.98, "high": 3.01, "eager_ms": 1.0}, "cuda")
-    assert sure == timings(3.0)
+    sure = bounded(sure, {"ratio": 2.99, "low": 2.98, "high": 3.01, "eager_ms": 1.0})
+    assert sure["outcome"]["ratio"] == 1.5 and sure["speedup"] == timings(3.0)["speedup"] and not sure["notes"]
 
 
 def test_what_was_not_measured_stays_so():
     unknown = timings(280.0)
-    unknown["outcome"] |= {"verdict": "not measured", "ratio": None, "low": None, "high": None}
-    outer.bounded(unknown, SEEN, "cuda")
+    unknown["outcome"] |= {"verdict": "not measured", "reason": "noise", "ratio": None, "low": None, "high": None}
+    unknown = bounded(unknown, SEEN)
     assert unknown["outcome"]["verdict"] == "not measured" and unknown["outcome"]["ratio"] is None
 
 
 def test_without_an_outer_clock_nothing_is_claimed():
     forged = timings(280.0)
-    outer.withhold(forged, "not timed by the outer clock: inputs of torch.qint8")
+    forged = withheld(forged, "not timed by the outer clock: inputs of torch.qint8")
     assert forged["speedup"] == {} and forged["outcome"]["ratio"] is None
     assert forged["outcome"]["verdict"] == "not measured" and forged["outcome"]["reason"].endswith("inputs of torch.qint8")
     assert forged["time_ms"] is None
     forged = timings(280.0)
-    outer.withhold(forged, "too noisy", {"ms": 280.0}, "cuda")
+    forged = withheld(forged, "too noisy", outer_of({"ms": 280.0}), "cuda")
     assert forged["time_ms"] == dict.fromkeys(("median", "p20", "p80"), 280.0)
 
 
 def test_an_interval_with_room_for_anything_is_withheld():
     claimed = timings(1.9)
-    outer.bounded(claimed, {"ratio": 1.8, "low": 1.0, "high": 2.5, "eager_ms": 1.0, "ms": 1.0}, "cuda")
+    claimed = bounded(claimed, {"ratio": 1.8, "low": 1.0, "high": 2.5, "eager_ms": 1.0, "ms": 1.0})
     assert claimed["outcome"]["verdict"] == "not measured" and claimed["speedup"] == {}
     assert claimed["time_ms"]["median"] == pytest.approx(1.9 / (1.05 * 1.8))  # which both clocks have seen
     assert claimed["outcome"]["reason"].startswith("too noisy: anything from 0.5")

@@ -6,6 +6,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,10 +14,12 @@ from typed import wait_for
 
 from playground import catalog
 from playground.driver import plan, runner
-from playground.driver.runner import Options, Runner, Task
+from playground.driver.runner import Runner
 from playground.driver.session import SharedSession, candidate_arguments
-from playground.driver.verdict import give
+from playground.driver.task import PATIENCE_FOR_A_PAIR, Options, Task
+from playground.driver.verdict import UNJUDGED, Judged
 from playground.machine.memory import MOST_JUDGED_AT_ONCE, builds_at_once
+from playground.record import UNCHECKED, Caveat, Judgment, Result, Subject, compose
 from playground.report.progress import Progress
 from playground.worker import WorkerFailure, WorkerProcess
 
@@ -54,7 +57,7 @@ def test_a_whole_run_waits_longer_for_a_machine_that_is_busy(monkeypatch):
     monkeypatch.delenv("PLAYGROUND_PATIENCE")
     alone, paired = (Task(None, None, "cuda", pair=pair) for pair in (None, {"level": 1}))
     assert [Options(quick=quick).patience([alone] * 5) for quick in (True, False)] == [10.0, 30.0]
-    assert Options(quick=True).patience([paired] * 100) == 10.0 + 100 * runner.PATIENCE_FOR_A_PAIR
+    assert Options(quick=True).patience([paired] * 100) == 10.0 + 100 * PATIENCE_FOR_A_PAIR
 
 
 def test_what_was_never_used_is_closed_all_the_same():
@@ -110,7 +113,7 @@ def test_only_a_process_that_is_timed_waits_actively(tmp_path, monkeypatch, tiny
     variant = write_forward(f"writes_policy_{place}", WRITES_POLICY.format(seen=str(seen)))
     with Progress() as progress:
         (result,) = Runner(Options(quick=True), progress).run([Task(catalog.find_model(str(tiny_problem)), variant, place)])
-    assert result["verdict"] == "pass", result["reason"]
+    assert result.verdict == "pass", result.reason
     assert list(dict.fromkeys(seen.read_text().split())) == policies
 
 
@@ -129,19 +132,21 @@ def test_what_a_timing_compares_with_is_ready_when_its_check_ends(tiny_problem, 
     def began(what):
         wait_for(lambda: any(entry[0] == what for entry in asked), 100)
 
-    def judged(worker, truth, result, *_):
+    def judged(worker, *_):
         began("baselines.work")
-        result["check"] = {"gradients": None}
-        result["verdict"] = "pass"
-        return worker
+        return Judged(Judgment(verdict="pass", reason=None, check=UNCHECKED), None, worker, None)
+
+    def control_judged(worker, *_, **__):
+        began("baselines.start")
+        return Judged(UNJUDGED, None, worker, None)
 
     monkeypatch.setattr("playground.driver.session.judge", judged)
-    monkeypatch.setattr("playground.driver.timing.judge", lambda *_, **__: began("baselines.start"))
+    monkeypatch.setattr("playground.driver.timing.judge", control_judged)
     monkeypatch.setattr(WorkerProcess, "ask", asking)
     task = Task(catalog.find_model(tiny_problem), write_forward("same", "return torch.tanh(self.linear(x))"), "cpu")
     with Progress() as progress:
         (result,) = Runner(Options(quick=True), progress).run([task])
-    assert result["verdict"] == "pass" and result["rounds"], (result["reason"], result["details"])
+    assert result.verdict == "pass" and result.rounds, (result.reason, result.details)
     names = [what for what, *_ in asked]
     assert names.count("candidate.size_up") == names.count("baselines.load") == names.count("baselines.work") == 1
     timed = [entry for entry in asked if entry[0].endswith((".time", ".repeat"))]
@@ -150,20 +155,23 @@ def test_what_a_timing_compares_with_is_ready_when_its_check_ends(tiny_problem, 
         assert not [other for other in asked if other is not one and other[2] < one[3] and one[2] < other[3]]
 
 
+def passed(task):
+    """The result of a variant that nothing is known against."""
+    return compose(task.subject, Judgment(verdict="pass", reason=None, check=UNCHECKED))
+
+
 @pytest.fixture
 def on_gpu(tmp_path, monkeypatch):
-    """on_gpu(judge, count): results of so many models on a GPU, two at a time, judged by `judge(task, result)`."""
+    """on_gpu(judge, count): results of so many models on a GPU, two at a time, each what `judge(task)` gives."""
 
-    def run(judge, count, build=lambda *_: None, made=lambda: None, settings=({},)):
+    def run(judge, count, build=lambda self, task: None, made=lambda: None, settings=({},)):
         files = [tmp_path / f"model_{number}.py" for number in range(count)]
         for file in files:
             file.write_text("class ModelNew: ...")
         named = [(catalog.Model(file.stem, file), catalog.Variant(file.stem, file, "cuda")) for file in files]
         tasks = [Task(*pair, "cuda", each) for pair in named * (2 if len(settings) > 1 else 1) for each in settings]
-        session = SimpleNamespace(
-            group=None, check_and_time=lambda task, result, build: judge(task, result), close=lambda: None
-        )
-        monkeypatch.setattr(Runner, "build", build)
+        session = SimpleNamespace(group=None, check_and_time=lambda task, *_: judge(task), close=lambda: None)
+        monkeypatch.setattr(Runner, "build", lambda self, task: build(self, task) or task.subject)
         monkeypatch.setattr(Runner, "session_for", lambda *_: made() or session)
         monkeypatch.setattr(runner, "judged_at_once", lambda: 2)
         kept = []
@@ -177,23 +185,23 @@ def on_gpu(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("verdict", "reason", "caveats"),
-    [("error", "out of memory: 8 GiB", ()), ("pass", None, [{"tag": "no-gradient", "text": "CUDA out of memory"}])],
+    [("error", "out of memory: 8 GiB", ()), ("pass", None, [Caveat("no-gradient", "CUDA out of memory")])],
 )
 def test_models_are_judged_side_by_side_and_what_lacked_memory_again_alone(on_gpu, verdict, reason, caveats):
     together, judged, running = threading.Barrier(2), [], set()
 
-    def judge(task, result):
+    def judge(task):
         running.add(task.model.name)
         lacks_memory = task.model.name == "model_1" and "model_1" not in [name for name, _ in judged]
         judged.append((task.model.name, sorted(running)))
         if len(judged) <= 4:
             together.wait(timeout=60)
-        give(result, *((verdict, reason) if lacks_memory else ("pass", None)))
-        result["caveats"] = list(caveats) if lacks_memory else []
         running.discard(task.model.name)
+        lacking = replace(passed(task), verdict=verdict, reason=reason, caveats=list(caveats))
+        return lacking if lacks_memory else passed(task)
 
     results = on_gpu(judge, 4)
-    assert [result["verdict"] for result in results] == ["pass"] * 4
+    assert [result.verdict for result in results] == ["pass"] * 4
     assert len(judged) == 5 and judged[-1] == ("model_1", ["model_1"])
 
 
@@ -201,11 +209,11 @@ def test_builds_run_ahead_of_the_judge_but_not_far(on_gpu):
     """Compilers would take the processors from who judges, for variants whose turn comes in an hour."""
     built, ahead = [], []
 
-    def judge(task, result):
+    def judge(task):
         ahead.append(len(built) - len(ahead))
-        give(result, "pass", None)
+        return passed(task)
 
-    on_gpu(judge, 100, lambda self, task, result: built.append(task))
+    on_gpu(judge, 100, lambda self, task: built.append(task))
     assert 1 < max(ahead) <= builds_at_once() + MOST_JUDGED_AT_ONCE + 2
 
 
@@ -213,14 +221,14 @@ def test_a_build_is_never_overtaken_by_more_than_may_run_ahead(on_gpu):
     """Who judges waits for it, and may hold the memory that those behind it wait for."""
     built, judged, late = [], [], []
 
-    def build(self, task, result):
+    def build(self, task):
         place = int(task.model.name.removeprefix("model_"))
         late.append(place - len(judged))
         built.append(place)
 
-    def judge(task, result):
+    def judge(task):
         judged.append(task)
-        give(result, "pass", None)
+        return passed(task)
 
     on_gpu(judge, 100, build)
     assert sorted(built) == list(range(100)) and max(late) <= builds_at_once() + MOST_JUDGED_AT_ONCE
@@ -230,9 +238,9 @@ def test_who_shares_an_original_comes_one_after_the_other(on_gpu):
     """Two submissions in three cases: one that waits for a case's memory must not have another case's."""
     sizes = []
 
-    def judge(task, result):
+    def judge(task):
         sizes.append(task.settings["n"])
-        give(result, "pass", None)
+        return passed(task)
 
     on_gpu(judge, 1, settings=[{"n": n} for n in (1, 2, 3)])
     assert sizes == [1, 1, 2, 2, 3, 3]
@@ -241,39 +249,38 @@ def test_who_shares_an_original_comes_one_after_the_other(on_gpu):
 def test_a_variant_is_built_outside_of_a_run(tiny_problem, write_forward):
     """As --watch has it."""
     task = Task(catalog.find_model(tiny_problem), write_forward("right", "return torch.tanh(self.linear(x))"), "cpu")
-    result = runner.blank_result(task)
     with Progress() as progress:
         one = Runner(Options(), progress)
-        one.build(task, result)
+        built = one.build(task)
         one.close()
-    assert (result["verdict"], result["reason"]) == (None, None)
+    assert isinstance(built, Subject) and not isinstance(built, Result), "nothing is known of its verdict"
 
 
 def test_references_are_made_while_variants_are_built(on_gpu):
     made = threading.Event()
     waited = []
-    results = on_gpu(lambda task, result: give(result, "pass", None), 3, lambda *_: waited.append(made.wait(30)), made.set)
-    assert waited == [True] * 3 and [result["verdict"] for result in results] == ["pass"] * 3
+    results = on_gpu(passed, 3, lambda *_: waited.append(made.wait(30)), made.set)
+    assert waited == [True] * 3 and [result.verdict for result in results] == ["pass"] * 3
 
 
 def test_what_goes_wrong_in_the_driver_costs_one_result(on_gpu):
     mistakes = {"model_0": OSError("no such luck"), "model_1": OSError(errno.ENOSPC, "No space left on device")}
 
-    def judge(task, result):
+    def judge(task):
         if task.model.name in mistakes:
             raise mistakes[task.model.name]
-        give(result, "pass", None)
+        return passed(task)
 
     broken, full, other = on_gpu(judge, 3)
-    assert (broken["verdict"], broken["reason"]) == ("error", "internal error (report it): OSError: no such luck")
-    assert full["verdict"] == "error" and full["reason"].startswith(f"no room in {tempfile.gettempdir()}, ")
-    assert other["verdict"] == "pass"
+    assert (broken.verdict, broken.reason) == ("error", "internal error (report it): OSError: no such luck")
+    assert full.verdict == "error" and full.reason.startswith(f"no room in {tempfile.gettempdir()}, ")
+    assert other.verdict == "pass"
 
 
 def test_an_interrupt_ends_all_lanes(on_gpu):
     judged = []
 
-    def judge(task, result):
+    def judge(task):
         judged.append(task.model.name)
         raise KeyboardInterrupt
 

@@ -16,12 +16,16 @@ import pytest
 from playground import catalog, untrusted
 from playground.driver import race, timing
 from playground.driver.race import Measured, Patience, Race, Rejected, Side
-from playground.driver.runner import Options, Runner, Task
+from playground.driver.runner import Runner
+from playground.driver.task import Options, Task
 from playground.driver.timing import outcome, own_clock
-from playground.machine.clocks import Clocks
+from playground.driver.verdict import UNJUDGED, Judged
+from playground.record import Ceilings, Check, Clocks, Judgment, Ratio, Work, Works, load_result
 from playground.report.progress import Progress
+from playground.serial import dump
 from playground.stopwatch.baselines import BASELINES
 from playground.worker import WorkerFailure
+from playground.worker.replies import Loaded, Started, Times
 from tests.conftest import TINY_PROBLEM
 
 
@@ -37,6 +41,7 @@ def slow_problem(tmp_path_factory):
     return write
 
 
+FINE = Judged(UNJUDGED, None, None, None)
 RIGHT = "time.sleep({seconds}); return torch.tanh(self.linear(x))"
 LATER_WRONG = """
 self.calls = getattr(self, "calls", 0) + 1
@@ -80,21 +85,20 @@ def run(problem, variants):
     As far as the stopwatch can tell, no other process uses a processor.
     """
 
-    def no_probes(worker, truth, result, *_):
-        result["check"] = {"max_error": 0.0, "allowed": 1.0, "eager_error": 0.0, "gradients": None, "mutants_rejected": None}
-        result["verdict"] = "pass"
-        return worker
+    def no_probes(worker, *_):
+        check = Check(max_error=0.0, allowed=1.0, eager_error=0.0, gradients=None)
+        return Judged(Judgment(verdict="pass", reason=None, check=check), None, worker, None)
 
     with pytest.MonkeyPatch.context() as patch, Progress() as progress:
         patch.setattr("playground.driver.session.judge", no_probes)
-        patch.setattr(Runner, "build", lambda *_: None)
-        patch.setattr(timing, "judge", lambda *_, **__: None)
+        patch.setattr(Runner, "build", lambda self, task: task.subject)
+        patch.setattr(timing, "judge", lambda *_, **__: FINE)
         patch.setattr(timing, "names_for", lambda *_: ["eager"])
-        patch.setattr(timing.Stopwatch, "_floor", lambda *_: dict.fromkeys(("floor_ms", "floor_bound", "work")))
+        patch.setattr(timing.Stopwatch, "_floor", lambda *_: (None, None, None))
         for module in (timing, race):
             patch.setattr(module, "OtherLoad", lambda *_: Load(0.0))
         results = Runner(Options(quick=True), progress).run([Task(problem, variant, "cpu") for variant in variants])
-    return {result["variant"]: result for result in results}
+    return {result.variant: dump(result) for result in results}
 
 
 @pytest.fixture(scope="module")
@@ -161,8 +165,8 @@ class Device:
     """
 
     pid = os.getpid()
-    rates = dict.fromkeys(("read_bytes_per_second", "copy_bytes_per_second", "fp32_flops", "tf32_flops", "fp16_flops"), 1e12)
-    work = {"least": (none := {"bytes": 0, "flops": 0}), "certain": none}  # noqa: RUF012
+    rates = Ceilings(1e12, 1e12, 1e12, 1e12, 1e12)
+    work = Works(least=Work(0, 0), certain=Work(0, 0))
 
     def __init__(self, ms, failing=()):
         self.ms = ms
@@ -213,7 +217,7 @@ class Device:
             late = [side == "variant" and self.late] * len(seeds)
             flushes = takes(self.flush_ms, number, len(seeds)) if side == "eager" else [0.1] * len(seeds)
             launches = [self.launch_ms.get(side, 0.01)] * len(seeds)
-            return {"samples_ms": times, "late": late, "flush_ms": flushes, "launch_ms": launches}
+            return Times(times, late, flushes, launches)
         if request == "repeat":
             self.repeated.append(count)
             said = takes(self.taken(side, mode), 1, 1)[0]
@@ -222,7 +226,7 @@ class Device:
                 self.in_a_row = [2.0]
         if request == "flush_in_a_row":
             return {"milliseconds": arguments["flush_ms"] * (self.in_a_row.pop(0) if self.in_a_row[1:] else self.in_a_row[0])}
-        known = {"start": {"milliseconds": 60.0, "peak_mib": 1.0}, "free_memory": {"mib": self.free_mib}}
+        known = {"start": Started(60.0, 1.0), "load": Loaded(None, "by name", None), "free_memory": {"mib": self.free_mib}}
         return (known | {"ceilings": self.rates, "work": self.work}).get(request, {})
 
     def side(self, name, mode="forward", settling=0, **more):
@@ -243,7 +247,7 @@ class Device:
         patch.setattr(race, "OtherLoad", lambda *_: Load(self.loads.pop(0) if self.loads else 0.0))
         patch.setattr(timing, "OtherLoad", lambda *_: Load(self.load))
         patch.setattr(timing, "WorkerProcess", lambda *_, **__: self)
-        patch.setattr(timing, "judge", lambda *_, **__: None)
+        patch.setattr(timing, "judge", lambda *_, **__: FINE)
         patch.setattr(timing.clocks, "sample", lambda: self.clocks.pop(0) if self.clocks else None)
 
     def compare(self, what, probe, *_):
@@ -283,10 +287,14 @@ class Timed:
         return timing.Stopwatch(task, {}, referee, Options(training=True), silent, Measured(Patience(patience)))
 
     def __call__(self, device, place="cuda", training=True, **more):
-        return self.stopwatch(device, place).time(device, self.result(training) | more)
+        return dump(self.stopwatch(device, place).time(device, self.result(training, **more)))
 
-    def result(self, training=True):
-        return {"check": {"gradients": {"w": {}} if training else None}, "precision": "tf32", "variant_precision": None}
+    def result(self, training=True, **more):
+        right = {"max_error": 0.0, "allowed": 1.0, "eager_error": 0.0}
+        check = right | {"gradients": {"w": right} if training else None}
+        known = {"model": "model", "variant": "v", "backend": "cuda", "ran_on": "cuda", "source_sha256": "0" * 64}
+        known |= {"build_seconds": None, "built": False, "precision": "tf32", "verdict": "pass", "reason": None, "check": check}
+        return load_result(known | dict.fromkeys(("time_ms", "peak_mib", "speedup")) | more)
 
 
 @pytest.fixture
@@ -305,7 +313,7 @@ def played(name, ms, settling=0, **more):
 def test_calls_of_a_round_cannot_be_foreseen_and_settling_is_not_counted():
     device = Device({"eager": [7.0, 1.0, 1.0, 1.0, 1.0, 1.0]})
     side = device.side("eager", settling=1)
-    side.resume({"milliseconds": 15.0, "peak_mib": None})
+    side.resume(Started(15.0, None))
     for seed in range(9):
         side.play(seed)
     assert {len(samples) for samples in side.rounds} <= {2, 3, 4}
@@ -326,7 +334,7 @@ def test_no_time_at_all_has_a_ratio_too():
 def test_too_few_times():
     device = Device({"variant": 1.0})
     side = device.side("variant")
-    side._ask = lambda request, **more: {key: value[1:] for key, value in device.ask(request, **more).items()}
+    side._ask = lambda request, **more: Times(*(each[1:] for each in vars(device.ask(request, **more)).values()))
     with pytest.raises(Rejected):
         side.play(1)
 
@@ -398,21 +406,26 @@ def test_what_is_within_the_limit_needs_no_note(timed, others):
     assert [note[:12] for note in found["notes"]] == ["back to back"]
 
 
+def of(precision, declared=None):
+    """A result of the original's precision and the declared one."""
+    return SimpleNamespace(precision=precision, variant_precision=declared, caveats=[])
+
+
 def test_outcome_is_against_the_fastest_that_is_as_precise():
     others = [played(name, ms) for name, ms in (("eager", 4.0), ("compile", 2.0), ("eager_fp32", 3.0))]
-    same = {"ratio": 1.0, "low": 1.0, "high": 1.0}
-    strict = outcome(played("variant", [1.0]), others, {"precision": "fp32", "variant_precision": None}, same)
-    assert (strict["against"], strict["ratio"], strict["any_precision"]) == ("eager_fp32", 3.0, "compile")
-    tf32 = outcome(played("variant", [1.0]), others, {"precision": "tf32", "variant_precision": None}, same)
-    assert (tf32["against"], tf32["verdict"], tf32["any_precision"]) == ("compile", "win", None)
-    lower = outcome(played("variant", [4.0]), others, {"precision": "fp32", "variant_precision": "fp16"}, same)
-    assert (lower["against"], lower["verdict"]) == ("compile", "loss")
+    same = Ratio(ratio=1.0, low=1.0, high=1.0)
+    strict = outcome(played("variant", [1.0]), others, of("fp32"), same)
+    assert (strict.against, strict.ratio, strict.any_precision) == ("eager_fp32", 3.0, "compile")
+    tf32 = outcome(played("variant", [1.0]), others, of("tf32"), same)
+    assert (tf32.against, tf32.verdict, tf32.any_precision) == ("compile", "win", None)
+    lower = outcome(played("variant", [4.0]), others, of("fp32", "fp16"), same)
+    assert (lower.against, lower.verdict) == ("compile", "loss")
     others += [played("compile_fp16", [1.5])]
-    assert outcome(played("variant", [1.0]), others, {"precision": "fp32", "variant_precision": None}, same) == strict
-    assert outcome(played("variant", [1.0]), others, {"precision": "tf32", "variant_precision": None}, same) == tf32
-    lower = outcome(played("variant", [1.0]), others, {"precision": "tf32", "variant_precision": "fp16"}, same)
-    assert (lower["against"], lower["verdict"]) == ("compile_fp16", "win")
-    assert outcome(played("variant", [1.0]), [], {"precision": "fp32", "variant_precision": None}, same) is None
+    assert outcome(played("variant", [1.0]), others, of("fp32"), same) == strict
+    assert outcome(played("variant", [1.0]), others, of("tf32"), same) == tf32
+    lower = outcome(played("variant", [1.0]), others, of("tf32", "fp16"), same)
+    assert (lower.against, lower.verdict) == ("compile_fp16", "win")
+    assert outcome(played("variant", [1.0]), [], of("fp32"), same) is None
 
 
 @pytest.mark.parametrize("imprecise, rounds, rechecked", [(0, 9, 2), (2, 15, 3), (5, 24, 3)])
@@ -448,7 +461,7 @@ def test_a_floor_that_cannot_be_counted_is_asked_for_once(timed):
     device = Device({"variant": 2.0} | dict.fromkeys(BASELINES, 8.0), {(None, "work"): "RuntimeError: no meta"})
     stopwatch = timed.stopwatch(device)
     for _ in range(2):
-        found = stopwatch.time(device, timed.result(training=False))
+        found = dump(stopwatch.time(device, timed.result(training=False)))
         assert found["floor_ms"] is None and found["baselines_unavailable"] == {"floor": "RuntimeError: no meta"}
     assert device.asked.count(("work", None)) == 1
 
@@ -491,7 +504,7 @@ def test_rounds_that_others_disturb_do_not_count():
     undisturbed = race.MIN_ROUNDS + race.ROUNDS_BETWEEN_LOOKS  # the last ones, since more were played than are rechecked
     assert (made.played, len(made.variant.rounds)) == (undisturbed + 2, undisturbed)
     assert made.said is None
-    assert made.control() == {"ratio": 1.0, "low": 1.0, "high": 1.0}
+    assert made.control() == Ratio(ratio=1.0, low=1.0, high=1.0)
 
 
 def test_a_baseline_far_from_the_fastest_is_not_timed_longer_than_an_interval_takes():
@@ -538,7 +551,7 @@ def test_launches_differ_between_two_processes_by_more_than_the_control_of_two_o
             side.rounds = [[variant_ms * sample for sample in samples] for samples in side.rounds]
         variant.mode = mode
         made = Race(place, variant, [eager], control, [], Measured(Patience(0.0)), lambda: [eager])
-        return made.luck(), race.statistics.spanning([made.control()], made.luck())
+        return made.luck(), dump(race.statistics.spanning([made.control()], made.luck()))
 
     assert allowed("cuda", 0.05) == (0.07, pytest.approx({"low": 0.93, "high": 1.07}))
     assert allowed("cuda", 0.01)[0] == pytest.approx(0.2)
@@ -552,13 +565,13 @@ SIDES = "variant", "eager", "control"
 
 def test_a_claim_is_only_as_narrow_as_the_control():
     others = [played("eager", 1.04)]
-    known = {"precision": "fp32", "variant_precision": None}
-    assert outcome(played("variant", 1.0), others, known, {"ratio": 1.0, "low": 1.0, "high": 1.0})["verdict"] == "win"
-    assert outcome(played("variant", 1.0), others, known, {"ratio": 1.0, "low": 1.0, "high": 1.04})["verdict"] == "tie"
-    noisy = {"ratio": 1.0, "low": 0.7, "high": 1.4}
-    assert outcome(played("variant", 1.0), others, known, noisy)["reason"] == "too noisy: anything from 0.743x to 1.49x"
+    known = of("fp32")
+    assert outcome(played("variant", 1.0), others, known, Ratio(ratio=1.0, low=1.0, high=1.0)).verdict == "win"
+    assert outcome(played("variant", 1.0), others, known, Ratio(ratio=1.0, low=1.0, high=1.04)).verdict == "tie"
+    noisy = Ratio(ratio=1.0, low=0.7, high=1.4)
+    assert outcome(played("variant", 1.0), others, known, noisy).reason == "too noisy: anything from 0.743x to 1.49x"
     withheld = outcome(played("variant", 1.0), others, known, None, "the machine is busy (...)")
-    assert (withheld["verdict"], withheld["ratio"], withheld["reason"]) == ("not measured", None, "the machine is busy (...)")
+    assert (withheld.verdict, withheld.ratio, withheld.reason) == ("not measured", None, "the machine is busy (...)")
 
 
 MS = {  # in any mode unless it is named
@@ -608,7 +621,7 @@ def test_on_a_gpu_that_another_process_uses_the_drivers_clock_says_nothing(timed
         with pytest.raises(Rejected, match="the driver's clock sees 100 ms"):
             stopwatch.time(variant, timed.result(training=False))
         return
-    found = stopwatch.time(variant, timed.result(training=False) | {"caveats": [{"tag": "no-graph"}]})
+    found = dump(stopwatch.time(variant, timed.result(training=False, caveats=[{"tag": "no-graph", "text": "no"}])))
     assert (found["outcome"]["verdict"], found["outcome"]["reason"]) == ("not measured", timing.SHARED)
     assert (found["time_ms"]["median"], found["speedup"]) == (0.3, {})
     assert runs_on == [True, True, False, False], "in the race, beside the clock; not while that is looked at, nor for ceilings"
@@ -621,7 +634,7 @@ def test_one_timing_does_not_use_up_what_a_whole_run_has_for_a_busy_machine(time
     left = [80.0]
     for _ in range(3):
         device.loads = [99.0] * 10_000
-        assert stopwatch.time(device, timed.result(training=False))["outcome"]["verdict"] == "not measured"
+        assert stopwatch.time(device, timed.result(training=False)).outcome.verdict == "not measured"
         left.append(stopwatch._measured.patience.seconds)
     assert [a - b for a, b in itertools.pairwise(left)] == pytest.approx([30, 30, 20], abs=1)
 
@@ -630,9 +643,9 @@ def test_an_earlier_timing_s_control_widens_a_later_one_s_interval(timed):
     slow = LONG | {"channels_last": 9.0}
     device = Device(slow | {"control": lambda number: 2.0 * (1.0, 0.8, 1.25)[number % 3]})
     stopwatch = timed.stopwatch(device)
-    earlier = stopwatch.time(device, timed.result(training=False))
+    earlier = dump(stopwatch.time(device, timed.result(training=False)))
     device.ms = slow
-    later = stopwatch.time(device, timed.result(training=False))
+    later = dump(stopwatch.time(device, timed.result(training=False)))
     assert later["control"]["high"] == 1.0 and earlier["control"]["high"] == pytest.approx(1.25)
     assert later["outcome"]["low"] == earlier["outcome"]["low"] == pytest.approx(later["outcome"]["ratio"] / 1.25)
     assert later["speedup"] == earlier["speedup"]
@@ -652,7 +665,7 @@ def test_short_steps_are_timed_in_graphs_and_slow_baselines_as_they_are(timed):
     assert (
         weights["notes"][0] == "torch.compile, the fastest without a graph, could not be timed in one: the ratio is over eager"
     )
-    assert set(graphed) - {"not_graphed"} == set(found) - {"graphed", "training", "ceilings"}
+    assert {"time_ms", "speedup", "rounds", "outer"} <= set(graphed)
     modes = [mode for side, mode in device.started if side == "variant"]
     assert list(dict.fromkeys(modes)) == ["forward", "weights", "graphed forward", "graphed weights"]
     assert not {("eager", "graphed forward"), ("eager", "graphed weights")} & set(device.started)
@@ -672,8 +685,8 @@ def test_a_variant_that_cannot_be_captured_is_timed_without_a_graph(timed):
 @pytest.mark.parametrize("ms, tag", [(MS, "no-graph"), (MS, "default-stream"), (LONG, None)])
 def test_long_steps_and_what_no_graph_can_hold_are_not_timed_in_graphs(timed, ms, tag):
     device = Device(ms)
-    found = timed(device, caveats=[{"tag": tag}] if tag else [])
-    assert found["time_ms"]["median"] == ms["variant"] and ("graphed" in found) == (tag is None)
+    found = timed(device, caveats=[{"tag": tag, "text": "no"}] if tag else [])
+    assert found["time_ms"]["median"] == ms["variant"]
     assert found.get("graphed") is None and found["training"]["weights"].get("graphed") is None
     assert not any("graphed" in mode for _, mode in device.started)
 

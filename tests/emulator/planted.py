@@ -9,7 +9,8 @@ import re
 import pytest
 
 from playground import catalog
-from playground.driver.runner import Options, Runner, Task
+from playground.driver.runner import Runner
+from playground.driver.task import Options, Task
 from playground.report.progress import Progress
 
 BARRIER = re.compile(r"(?<=    )(__syncthreads\(\)|(?:named_barrier|bar_sync)\([^;]*\));")
@@ -129,7 +130,7 @@ def has_strict_kernels(variant):
 
 
 def assert_nothing_reported(result):
-    assert (result["verdict"], result["reason"], result["findings"]) == ("pass", None, [])
+    assert (result.verdict, result.reason, result.findings) == ("pass", None, [])
 
 
 def assert_planted_mistakes_are_reported(found, model, variant):
@@ -138,10 +139,10 @@ def assert_planted_mistakes_are_reported(found, model, variant):
     for what, line, _ in mistakes:
         result = found[variant.name, what]
         # What only a backward pass shows costs drop-in.
-        standard = result["standards"]["drop_in" if variant.name.startswith("training") else "forward"]
-        assert standard["verdict"] == "fail", f"{what} in line {line}: {result['reason']}"
-        (finding,) = result["findings"]
-        assert any(finding in reason for reason in standard["reasons"]), f"{what} in line {line}: {standard['reasons']}"
+        standard = result.standards.drop_in if variant.name.startswith("training") else result.standards.forward
+        assert standard.verdict == "fail", f"{what} in line {line}: {result.reason}"
+        (finding,) = result.findings
+        assert any(finding in reason for reason in standard.reasons), f"{what} in line {line}: {standard.reasons}"
         kind = KINDS[what.rstrip("0123456789")]
         assert re.search(rf"{variant.name}_{what}\.py:\d+: .*({kind})", finding), finding
 

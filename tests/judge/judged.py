@@ -1,6 +1,7 @@
 """The check of variants without the rest of a run: one process loads one file after the other, one all originals."""
 
 import contextlib
+import dataclasses
 import os
 import tempfile
 import unittest.mock
@@ -9,8 +10,10 @@ from pathlib import Path
 from problems import pairs
 
 from playground import catalog
-from playground.driver.runner import Task, blank_result
-from playground.driver.verdict import give_failure, give_loaded, judge
+from playground.driver.task import Task
+from playground.driver.verdict import UNJUDGED, failed, judge
+from playground.record import compose
+from playground.serial import dump
 from playground.worker import WorkerFailure, WorkerProcess, referee_client
 from playground.worker.referee import Referee
 
@@ -49,7 +52,7 @@ def referee_of(folder, text, place="cpu", **more):
 
 @contextlib.contextmanager
 def court(problem, place="cpu", settings=None, precision=None, seeds=(SEED, PROBE_SEED), builds=None):
-    """judge(worker, path of a variant, accept=None) -> its result (verdict, reason, check, ...), of the problem at a path."""
+    """judge(worker, path of a variant, accept=None) -> its result in JSON, of the problem at a path."""
     original = {"problem": str(problem), "settings": settings or {}, "place": place, "seed": seeds[0], "precision": precision}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as started:
         truth = referee_client.RefereeClient(original, Path(folder), seeds[1], LIMIT)
@@ -61,7 +64,7 @@ def court(problem, place="cpu", settings=None, precision=None, seeds=(SEED, PROB
             borrowed = catalog.borrowed_names(variant, problem)
             backend = "cpu" if place == "cpu" else "cuda"
             task = Task(catalog.find_model(problem), catalog.Variant(variant.stem, variant, backend), place)
-            result = blank_result(task)
+            subject, judgment = task.subject, UNJUDGED
 
             def load(worker):
                 return worker.ask("load", **given, variant=str(variant), borrowed=borrowed)
@@ -72,11 +75,12 @@ def court(problem, place="cpu", settings=None, precision=None, seeds=(SEED, PROB
                 return another
 
             try:
-                give_loaded(result, load(worker))
-                judge(worker, truth, result, variant, renew, accept, borrowed=borrowed)
+                loaded = load(worker)
+                subject = dataclasses.replace(subject, variant_precision=loaded.precision)
+                judgment = judge(worker, truth, place, loaded, variant, renew, accept, borrowed=borrowed).judgment
             except WorkerFailure as failure:
-                give_failure(result, failure)
-            return result
+                judgment = failed(judgment, failure)
+            return dump(compose(subject, judgment))
 
         yield judge_one
 

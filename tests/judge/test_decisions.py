@@ -7,11 +7,13 @@ import torch
 import torch.nn as nn
 
 from playground import tensors, untrusted
-from playground.driver.verdict import _Case, blank_check
+from playground.driver.verdict import _Case
 from playground.judge.oracle import Oracle
 from playground.judge.precision import LOWER
 from playground.judge.probes import Probe, with_upstream
+from playground.serial import dump
 from playground.worker.referee import _references
+from playground.worker.replies import Differentiated, Loaded, Ran
 
 CPU = torch.device("cpu")
 PAIRS = 20_000
@@ -104,13 +106,14 @@ def test_the_result_says_that_near_decisions_were_looked_for(tmp_path):
         ),
     )
     answers = {
-        "run": {"refused": None, "complaints": {}, "peak_mib": None, "form": "tensor"},
-        "differentiate": {"unsupported": None, "failed": None, "complaints": [], "in_part": []},
+        "run": Ran(peak_mib=None, complaints={}, refused=None, form="tensor", handed_memory=None),
+        "differentiate": Differentiated(unsupported=None, failed=None, complaints=[], in_part=[]),
     }
     worker = SimpleNamespace(pid=0, ask=lambda what, *_, **__: answers[what])
-    result = {"ran_on": "cpu", "variant_precision": None, "check": blank_check()}
-    case = _Case(worker, truth, result, file=None, renew=None, accept=None)
+    loaded = Loaded(precision=None, weights="by name", difference=None)
+    case = _Case(worker, truth, "cpu", loaded, file=None, renew=None, accept=None)
     case._probe("normal")
     assert case.complaints == []
-    assert result["check"]["probes"]["normal"]["note"] == "near decisions move the gradient of weight"
-    assert result["check"]["gradients"] == {"weight": found, "bias": found}
+    assert case.probes["normal"].note == "near decisions move the gradient of weight"
+    truth.domain, truth.ways = [], []
+    assert dump(case.known().check)["gradients"] == {"weight": found, "bias": found}

@@ -10,7 +10,8 @@ import pytest
 import torch
 from right import FORMS, OTHERS, TINY, Recorder, assert_right, gradients, load_variant, make
 
-from playground.driver.runner import Options, Runner, Task
+from playground.driver.runner import Runner
+from playground.driver.task import Options, Task
 from playground.report.progress import Progress
 
 ALL = pytest.mark.parametrize("model, variant", project_variants.variants("cpu"))
@@ -37,8 +38,8 @@ def test_the_judge_finds_nothing(model, variant):
     tasks = [Task(model, variant, "cpu", TINY[model.name] | form) for form in FORMS.get(model.name, [{}])[:2]]
     with Progress() as progress:
         for result in Runner(Options(check_only=True), progress).run(tasks):
-            assert (result["verdict"], result["reason"]) == ("pass", None)
-            raised = {name for name, each in result["check"]["behaviour"].items() if (each["note"] or "").startswith("raises")}
+            assert (result.verdict, result.reason) == ("pass", None)
+            raised = {name for name, each in result.check.behaviour.items() if (each.note or "").startswith("raises")}
             assert raised == {"double()"}
 
 

@@ -79,4 +79,4 @@ def test_notes():
     assert clocks.notes(began, began) == []
     assert clocks.notes(began, ended) == ["the GPU was slowed down while it was timed: power cap for 0.35 s"], "in between"
     assert clocks.notes(None, steady) == [] and clocks.record(None, steady) is None
-    assert clocks.record(steady, slow)["after"]["sm_mhz"] == 1500
+    assert clocks.record(steady, slow).after.sm_mhz == 1500

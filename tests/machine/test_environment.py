@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from playground.machine import environment
+from playground.serial import dump
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,7 +24,7 @@ def strings(value):
 
 
 def test_it_is_json_and_names_no_machine():
-    described = environment.describe()
+    described = dump(environment.describe())
     assert json.loads(json.dumps(described)) == described
     secrets = [platform.node(), str(Path.home()), str(ROOT), sys.prefix]
     for text in strings(described):
@@ -33,7 +34,7 @@ def test_it_is_json_and_names_no_machine():
 
 
 def test_what_is_known_everywhere():
-    described = environment.describe()
+    described = dump(environment.describe())
     assert described["torch"] == torch.__version__
     assert described["cuda"] == torch.version.cuda
     assert described["python"] == platform.python_version()
@@ -57,29 +58,29 @@ def test_the_commit_and_whether_files_differ_from_it(tmp_path, monkeypatch):
         return subprocess.run(["git", "-C", tmp_path, *identity, *arguments], capture_output=True, text=True, check=True).stdout
 
     monkeypatch.setattr(environment, "PROJECT", tmp_path)
-    assert environment.describe()["git"] == {"commit": None, "dirty": None}
+    assert environment.describe().git == {"commit": None, "dirty": None}
     git("init")
     (tmp_path / "a").write_text("1")
     git("add", "a")
     git("commit", "-m", "a")
     commit = git("rev-parse", "HEAD").strip()
-    assert environment.describe()["git"] == {"commit": commit, "dirty": False}
+    assert environment.describe().git == {"commit": commit, "dirty": False}
     (tmp_path / "a").write_text("2")
-    assert environment.describe()["git"] == {"commit": commit, "dirty": True}
+    assert environment.describe().git == {"commit": commit, "dirty": True}
     git("checkout", "a")
     (tmp_path / "new").touch()
-    assert environment.describe()["git"] == {"commit": commit, "dirty": True}
+    assert environment.describe().git == {"commit": commit, "dirty": True}
 
     (tmp_path / "copy").mkdir()
     monkeypatch.setattr(environment, "PROJECT", tmp_path / "copy")
-    assert environment.describe()["git"] == {"commit": None, "dirty": None}, "the commit of a repository around the project"
+    assert environment.describe().git == {"commit": None, "dirty": None}, "the commit of a repository around the project"
 
 
 def test_a_machine_without_programs_to_ask(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_HOME", raising=False)
     assert shutil.which("git") is None
-    described = environment.describe()
+    described = dump(environment.describe())
     assert described["git"] == {"commit": None, "dirty": None}
     assert described["driver"] is None
     assert described["torch"] == torch.__version__

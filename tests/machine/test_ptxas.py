@@ -4,6 +4,7 @@ import pytest
 
 from playground.machine import ptxas
 from playground.machine.ptxas import DeviceCode
+from playground.record import Unknown
 
 NEEDS_NVCC = pytest.mark.skipif(ptxas.find_nvcc() is None, reason="needs nvcc (CUDA_HOME, PATH or /usr/local/cuda)")
 TEXT = """
@@ -14,29 +15,29 @@ __global__ void shares(float* p) { __shared__ float s[32]; s[threadIdx.x] = p[th
 @NEEDS_NVCC
 def test_kernels_for_the_architecture_that_is_known_best():
     (kernel,) = ptxas.describe([DeviceCode(TEXT)], "9.0")["sm_90"]
-    assert kernel["name"] == "shares" and kernel["shared"] == 128 and kernel["registers"] > 0
-    assert kernel["stack"] == kernel["spill_stores"] == kernel["spill_loads"] == 0
+    assert kernel.name == "shares" and kernel.shared == 128 and kernel.registers > 0
+    assert kernel.stack == kernel.spill_stores == kernel.spill_loads == 0
     assert list(ptxas.describe([DeviceCode(TEXT, ("-gencode=arch=compute_90a,code=sm_90a",))], "8.0")) == ["sm_90a"]
     two = ptxas.describe([DeviceCode(TEXT), DeviceCode(TEXT.replace("shares", "other"))])
     assert tuple(two) == ptxas.ARCHITECTURES
-    assert all([kernel["name"] for kernel in kernels] == ["shares", "other"] for kernels in two.values())
+    assert all([kernel.name for kernel in kernels] == ["shares", "other"] for kernels in two.values())
 
 
 @NEEDS_NVCC
 def test_a_text_that_nvcc_refuses():
-    unknown = ptxas.describe([DeviceCode("int f() { return undeclared_thing; }")], "8.0")["unknown"]
+    unknown = ptxas.describe([DeviceCode("int f() { return undeclared_thing; }")], "8.0").unknown
     assert "nvcc does not compile the text by itself" in unknown and "undeclared_thing" in unknown
 
 
 @pytest.mark.parametrize("codes", [[], [DeviceCode("  ")]])
 def test_no_cuda_text(codes):
-    assert ptxas.describe(codes) == {"unknown": "no CUDA text was given to load_inline"}
+    assert ptxas.describe(codes) == Unknown("no CUDA text was given to load_inline")
 
 
 def test_a_text_with_the_headers_of_torch():
-    assert "PyTorch's headers" in ptxas.describe([DeviceCode("#include <torch/extension.h>\n" + TEXT)])["unknown"]
+    assert "PyTorch's headers" in ptxas.describe([DeviceCode("#include <torch/extension.h>\n" + TEXT)]).unknown
 
 
 def test_no_nvcc(monkeypatch):
     monkeypatch.setattr(ptxas, "find_nvcc", lambda: None)
-    assert ptxas.describe([DeviceCode(TEXT)]) == {"unknown": "nvcc is not installed"}
+    assert ptxas.describe([DeviceCode(TEXT)]) == Unknown("nvcc is not installed")

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from playground.driver.verdict import give_doubt, give_examination
+from playground.driver.verdict import UNJUDGED, doubted, found
 from playground.nvidia import control, sanitizer
 from playground.nvidia.sanitizer import TOOLS
+from playground.record import Subject, compose
 
+SUBJECT = Subject(model="m", variant="v", backend="cuda", ran_on="cuda", source_sha256=None, build_seconds=None, built=True)
+RIGHT = dataclasses.replace(compose(SUBJECT, UNJUDGED), verdict="pass")
 SAMPLES = Path(__file__).parent / "samples"
 
 # Plays compute-sanitizer: runs the target, then writes the sample of its tool as the log. What it should do wrong stands in a
@@ -99,11 +102,10 @@ def test_findings_are_the_verdict(stage):
         "variant.py:27: shared memory race: write here and read by thread (64,0,0) in line 30"
     )
     assert examined.tools["initcheck"] == {"findings": 1, "of_other_kernels": 1}
-    result = {"findings": [], "check": None, "verdict": None}
-    give_examination(result, examined)
-    assert (result["verdict"], result["reason"]) == ("fail", examined.findings[0])
-    assert result["findings"] == examined.findings and result["check"]["max_error"] is None
-    assert result["sanitizer"]["tools"]["racecheck"]["findings"] == 2
+    judgment = found(UNJUDGED, examined.findings)
+    assert (judgment.verdict, judgment.reason) == ("fail", examined.findings[0])
+    assert judgment.findings == examined.findings and judgment.check.max_error is None
+    assert examined.tools["racecheck"]["findings"] == 2
 
 
 @pytest.mark.parametrize(
@@ -129,9 +131,8 @@ def test_findings_are_the_verdict(stage):
 def test_silence_that_proves_nothing_is_a_problem(stage, behaviour, problem):
     silent, _ = stage(**behaviour)
     assert silent.problem.startswith(problem) and silent.findings == []
-    result = {"sanitizer": dataclasses.asdict(silent)}
-    give_doubt(result)
-    assert result["verdict"] == "error" and result["reason"] == f"compute-sanitizer: {silent.problem}"
+    result = doubted(dataclasses.replace(RIGHT, sanitizer=silent))
+    assert result.verdict == "error" and result.reason == f"compute-sanitizer: {silent.problem}"
 
 
 def test_a_tool_that_hangs(stage):
@@ -172,6 +173,4 @@ def test_a_variant_without_kernels(stage):
 
 
 def test_nothing_is_doubted_where_nothing_was_asked():
-    result = {"sanitizer": None, "verdict": None}
-    give_doubt(result)
-    assert result["verdict"] is None
+    assert doubted(RIGHT) == RIGHT

@@ -53,7 +53,7 @@ def cpu_document():
         for variant in ("v1_fused_tail", "v2_single_kernel")
     ]
     for result in skipped:
-        result.update(ran_on=None, shape=None)
+        result.update(ran_on=None, shape={"inputs": [], "settings": {}})
     emulated = make_passed(
         "conv_pool_sigmoid_sum", "v3_tiled", 1.0, (2, 8, 26, 27), {"batch_size": 2, "height": 26, "width": 27}, "emulator"
     )

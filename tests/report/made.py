@@ -1,9 +1,32 @@
-"""Results and documents as the driver makes them."""
+"""Results and documents as the driver writes them: JSON, of which `read` makes what the reports take."""
+
+from playground.record import dump, load_document, load_result
+from playground.report import suite
 
 RATIOS = {"eager": 79.6, "channels_last": 64.3, "compile": 49.37, "eager_fp32": 79.6, "compile_fp32": 50.2}
 # What there is not of a result that was not timed.
 UNTIMED = dict.fromkeys(("time_ms", "speedup", "training", "peak_mib", "outcome"))
 UNTIMED |= dict.fromkeys(("rounds", "calls", "rechecked", "back_to_back_ms")) | {"baselines_ms": {}}
+
+
+def read(document):
+    """The record.Document of a document in JSON."""
+    return load_document(dump(document))
+
+
+def read_result(result):
+    return load_result(dump(result))
+
+
+def summarised(document, unsolved=()):
+    """The "suite" of a document of pairs, in JSON."""
+    return dump(suite.summarise(read(document), unsolved))
+
+
+def own_work(**known):
+    """What a check says of a variant's own work."""
+    found = {"builds": [], "opened": [], "means_to_build": True, "triton": False, "own_calls": 1, "spoiled": True}
+    return found | {"kernels": [], "own_share": None, "note": None} | known
 
 
 def spread(median):
@@ -41,6 +64,11 @@ def error(max_error, allowed=2.4e-5, eager_error=1.2e-5):
     return {"max_error": max_error, "allowed": allowed, "eager_error": eager_error}
 
 
+def of_gradient(max_error):
+    is_right = max_error is not None and max_error <= 2.4e-5
+    return error(max_error) | {"complaint": None if is_right else "the gradient is off"}
+
+
 def make_passed(model, variant, median=0.142, inputs=(128, 8, 384, 384), settings=None, ran_on="cuda"):
     return {
         "model": model,
@@ -65,7 +93,7 @@ def make_passed(model, variant, median=0.142, inputs=(128, 8, 384, 384), setting
         "source_sha256": "0" * 64,
         "check": {
             **error(1.1e-5),
-            "gradients": {"conv.weight": error(3.21e-6), "conv.bias": error(0.0), "input0": error(2.2e-5)},
+            "gradients": {"conv.weight": of_gradient(3.21e-6), "conv.bias": of_gradient(0.0), "input0": of_gradient(2.2e-5)},
             "mutants_rejected": None,
         },
         "build_seconds": 6.7,
@@ -84,7 +112,7 @@ def not_passed(verdict, reason, **changes):
     result = make_passed(**changes)
     result.update(UNTIMED, verdict=verdict, reason=reason)
     if verdict == "fail":
-        result["check"].update(max_error=0.123456, gradients={"conv.weight": error(0.5), "conv.bias": error(None)})
+        result["check"].update(max_error=0.123456, gradients={"conv.weight": of_gradient(0.5), "conv.bias": of_gradient(None)})
     else:
         result.update(check=None, build_seconds=None, built=False, floor_ms=None, floor_bound=None)
     return result

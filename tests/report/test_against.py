@@ -5,16 +5,18 @@ import json
 
 import pytest
 from drawn import printed, unfolded
-from made import make_passed
+from made import UNTIMED, make_passed, read
 
+from playground.record import dump
 from playground.report import against, document
 
+CPU = {"cores": 2, "logical_cores": 2, "usable_logical_cores": 2, "capability": "AVX2", "threads": 2}
 VARIANT = ("conv_pool_sigmoid_sum", "v2_single_kernel")
 
 
 def compared(new, old):
     """(the first row of VARIANT in `new`, the document) after `new` was compared with `old`."""
-    result = against.compare(new, old, "old.json")
+    result = dump(against.compare(read(new), read(old), "old.json"))
     row = next(each for each in result["results"] if (each["model"], each["variant"]) == VARIANT)["against"][0]
     return row, result
 
@@ -85,7 +87,10 @@ def test_a_change_within_the_spread_is_none(gpu_document):
         (lambda old: of(old).update(model_sha256="0" * 64), "stale: the model's file has changed since"),
         (lambda old: of(old).update(ran_on="cpu"), "ran on cpu then, on cuda now"),
         (lambda old: of(old).update(speedup={}), "no baseline was timed in both runs"),
-        (lambda old: of(old).update(time_ms=None, verdict="fail"), "not timed in the earlier run, where its verdict was fail"),
+        (
+            lambda old: of(old).update(UNTIMED, verdict="fail", reason="no"),
+            "not timed in the earlier run, where its verdict was",
+        ),
         (lambda old: old["results"].remove(of(old)), "not in the earlier run"),
         (lambda old: of(old)["time_ms"].update(p20=0.0, median=0.0, p80=0.0), None),
     ],
@@ -104,9 +109,9 @@ def test_what_cannot_be_compared(gpu_document, change, reason):
 
 def test_threads_count_on_the_cpu(cpu_document):
     old = copy.deepcopy(cpu_document)
-    cpu_document["environment"]["cpu_details"] = {"threads": 2, "usable_logical_cores": 2}
-    old["environment"]["cpu_details"] = {"threads": 8, "usable_logical_cores": 2}
-    result = against.compare(cpu_document, old, "old.json")
+    cpu_document["environment"]["cpu_details"] = CPU | {"threads": 2}
+    old["environment"]["cpu_details"] = CPU | {"threads": 8}
+    result = dump(against.compare(read(cpu_document), read(old), "old.json"))
     reasons = {each["variant"]: each["against"][0]["reason"] for each in result["results"]}
     assert reasons["cpu_box_sums"] == "threads 8 then, 2 now"
     assert reasons["v3_tiled"] == "not timed in this run: pass then, pass now"
@@ -129,9 +134,9 @@ def test_a_sweep_is_compared_point_by_point(gpu_document):
     points = [make_passed(*VARIANT, median=size, settings={"batch_size": size}, inputs=(size, 8)) for size in (8, 16)]
     new = gpu_document | {"results": copy.deepcopy(points)}
     slow_down(new["results"][1], 0.5)
-    result = against.compare(new, gpu_document | {"results": points[::-1]}, "old.json")
+    result = dump(against.compare(read(new), read(gpu_document | {"results": points[::-1]}), "old.json"))
     assert [each["against"][0]["verdict"] for each in result["results"]] == ["same", "faster"]
-    assert "v2_single_kernel: batch 16 instead of 128" in printed(lambda console: against.show(result, console), 160)
+    assert "v2_single_kernel: batch 16 instead of 128" in printed(lambda console: against.show(read(result), console), 160)
 
 
 def test_counts_and_what_is_gone(gpu_document):
@@ -147,21 +152,21 @@ def test_counts_and_what_is_gone(gpu_document):
 
 def test_the_document_stays_one(gpu_document, tmp_path):
     _, result = compared(gpu_document, copy.deepcopy(gpu_document))
-    document.write(result, tmp_path / "new.json")
-    read = document.read(tmp_path / "new.json")
-    assert read["against"]["file"] == "old.json"
-    assert [each["against"] for each in read["results"]] == json.loads(json.dumps([e["against"] for e in result["results"]]))
+    document.write(read(result), tmp_path / "new.json")
+    written = dump(document.read(tmp_path / "new.json"))
+    assert written["against"]["file"] == "old.json"
+    assert [each["against"] for each in written["results"]] == json.loads(json.dumps([e["against"] for e in result["results"]]))
 
 
 @pytest.mark.parametrize("width", [60, 160])
 def test_what_is_printed(gpu_document, width):
-    assert printed(lambda console: against.show(gpu_document, console)) == "", "without it"
+    assert printed(lambda console: against.show(read(gpu_document), console)) == "", "without it"
     old = copy.deepcopy(gpu_document)
     slow_down(of(gpu_document), 0.8)
     old["environment"]["date"] = "2026-10-02T10:00:00+00:00"
     old["results"][0]["shape"]["inputs"] = [[4, 8, 384, 384]]
     _, result = compared(gpu_document, old)
-    text = printed(lambda console: against.show(result, console), width)
+    text = printed(lambda console: against.show(read(result), console), width)
     assert max(map(len, text.splitlines())) <= width and text.isascii()
     text = unfolded(text)
     assert "Against old.json of 2026-10-02" in text

@@ -1,5 +1,10 @@
 """What compare.py says about probes, behaviour and work."""
 
+from dataclasses import replace
+
+from made import own_work
+
+from playground.record import UNCHECKED, Check, Entry, Examination, Probe, load
 from playground.report import facts
 
 RIGHT = {"max_error": 1e-6, "allowed": 1e-5, "eager_error": 1e-6, "complaint": None, "note": None}
@@ -13,8 +18,9 @@ CHECK = {
         "torch.compile": {"complaint": None, "note": "raises Unsupported: graph break"},
         "a side stream": {"complaint": None, "note": "not run: only CUDA has streams"},
     },
-    "work": {"note": None, "own_calls": 2, "own_share": 0.973, "kernels": [{"name": "f", "calls": 2, "microseconds": 12.34}]},
+    "work": own_work(own_calls=2, own_share=0.973, kernels=[{"name": "f", "calls": 2, "microseconds": 12.34}]),
 }
+CHECK = load(Check, {"max_error": None, "allowed": None, "eager_error": None, "gradients": None} | CHECK)
 
 
 def test_a_few_lines():
@@ -31,8 +37,9 @@ def test_a_few_lines():
 
 def test_what_was_refused():
     assert facts.refused(CHECK) == ["batch 1", "torch.compile"]
-    as_the_original = {"complaint": None, "note": "bits differ, as the original's do"}
-    assert facts.refused({"probes": {"own": RIGHT}, "behaviour": {"run to run": as_the_original}}) == facts.refused(None) == []
+    noted = Entry(note="bits differ, as the original's do")
+    check = replace(UNCHECKED, probes={"own": load(Probe, RIGHT)}, behaviour={"run to run": noted})
+    assert facts.refused(check) == facts.refused(UNCHECKED) == []
 
 
 def test_explained():
@@ -43,24 +50,26 @@ def test_explained():
     assert probes["ramp"][0] == "fail" and probes["ramp"][-1] == "on a ramp: the output is off"
     assert [row[1] for row in behaviour] == ["ok", "-", "-"]
     assert kernels == [("2", "12.3", "f")]
-    assert list(facts.tables(None)) == []
+    assert list(facts.tables(UNCHECKED)) == []
 
 
-SILENT = {
-    "findings": [],
-    "problem": None,
-    "notes": ["synccheck: Warning: Detected overflow"],
-    "passes": ["forward", "backward"],
-    "kernels": ["fused_tail", "tail_grad"],
-    "tools": {"memcheck": {"findings": 0, "of_other_kernels": 0}, "initcheck": {"findings": 0, "of_other_kernels": 12}},
-}
+SILENT = Examination(
+    **{
+        "findings": [],
+        "problem": None,
+        "notes": ["synccheck: Warning: Detected overflow"],
+        "passes": ["forward", "backward"],
+        "kernels": ["fused_tail", "tail_grad"],
+        "tools": {"memcheck": {"findings": 0, "of_other_kernels": 0}, "initcheck": {"findings": 0, "of_other_kernels": 12}},
+    }
+)
 
 
 def test_the_sanitizer():
     found = dict(facts.sanitizer(SILENT))
     assert "no mistakes in fused_tail, tail_grad" in found["sanitizer"] and "synccheck" in found["note"]
-    one = SILENT | {"findings": ["v.py:3: a race"], "notes": []}
+    one = replace(SILENT, findings=["v.py:3: a race"], notes=[])
     assert "1 mistake in" in dict(facts.sanitizer(one))["sanitizer"]
-    blind = SILENT | {"problem": "memcheck did not end within the time limit", "notes": []}
+    blind = replace(SILENT, problem="memcheck did not end within the time limit", notes=[])
     assert list(facts.sanitizer(blind)) == [("sanitizer", "memcheck did not end within the time limit")]
     assert list(facts.sanitizer(None)) == []

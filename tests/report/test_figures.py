@@ -4,7 +4,9 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made import make_passed, read_result
 
+from playground.record import UNCHECKED, Check, dump, load
 from playground.report import figures
 from playground.report import text as written
 
@@ -45,8 +47,8 @@ def test_one_line_is_one_printable_line(text):
 
 
 def test_gradient_verdict():
-    fine, wrong = {"max_error": 1.0, "allowed": 1.0}, {"max_error": 1.1, "allowed": 1.0}
-    not_a_number = {"max_error": None, "allowed": 1.0}
+    fine = {"max_error": 1.0, "allowed": 1.0, "eager_error": 1.0, "complaint": None}
+    wrong, not_a_number = fine | {"complaint": "off by 1.1"}, fine | {"max_error": None}
     for gradients, verdict in [
         (None, "-"),
         ({}, "none"),
@@ -56,8 +58,7 @@ def test_gradient_verdict():
         ({"a": fine, "b": wrong}, "fail"),
         ({"a": not_a_number}, "fail"),
     ]:
-        assert figures.gradient_verdict({"gradients": gradients}) == verdict
-    assert figures.gradient_verdict(None) == "-"
+        assert figures.gradient_verdict(load(Check, {**dump(UNCHECKED), "gradients": gradients})) == verdict
 
 
 def test_constants_of_a_model_are_read_without_running_it(tmp_path):
@@ -77,13 +78,14 @@ def test_size_note(tmp_path):
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "pool.py").write_text("batch_size = 128\npool = (2, 2)\n")
 
-    def note(settings, model="pool", **shape):
-        return figures.size_note({"model": model, "shape": {"settings": settings, **shape}}, tmp_path)
+    def note(settings, model="pool"):
+        made = make_passed(model, "v1") | {"shape": {"inputs": [], "settings": settings}}
+        return figures.size_note(read_result(made), tmp_path)
 
     assert note({"batch_size": 4}) == "batch 4 instead of 128"
     assert note({"batch_size": 4, "pool": [3, 3]}) == "batch 4 instead of 128, pool [3, 3] instead of [2, 2]"
     assert note({"batch_size": 128, "pool": [2, 2]}) == ""
-    assert note({}) == note(None) == figures.size_note({"model": "pool", "shape": None}) == ""
+    assert note({}) == ""
     assert note({"batch_size": 4}, model="elsewhere") == "batch 4"
 
 
@@ -93,5 +95,6 @@ def test_size_note(tmp_path):
 )
 def test_a_tie_that_does_not_look_like_one(verdict, ratio, note):
     outcome = {"verdict": verdict, "against": "eager", "ratio": ratio, "low": 0.8 * ratio, "high": 1.2 * ratio}
-    assert list(figures.timing_notes({"outcome": outcome}, brief=True)) == note
-    assert list(figures.timing_notes({"outcome": outcome})) == [], "who sees the intervals need not be told"
+    result = read_result(make_passed("m", "v1") | {"outcome": outcome, "control": None, "training": None})
+    assert list(figures.timing_notes(result, brief=True)) == note
+    assert list(figures.timing_notes(result)) == [], "who sees the intervals need not be told"

@@ -7,10 +7,13 @@ import math
 import re
 
 import pytest
-from made import UNTIMED, document_of, make_passed
+from made import UNTIMED, document_of, make_passed, read, read_result, summarised
 
+from playground.record import dump
 from playground.report import document, drawing, page, published, suite, suite_table
 from playground.report.layout import make_console
+
+PAIR = {"problem": "a", "solution": "b"}
 
 
 @pytest.fixture
@@ -19,7 +22,14 @@ def pairs():
 
     def pair(number, verdict, over_eager=None, caveats=(), kind=None):
         result = copy.deepcopy(make_passed(f"level1/{number}_Problem", f"level_1_problem_{number}_sample_0_kernel"))
-        result["pair"] = {"level": 1, "problem_id": number, "sample_id": 0, "origin": "a collection"}
+        result["pair"] = {
+            "problem": "a",
+            "solution": "b",
+            "level": 1,
+            "problem_id": number,
+            "sample_id": 0,
+            "origin": "a collection",
+        }
         result["verdict"] = verdict
         result["caveats"] = [{"tag": tag, "text": f"what {tag} means", "line": None, "costs": "drop-in"} for tag in caveats]
         result["accuracy"] = kind and {"class": kind, "error": 1e-6, "limit": 1e-5}
@@ -50,7 +60,7 @@ def pairs():
 
 
 def test_fast_p_counts_all_pairs_and_is_strict(pairs):
-    summary = suite.summarise(pairs)
+    summary = summarised(pairs)
     forward, drop_in = summary["standards"]["forward"], summary["standards"]["drop_in"]
     assert (forward["correct"], forward["timed"]) == (4, 3) and (drop_in["correct"], drop_in["timed"]) == (3, 2)
     sixth = 1 / 6
@@ -65,33 +75,33 @@ def test_fast_p_counts_all_pairs_and_is_strict(pairs):
 
 
 def test_the_geometric_mean_is_that_of_the_correct_and_timed_with_their_bounds(pairs):
-    mean = suite.summarise(pairs)["standards"]["forward"]["over"]["eager"]["geometric_mean"]
+    mean = summarised(pairs)["standards"]["forward"]["over"]["eager"]["geometric_mean"]
     assert mean == pytest.approx({"ratio": 4 ** (1 / 3), "low": 0.9 * 4 ** (1 / 3), "high": 1.1 * 4 ** (1 / 3), "pairs": 3})
-    assert math.isclose(suite.summarise(pairs)["standards"]["drop_in"]["over"]["fastest"]["geometric_mean"]["ratio"], 2**0.5)
+    assert math.isclose(summarised(pairs)["standards"]["drop_in"]["over"]["fastest"]["geometric_mean"]["ratio"], 2**0.5)
 
 
 def test_an_interval_that_begins_at_zero_has_a_mean_that_does(pairs):
     pairs["results"][0]["speedup"]["eager"]["low"] = 0.0
-    mean = suite.summarise(pairs)["standards"]["forward"]["over"]["eager"]["geometric_mean"]
+    mean = summarised(pairs)["standards"]["forward"]["over"]["eager"]["geometric_mean"]
     assert mean["low"] == 0 and mean["ratio"] == pytest.approx(4 ** (1 / 3))
 
 
 def test_a_disturbed_timing_is_correct_and_not_counted_as_timed(pairs):
     pairs["results"][1]["outcome"] = {"verdict": "not measured", "reason": "the machine is busy"}
-    forward = suite.summarise(pairs)["standards"]["forward"]
+    forward = summarised(pairs)["standards"]["forward"]
     assert (forward["correct"], forward["timed"]) == (4, 2)
     assert forward["over"]["eager"]["fast_p"]["2"] == 0
 
 
 def test_a_problem_without_a_solution_counts_as_wrong(pairs):
     """As in benchmark_eval_analysis.py, which adds what is missing."""
-    forward = suite.summarise(pairs, unsolved=["level1/7_A", "level1/8_B"])["standards"]["forward"]
+    forward = summarised(pairs, unsolved=["level1/7_A", "level1/8_B"])["standards"]["forward"]
     assert (forward["fast_0"], forward["over"]["eager"]["fast_p"]["1"]) == pytest.approx((4 / 8, 2 / 8))
 
 
 def test_nothing_timed_has_no_figures_over_a_baseline(pairs):
     pairs["results"] = pairs["results"][3:]
-    forward = suite.summarise(pairs)["standards"]["forward"]
+    forward = summarised(pairs)["standards"]["forward"]
     assert forward == {"correct": 1, "timed": 0, "fast_0": pytest.approx(1 / 3), "over": {}}
 
 
@@ -99,7 +109,7 @@ def test_kernelbench_reads_its_own_format(pairs, tmp_path):
     """As benchmark_eval_analysis.py takes it: by problem, the entry of sample 0, `compiled`, `correctness` and `runtime`."""
     pairs["results"][0]["pair"] = pairs["results"][0]["pair"] | {"sample_id": 1}
     pairs["results"][1]["outcome"] = {"verdict": "not measured", "reason": "the machine is busy"}
-    suite.write_eval_results(pairs, tmp_path / "eval_{level}.json")
+    suite.write_eval_results(read(pairs), tmp_path / "eval_{level}.json")
     found = json.loads((tmp_path / "eval_1.json").read_text())
     assert list(found) == ["1", "3", "5", "6"], "what is right and has no time is left out"
     first = {key: [each for each in entries if each["sample_id"] == 0] for key, entries in found.items()}
@@ -117,8 +127,8 @@ def test_kernelbench_reads_its_own_format(pairs, tmp_path):
 
 
 def test_facts_hold_no_line_of_a_solution(pairs):
-    pairs["suite"] = suite.summarise(pairs)
-    facts = suite.facts(pairs)
+    pairs["suite"] = summarised(pairs)
+    facts = suite.facts(read(pairs))
     assert "secret" not in json.dumps(facts)
     first, error = facts["results"][0], facts["results"][-1]
     assert first["origin"] == "a collection" and first["source_sha256"] == pairs["results"][0]["source_sha256"]
@@ -130,15 +140,19 @@ def shown(report, width=150):
     console = make_console(io.StringIO())
     console.width = width
     view = suite_table.Pairs(console, {"": len(report["results"])})
-    view.update(report | {"results": report["results"][:1]})
-    view.end(report)
+    view.update(read(report | {"results": report["results"][:1]}))
+    view.end(read(report))
     return console.file.getvalue()
 
 
 def of_a_case(result, kind, milliseconds, over_eager):
     """The result as that of a problem's test or benchmark."""
     case = {"kind": kind, "name": f"{kind} n={milliseconds}", "benchmarks": 2, "ranking": "geom"}
-    result = copy.deepcopy(result) | {"model": "squares", "variant": "mine", "pair": {"case": case}}
+    result = copy.deepcopy(result) | {
+        "model": "squares",
+        "variant": "mine",
+        "pair": PAIR | {"case": case},
+    }
     result["check"]["own_check"] = {"complaint": None}
     result["shape"]["settings"] = {"n": milliseconds}
     if kind == "benchmark":
@@ -150,30 +164,30 @@ def of_a_case(result, kind, milliseconds, over_eager):
 def test_benchmarks_have_a_geometric_mean_where_all_that_is_listed_is_right(pairs):
     _, timed, _, right, wrong, _ = pairs["results"]
     rows = [of_a_case(right, "test", 0, 0), of_a_case(timed, "benchmark", 1.0, 2.0), of_a_case(timed, "benchmark", 4.0, 8.0)]
-    (found,) = suite.summarise(pairs | {"results": rows})["cases"]
+    (found,) = summarised(pairs | {"results": rows})["cases"]
     assert (found["geometric_mean_ms"], found["over_eager"]) == (pytest.approx(2), pytest.approx(4))
-    text = shown(pairs | {"results": rows, "suite": suite.summarise(pairs | {"results": rows})})
+    text = shown(pairs | {"results": rows, "suite": summarised(pairs | {"results": rows})})
     assert "squares, mine, benchmark n=1.0: 1.00 ms" in text and "2 of 2 right" in text and "accepts 3 of 3" in text
     for fewer in ([rows[0], rows[1]], [of_a_case(wrong, "test", 0, 0), *rows[1:]]):
-        assert suite.summarise(pairs | {"results": fewer})["cases"][0]["geometric_mean_ms"] is None
+        assert summarised(pairs | {"results": fewer})["cases"][0]["geometric_mean_ms"] is None
 
 
 def test_the_problems_own_check_is_shown_where_it_decides_otherwise(pairs):
     _, _, _, right, wrong, _ = pairs["results"]
-    assert suite.own_check(right) is None, "the file has none"
+    assert suite.own_check(read_result(right)) is None, "the file has none"
     right["check"]["own_check"] = {"complaint": "2 elements differ"}
-    assert suite.own_check(right) == (
+    assert suite.own_check(read_result(right)) == (
         "the problem's own check rejects what is right here, off by 1.1e-05 of the spread where 2.4e-05 are allowed: "
         "2 elements differ"
     )
     wrong["check"]["own_check"] = {"complaint": "2 elements differ"}
-    assert suite.own_check(wrong) is None, "both reject it"
+    assert suite.own_check(read_result(wrong)) is None, "both reject it"
     wrong["check"]["own_check"] = {"complaint": None}
-    assert suite.own_check(wrong) == "the problem's own check accepts it"
+    assert suite.own_check(read_result(wrong)) == "the problem's own check accepts it"
 
 
 def test_a_line_a_pair_then_the_table(pairs):
-    text = shown(pairs | {"suite": suite.summarise(pairs, ["level1/7_Unsolved"])})
+    text = shown(pairs | {"suite": summarised(pairs, ["level1/7_Unsolved"])})
     lines = text.splitlines()
     assert lines[1].startswith(
         "1/6 pass level1/1_Problem, sample 0: 0.142 ms; 0.500x over eager, 0.500x over fastest; accuracy: float32"
@@ -188,8 +202,8 @@ def test_a_line_a_pair_then_the_table(pairs):
 
 
 def test_the_page_sorts_without_a_script(pairs):
-    pairs["suite"] = suite.summarise(pairs)
-    made = page.render(pairs, [])
+    pairs["suite"] = summarised(pairs)
+    made = page.render(read(pairs), [])
     assert "<script" not in made and made.count('name="order"') == 5 and made.count('id="only-is-') == 4
     styles = re.findall(r'<tr role="row" class="[^"]*\bis-[\w-]+" style="([^"]*)"', made)
     places = [dict(each.split(":") for each in style.rstrip(";").split(";")) for style in styles]
@@ -203,13 +217,13 @@ def test_the_page_sorts_without_a_script(pairs):
 
 
 def test_the_document_holds_the_suite(pairs, tmp_path):
-    pairs["suite"] = suite.summarise(pairs)
-    document.write(pairs, tmp_path / "out.json")
-    assert document.read(tmp_path / "out.json")["suite"] == pairs["suite"]
+    pairs["suite"] = summarised(pairs)
+    document.write(read(pairs), tmp_path / "out.json")
+    assert dump(document.read(tmp_path / "out.json"))["suite"] == pairs["suite"]
 
 
 def test_published_solutions_are_counted_by_what_was_claimed_and_what_is(pairs):
-    results = [each | {"claimed_speedup": 2.0, "solution": "a.py"} for each in suite.facts(pairs)["results"]]
+    results = [each | {"claimed_speedup": 2.0, "solution": "a.py"} for each in suite.facts(read(pairs))["results"]]
     *_, total = published.table(results).splitlines()
     _, judged, right, drop_in, *_, claimed, right_too, over_eager, are = (cell.strip() for cell in total.strip("|").split("|"))
     assert (int(judged), int(claimed)) == (len(results), len(results))

@@ -5,7 +5,7 @@ import copy
 import matplotlib
 import pytest
 from drawn import printed
-from made import UNTIMED
+from made import UNTIMED, read
 
 from playground.report import sweep_plot, sweep_table
 
@@ -30,7 +30,7 @@ def swept(gpu_document):
 
 
 def table(report, width):
-    return printed(lambda console: sweep_table.Sweep(console, AXES).end(report), width)
+    return printed(lambda console: sweep_table.Sweep(console, AXES).end(read(report)), width)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def plot(swept, tmp_path):
 
     def draw():
         with matplotlib.rc_context({"svg.fonttype": "none"}):
-            sweep_plot.write(swept, AXES, tmp_path / "plot.svg")
+            sweep_plot.write(read(swept), AXES, tmp_path / "plot.svg")
         return (tmp_path / "plot.svg").read_text()
 
     return draw

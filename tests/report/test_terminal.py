@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from drawn import printed, unfolded
+from made import UNTIMED, read, read_result
 from rich.console import Console
 
 from playground.driver.session import NOT_PROVED
 from playground.report import figures, layout, terminal
-from playground.report.document import validate
 
 VIEWS = {
     "summary": terminal.Summary,
@@ -21,7 +21,7 @@ VIEWS = {
 
 
 def draw(view, document, width=80, **console):
-    return printed(lambda console: VIEWS[view](console, {}).end(document), width, **console)
+    return printed(lambda console: VIEWS[view](console, {}).end(read(document)), width, **console)
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -63,15 +63,15 @@ def test_rows_come_as_they_are_known(view, gpu_document):
     model = results[0]["model"]
     count = sum(result["model"] == model for result in results)
     shown = VIEWS[view](Console(file=file, width=100), {model: count})
-    drawn = shown.update(gpu_document | {"results": results[:1]})
+    drawn = shown.update(read(gpu_document | {"results": results[:1]}))
     if view == "summary":
         assert drawn and results[0]["variant"] not in file.getvalue()
     else:
         assert results[0]["variant"] in file.getvalue()
-    shown.update(gpu_document | {"results": results[:count]})
+    shown.update(read(gpu_document | {"results": results[:count]}))
     first = file.getvalue()
     assert all(result["variant"] in first for result in results[:count])
-    shown.end(gpu_document)
+    shown.end(read(gpu_document))
     assert not re.search(rf"^{model}\b", file.getvalue()[len(first) :], re.MULTILINE), "nothing is printed twice"
 
 
@@ -192,7 +192,7 @@ def test_details_of_what_is_no_pass(gpu_document, cpu_document):
 def test_the_reason_that_decides_stands_before_the_caveats(gpu_document):
     caveat = {"tag": "no-gradient", "text": "the output is detached", "costs": "drop-in", "line": 3}
     failed = gpu_document["results"][1]
-    failed |= {"verdict": "fail", "reason": "an earlier output: it is off by 4.9", "caveats": [caveat]}
+    failed |= UNTIMED | {"verdict": "fail", "reason": "an earlier output: it is off by 4.9", "caveats": [caveat]}
     text = unfolded(draw("details", gpu_document))
     assert text.index("reason an earlier output: it is off by 4.9") < text.index(
         f"caveat no-gradient: {failed['variant']}.py:3: the output is detached"
@@ -213,7 +213,7 @@ def test_long_details_are_for_those_who_ask(gpu_document):
     assert short.count("noise") == terminal.SHOWN_DETAILS and "(92 more lines: --verbose)" in short
     assert short.count("does not compile") == 1, "what the reason says is not said again"
     file = io.StringIO()
-    terminal.Details(Console(file=file, width=80), verbose=True).end(gpu_document)
+    terminal.Details(Console(file=file, width=80), verbose=True).end(read(gpu_document))
     assert file.getvalue().count("noise") == 100 and "--verbose" not in file.getvalue()
 
 
@@ -227,7 +227,7 @@ def test_an_exception_is_told_with_its_line(gpu_document):
 
 def test_a_full_disk_behind_the_output_ends_nothing(gpu_document, capsys):
     with Path("/dev/full").open("w") as file:
-        terminal.Summary(layout.make_console(file), {}).end(gpu_document)
+        terminal.Summary(layout.make_console(file), {}).end(read(gpu_document))
     assert capsys.readouterr().err == "the output cannot be written: No space left on device\n"
 
 
@@ -235,7 +235,7 @@ def test_a_pipe_that_nobody_reads_ends_nothing(gpu_document, capsys):
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as file:
-        terminal.Summary(layout.make_console(file), {}).end(gpu_document)
+        terminal.Summary(layout.make_console(file), {}).end(read(gpu_document))
     assert capsys.readouterr() == ("", "")
 
 
@@ -247,7 +247,7 @@ def test_no_color_means_no_style(gpu_document, monkeypatch, variable):
         monkeypatch.setenv(name, value)
     file = io.StringIO()
     file.isatty = lambda: True
-    terminal.Summary(layout.make_console(file), {}).end(gpu_document)
+    terminal.Summary(layout.make_console(file), {}).end(read(gpu_document))
     assert ("\x1b[" in file.getvalue()) == (not variable)
 
 
@@ -255,7 +255,7 @@ def test_where_there_is_no_terminal_a_fact_is_a_line(gpu_document, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     gpu_document["results"][2]["reason"] = reason = "/a/b.py:67: error: " + "many words " * 50 + "and the end"
     file = io.StringIO()
-    terminal.Details(layout.make_console(file)).end(gpu_document)
+    terminal.Details(layout.make_console(file)).end(read(gpu_document))
     assert any(line.endswith(reason) for line in file.getvalue().splitlines())
 
 
@@ -307,7 +307,7 @@ def test_what_a_pipe_gets(columns, encoding, gpu_document, monkeypatch):
     gpu_document["results"][2]["reason"] = "naïve 核 kernel"
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     console = layout.make_console(file)
-    terminal.Summary(console, {}).end(gpu_document)
+    terminal.Summary(console, {}).end(read(gpu_document))
     file.flush()
     printed = file.buffer.getvalue()
     assert console.width == {"20": 60}.get(columns, layout.UNFOLDED)
@@ -334,7 +334,7 @@ def test_a_speed_up_in_a_lower_precision_is_labelled(gpu_document):
     text = unfolded(draw("summary", gpu_document, 160))
     assert "cuda, fp16 against tf32" in text and "49.4x fp16" in text
     assert "faster in fp16" in text
-    validate(gpu_document)
+    read(gpu_document)
     assert "forward, in fp16: faster than" in unfolded(draw("details", gpu_document, 160))
     assert "fp16 against tf32" in unfolded(draw("details", gpu_document, 160))
     coloured = draw("summary", gpu_document, 160, force_terminal=True, color_system="standard")
@@ -344,14 +344,14 @@ def test_a_speed_up_in_a_lower_precision_is_labelled(gpu_document):
 def test_a_speed_up_that_is_not_proved_says_so_wherever_it_stands(gpu_document):
     _, second, *_ = gpu_document["results"]
     second["speedup_proof"] = NOT_PROVED
-    validate(gpu_document)
+    read(gpu_document)
     assert f"49.4x {NOT_PROVED}" in unfolded(draw("summary", gpu_document, 160))
     assert NOT_PROVED in unfolded(draw("details", gpu_document, 160))
-    assert figures.labelled("49.4x", second) == f"49.4x {NOT_PROVED}"
+    assert figures.labelled("49.4x", read_result(second)) == f"49.4x {NOT_PROVED}"
 
 
 def test_a_lower_precision_does_not_count_in_the_mean(gpu_document):
-    means = figures.geometric_means(gpu_document["results"])
+    means = figures.geometric_means(read(gpu_document).results)
     for result in gpu_document["results"]:
         result["variant_precision"] = "fp16"
-    assert means and figures.geometric_means(gpu_document["results"]) == {}
+    assert means and figures.geometric_means(read(gpu_document).results) == {}

@@ -8,7 +8,7 @@ import torch
 import torch.nn as nn
 
 from playground import catalog
-from playground.machine.ceilings import Ceilings
+from playground.record import Ceilings
 from playground.stopwatch.floors import Work, as_written, certain_bytes, count_work, floor, impossible
 
 

@@ -60,7 +60,7 @@ try:
 finally:
     Path("/tmp/full").unlink()""",
     "forges_replies": r"""It says for itself that it was built, and is right.
-Verdict: error: its reply to candidate.load lacks .*
+Verdict: error: its reply to candidate.load: .* is missing
 Needs: a process of its own
 [text]
 import os

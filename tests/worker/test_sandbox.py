@@ -22,9 +22,10 @@ from typed import wait_for
 from playground import catalog
 from playground.command import main
 from playground.driver import outer
-from playground.driver.runner import Options, Runner, Task, blank_result, sweep
+from playground.driver.runner import Runner, sweep
 from playground.driver.session import load_candidate
-from playground.driver.verdict import give_failure, give_loaded, judge
+from playground.driver.task import Options, Task
+from playground.driver.verdict import UNJUDGED, failed, judge
 from playground.machine import requirements
 from playground.report.progress import Progress
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, pause_others, sandbox
@@ -135,18 +136,17 @@ def task_of(path):
 
 def loaded(runner, worker, task):
     """The result of a file that is only loaded."""
-    result = blank_result(task)
     try:
         load_candidate(worker, runner.original(task), task, OPTIONS, None)
     except WorkerFailure as failure:
-        give_failure(result, failure)
-    return result
+        return failed(UNJUDGED, failure)
+    return UNJUDGED
 
 
 def expect(result, name):
     verdict, reason, _ = declared(name)
-    assert result["verdict"] in verdict.split(" or ") and re.match(reason, result["reason"] or ""), (name, result["reason"])
-    assert SECRET not in result["reason"] + result["details"].replace(f'"{SECRET}" in value', ""), name
+    assert result.verdict in verdict.split(" or ") and re.match(reason, result.reason or ""), (name, result.reason)
+    assert SECRET not in result.reason + result.details.replace(f'"{SECRET}" in value', ""), name
 
 
 def test_what_only_tries(aims, runner):
@@ -200,14 +200,14 @@ def test_what_the_referee_reads(aims, runner):
         other = stack.enter_context(WorkerProcess("candidate", OPTIONS.time_limit, UNTIMED, room=runner.room(honest)))
         for name in [*names, "honest"]:
             task = task_of(aims.folder / "files" / f"{name}.py")
-            result, worker = blank_result(task), other if name == "honest" else shared
+            worker = other if name == "honest" else shared
             try:
-                give_loaded(result, load_candidate(worker, runner.original(task), task, OPTIONS, truth.weights))
-                judge(worker, truth, result, task.variant.path)
+                loaded_as = load_candidate(worker, runner.original(task), task, OPTIONS, truth.weights)
+                result = judge(worker, truth, "cpu", loaded_as, task.variant.path).judgment
             except WorkerFailure as failure:
-                give_failure(result, failure)
+                result = failed(UNJUDGED, failure)
             if name == "honest":
-                assert (result["verdict"], result["reason"]) == ("pass", None)
+                assert (result.verdict, result.reason) == ("pass", None)
             else:
                 expect(result, name)
     aims.assert_unharmed()

@@ -6,7 +6,8 @@ to the latter what its row needs.
 """
 
 from playground.judge.accuracy import named as accuracy_named
-from playground.report import contract, figures, suite, suite_table
+from playground.record import VERDICTS
+from playground.report import figures, suite, suite_table
 from playground.report.page.variant import without_folders
 from playground.report.text import NOTHING, significant, with_unit
 
@@ -18,7 +19,7 @@ OF_PAIRS = {"eager": "over eager", suite.FASTEST: "over the fastest"}
 def of_verdicts(members, models):
     """Return {"orders", "filters"}. `models` are {class of a model's rows: its name}."""
     results = [result for result, _ in members]
-    ratios = [(figures.headline(result)[1] or {}).get("ratio") for result in results]
+    ratios = [ratio and ratio.ratio for _, ratio in map(figures.headline, results)]
     _place(members, speedup=ratios, share=[figures.share_of_floor(result) for result in results])
     filters = {"Model": models, "On": {f"on-{each['place']}": each["place"] for _, each in members}, **_by_verdict(members)}
     return {"orders": ORDERS | OF_VERDICTS, "filters": {name: each for name, each in filters.items() if len(each) > 1}}
@@ -27,7 +28,7 @@ def of_verdicts(members, models):
 def of_pairs(members, summary):
     """Return {"orders", "filters"} and, of what all pairs come to, "heads", "table" and "remarks"."""
     over = [suite.speedups(result) for result, _ in members]
-    _place(members, **{name: [each.get(name, {}).get("ratio") for each in over] for name in OF_PAIRS})
+    _place(members, **{name: [each[name].ratio if name in each else None for each in over] for name in OF_PAIRS})
     for (result, shown), ratios in zip(members, over, strict=True):
         shown |= _pair(result, shown["reason"], ratios)
     rows = suite_table.summary_rows(summary)
@@ -38,20 +39,20 @@ def of_pairs(members, summary):
 
 
 def _by_verdict(members):
-    return {"Verdict": {class_of(result): result["verdict"] for result, _ in members}}
+    return {"Verdict": {class_of(result): result.verdict for result, _ in members}}
 
 
 def class_of(result):
     """Return the class by which the filter of verdicts finds a row."""
-    return f"is-{result['verdict'].replace(' ', '-')}"
+    return f"is-{result.verdict.replace(' ', '-')}"
 
 
 def _place(members, **falling):
     """Add "places": {order: number}. `falling` begin with the greatest; what has no figure comes last."""
     keys = {
         "run": range(len(members)),
-        "verdict": [contract.VERDICTS.index(result["verdict"]) for result, _ in members],
-        "time": [(result["time_ms"] or {}).get("median") for result, _ in members],
+        "verdict": [VERDICTS.index(result.verdict) for result, _ in members],
+        "time": [result.median_ms for result, _ in members],
         **{order: [value and -value for value in values] for order, values in falling.items()},
     }
     for order, values in keys.items():
@@ -61,13 +62,13 @@ def _place(members, **falling):
 
 
 def _pair(result, reason, ratios):
-    over = {name: figures.labelled(with_unit(each["ratio"], "x"), result) for name, each in ratios.items()}
-    caveats = {each["tag"]: f"{each['tag']}: {without_folders(each['text'])}" for each in result.get("caveats") or []}
-    why = figures.why_not_measured(result)
+    over = {name: figures.labelled(with_unit(each.ratio, "x"), result) for name, each in ratios.items()}
+    caveats = {each.tag: f"{each.tag}: {without_folders(each.text)}" for each in result.caveats}
+    why = result.why_not_measured
     # The caveat that explains a wrong output best comes first.
     wrong = [] if suite.is_correct(result, "forward") else [caveats.pop(suite_table.BY_SEED, None), reason]
     said = [*wrong, *caveats.values(), f"speed-up not measured: {why}" if why else None]
-    cells = {"ms": significant((result["time_ms"] or {}).get("median"))}
+    cells = {"ms": significant(result.median_ms)}
     cells |= {title: over.get(name, NOTHING) for name, title in OF_PAIRS.items()}
     cells["accuracy"] = accuracy_named(suite.accuracy_class(result) or NOTHING)
     return {"pair": suite_table.named(result), "cells": cells, "said": list(filter(None, said))}

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from playground import catalog
+from playground.record import Unknown
 from playground.report import facts, figures, terminal
 from playground.report.explanation import docstring, sections
 from playground.report.page import sources
@@ -38,31 +39,31 @@ def shown(identity, result, path, stale, first=None, with_source=True):
         source = sources.highlighted(text, lines, None if with_source else sources.AROUND)
     return {
         "id": identity,
-        "name": result["variant"],
+        "name": result.variant,
         # Without the names in front and the full stop behind, which stand beside it anyway.
         "title": re.sub(r"^\w+(?:, \w+| on the CPU)?: ", "", title).rstrip("."),
-        "verdict": mark(result["verdict"]),
+        "verdict": mark(result.verdict),
         "meets": figures.meets(result),
-        "checks": _checks(result["check"] or {}),
-        "build": with_unit(result["build_seconds"], " s"),
-        "cached": result["build_seconds"] is not None and not result["built"],
-        "time": with_unit((result["time_ms"] or {}).get("median"), " ms"),
+        "checks": _checks(result.checked),
+        "build": with_unit(result.build_seconds, " s"),
+        "cached": result.build_seconds is not None and not result.built,
+        "time": with_unit(result.median_ms, " ms"),
         **{"speedup": texts["speed-up"], "over": texts["over"], "share": texts["of floor"], "outcome": mark(texts["outcome"])},
-        "reason": without_folders(result["reason"] or "", path),
-        "details": without_folders(result.get("details") or result.get("printed") or "", path),
+        "reason": without_folders(result.reason or "", path),
+        "details": without_folders(result.details or result.printed, path),
         "findings": lines,
-        "unplaced": [without_folders(text, path) for text in result.get("findings") or [] if text != result["reason"]],
+        "unplaced": [without_folders(text, path) for text in result.findings if text != result.reason],
         "first": first,
         "explanation": explained,
-        "ptxas": result["backend"] == "cuda" and result.get("ptxas"),
+        "ptxas": result.ptxas if result.backend == "cuda" and isinstance(result.ptxas, dict) else None,
         "notes": list(figures.timing_notes(result)),
         "facts": list(_facts(result)),
         "time_heads": ["timed, or over", *(head.replace("\n", " ") for head in terminal.TIMES[1:])],
         "times": [list(map(str, row.values())) for row in terminal.time_rows(result) if row[""]],
-        "errors": _errors(result["check"] or {}),
-        "checked": list(facts.tables(result["check"])),
+        "errors": _errors(result.checked),
+        "checked": list(facts.tables(result.checked)),
         "source": source,
-        "is_open": result["verdict"] in ("fail", "error") or bool(lines),
+        "is_open": result.verdict in ("fail", "error") or bool(lines),
         # Of a file elsewhere the name alone, since the page may be shown around.
         "source_name": str(path.relative_to(catalog.DATA) if path.is_relative_to(catalog.DATA) else path.name) if path else "",
         "stale": stale,
@@ -80,8 +81,8 @@ def documentation(path):
 def findings_at_lines(result, path):
     """Return (line, text) of every finding and of a reason or traceback that names a line of the file, in order of lines."""
     found = {}
-    reason, name = result.get("reason") or "", re.escape(path.name)
-    for text in filter(None, [*(result.get("findings") or []), reason]):
+    reason, name = result.reason or "", re.escape(path.name)
+    for text in filter(None, [*(result.findings), reason]):
         place = re.search(rf"(?:^|[\s/\"']){name}:(\d+)", text)
         if not place or any(text in known or known in text for _, known in found):
             continue
@@ -89,7 +90,7 @@ def findings_at_lines(result, path):
         if other := OTHER_PARTY.search(text):
             found[int(other[2]), f"the other party of line {place[1]}: {other[1]}"] = None
     if reason and not found:
-        lines = re.findall(rf'File "(?:[^"\n]*/)?{name}", line (\d+)', result.get("details") or "")
+        lines = re.findall(rf'File "(?:[^"\n]*/)?{name}", line (\d+)', result.details or "")
         return [(int(line), reason) for line in lines[-1:]]
     return sorted(found)
 
@@ -97,36 +98,36 @@ def findings_at_lines(result, path):
 def _facts(result):
     """Yield what else is known; reason, findings and notes stand elsewhere on the page."""
     yield from ((name, text) for name, text in facts.of(result) if name not in ("reason", "finding", "note"))
-    if unknown := (result.get("ptxas") or {}).get("unknown"):
-        yield "registers, spills", f"not known: {unknown}"
-    if result["source_sha256"]:
-        yield "source's SHA-256", result["source_sha256"]
+    if isinstance(result.ptxas, Unknown):
+        yield "registers, spills", f"not known: {result.ptxas.unknown}"
+    if result.source_sha256:
+        yield "source's SHA-256", result.source_sha256
 
 
 def _errors(check):
-    """Return [(of what, its errors, is it within)] of the outputs and each gradient."""
-    gradients = check.get("gradients") or {}
-    compared = {"outputs": check} if check.get("allowed") is not None else {}
-    if figures.gradients_unsupported(gradients) is None:
-        compared |= {f"gradient of {name}": each for name, each in gradients.items()}
-    return [(name, each, mark("within" if figures.is_within(each) else "beyond")) for name, each in compared.items()]
+    """Return [(of what, its errors, a complaint, is it within)] of the outputs and each gradient."""
+    gradients = check.gradients if isinstance(check.gradients, dict) else {}
+    compared = {"outputs": check} if check.allowed is not None else {}
+    compared |= {f"gradient of {name}": each for name, each in gradients.items()}
+    states = {name: mark("within" if each.is_within else "beyond") for name, each in compared.items()}
+    return [(name, each, getattr(each, "complaint", None), states[name]) for name, each in compared.items()]
 
 
 def _checks(check):
-    work, gradients = check.get("work") or {"note": "not looked at"}, check.get("gradients")
-    told, share, word = check.get("mutants_rejected"), work.get("own_share"), figures.gradient_verdict(check)
-    own = work["note"] or ("called" if share is None else with_unit(100 * share, "%"))
+    note, share = (check.work.note, check.work.own_share) if check.work else ("not looked at", None)
+    told, gradients, word = check.mutants_rejected, check.gradients, figures.gradient_verdict(check)
+    own = note or ("called" if share is None else with_unit(100 * share, "%"))
     if word in (NOTHING, "none"):
         of_gradients = mark("not checked" if word == NOTHING else "forward only")
     else:
-        wrong = ", ".join(name for name, found in gradients.items() if not figures.is_within(found))
+        wrong = ", ".join(name for name, found in gradients.items() if not found.is_within)
         of_gradients = mark(f"wrong: {wrong}") if wrong else mark(f"{len(gradients)} right", GOOD)
     return {
-        "outputs": _entries(check.get("probes") or {}),
+        "outputs": _entries(check.probes),
         "gradients": of_gradients,
-        "behaviour": _entries(check.get("behaviour") or {}),
-        "own kernels": mark(own, UNKNOWN if work["note"] or (share is not None and share < MOSTLY) else GOOD),
-        "mutants rejected": mark(told or "not counted", GOOD if told and not check.get("mutants_survived") else UNKNOWN),
+        "behaviour": _entries(check.behaviour),
+        "own kernels": mark(own, UNKNOWN if note or (share is not None and share < MOSTLY) else GOOD),
+        "mutants rejected": mark(told or "not counted", GOOD if told and not check.mutants_survived else UNKNOWN),
     }
 
 

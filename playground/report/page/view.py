@@ -2,8 +2,9 @@
 
 import json
 
+from playground.record import dump
 from playground.report import figures, roofline, speed_bars
-from playground.report.document import date_of, is_stale
+from playground.report.document import is_stale
 from playground.report.page import table, variant
 from playground.report.text import grouped, one_line
 
@@ -14,23 +15,23 @@ MOST_SOURCE = 200_000  # characters; of longer sources in all, only the lines ar
 
 def page(document, known):
     """Return everything the template needs. `known` are Files, in any order."""
-    results, environment, summary = document["results"], document["environment"], document.get("suite")
-    names = {name: f"model-{number}" for number, name in enumerate(dict.fromkeys(each["model"] for each in results), 1)}
+    results, environment, summary = document.results, document.environment, document.suite
+    names = {name: f"model-{number}" for number, name in enumerate(dict.fromkeys(each.model for each in results), 1)}
     members = list(_members(results, known, names))
-    models = [_model(names[name], name, own) for name, own in grouped(members, lambda member: member[0]["model"]).items()]
+    models = [_model(names[name], name, own) for name, own in grouped(members, lambda member: member[0].model).items()]
     classes = {identity: name for name, identity in names.items()}
-    device = environment.get("gpu") or environment.get("cpu") or "A machine without a GPU"
-    is_cut = environment.get("complete") is False
-    remarks = one_line(environment.get("joined") or ""), figures.isolation(environment), INCOMPLETE * is_cut
+    device = environment.gpu or environment.cpu or "A machine without a GPU"
+    is_cut = environment.complete is False
+    remarks = one_line(environment.joined or ""), figures.isolation(environment), INCOMPLETE * is_cut
     return {
         "device": one_line(device),
         "machine": figures.machine(environment),
         "remarks": list(filter(None, remarks)),
-        "date": date_of(environment).strftime("%-d %B %Y, %H:%M %Z"),
-        "environment": json.dumps(environment, indent=1, ensure_ascii=False),
+        "date": environment.moment.strftime("%-d %B %Y, %H:%M %Z"),
+        "environment": json.dumps(dump(environment), indent=1, ensure_ascii=False),
         "tally": [variant.mark(word) | {"text": text} for word, text in figures.tally(results).items()],
         "means": [(PLACES[place], *found) for place, found in figures.geometric_means(results).items()],
-        "emulated": any(result["ran_on"] == "emulator" for result in results),
+        "emulated": any(result.ran_on == "emulator" for result in results),
         "rooflines": [] if summary else list(_rooflines(results)),
         "models": models,
         "variants": [shown for _, shown in members],
@@ -50,15 +51,15 @@ def _members(results, known, names):
         shown = variant.shown(f"variant-{number}", result, path, stale, first.get(path), with_source)
         if path:
             first.setdefault(path, shown["id"])
-        place = PLACES[result["ran_on"]]
-        classes = f"{names[result['model']]} on-{place} {table.class_of(result)}"
-        shown |= {"model": result["model"], "place": place, "sizes": figures.size_note(result), "classes": classes}
+        place = PLACES[result.ran_on]
+        classes = f"{names[result.model]} on-{place} {table.class_of(result)}"
+        shown |= {"model": result.model, "place": place, "sizes": figures.size_note(result), "classes": classes}
         yield result, shown | {"about": " ".join(variant.documentation(model).split("\n\n")[0].split())}
 
 
 def _files(result, known):
     """(model's path, variant's path) by their names, or (None, None). Of several, the one whose content is the result's."""
-    names = result["model"], result["variant"]
+    names = result.model, result.variant
     named = [each for each in known if (each.names or (each.model.stem, each.variant.stem)) == names]
     same = [each for each in named if not is_stale(result, each.variant, each.model)]
     return next(((each.model, each.variant) for each in same + named), (None, None))
@@ -77,13 +78,13 @@ def _model(identity, name, members):
 
 def _group(identity, name, members):
     results = [result for result, _ in members]
-    missing = {item for result in results for item in (result.get("baselines_unavailable") or {}).items()}
+    missing = {item for result in results for item in result.baselines_unavailable.items()}
     pictures = {f"{identity}-{number}": each for number, each in enumerate(speed_bars.pictures(members))}
     return {
         **{key: members[0][1][key] for key in ("place", "sizes")},
         **{"id": identity, "members": members, "inputs": next(filter(None, map(figures.inputs_text, results)), "")},
         "ladders": [(each.title, speed_bars.page_svg(each, key, f"{name}, {each.title}")) for key, each in pictures.items()],
-        "floor": next(((each["floor_ms"], each["floor_bound"]) for each in results if each["floor_ms"]), None),
+        "floor": next(((each.floor_ms, each.floor_bound) for each in results if each.floor_ms), None),
         "missing": sorted(f"{figures.baseline_name(each)} was not measured: {why}" for each, why in missing),
     }
 
@@ -99,9 +100,9 @@ def _ladders(models):
 
 def _rooflines(results):
     """Yield (place, [(title, svg), one for a model and size])."""
-    for number, place in enumerate(dict.fromkeys(result["ran_on"] for result in results if result.get("ceilings"))):
-        of_place = [result for result in results if result["ran_on"] == place]
-        ceilings = next(result["ceilings"] for result in of_place if result.get("ceilings"))
+    for number, place in enumerate(dict.fromkeys(result.ran_on for result in results if result.ceilings)):
+        of_place = [result for result in results if result.ran_on == place]
+        ceilings = next(result.ceilings for result in of_place if result.ceilings)
         charts = []
         for (model, inputs), points in roofline.points_of(of_place).items():
             title, name = f"{model}, {inputs}", f"roof-{number}-{len(charts)}"

@@ -3,7 +3,7 @@
 import copy
 import itertools
 
-from made import UNTIMED, document_of, make_passed
+from made import UNTIMED, document_of, make_passed, own_work
 
 MARKUP = (
     "<script>alert(1)</script><img src=x onerror=alert(2)>\"'>]]></style></pre></svg><!-- {{ 7 * 7 }} {% raw %} &amp; $\\frac{"
@@ -29,17 +29,12 @@ def document():
     canaries = Canaries()
     right = make_passed(canaries.text(), canaries.text())
     text = canaries.text
-    right["check"]["gradients"] = {text(): dict(right["check"]["gradients"]["conv.bias"])}
+    right["check"]["gradients"] = {text(): right["check"]["gradients"]["conv.bias"]}
     right["check"]["probes"] = {
         text(): {"max_error": 1e-5, "eager_error": 1e-5, "allowed": 2e-5, "note": text(), "complaint": None}
     }
     right["check"]["behaviour"] = {text(): {"note": None, "complaint": text()}}
-    right["check"]["work"] = {
-        "note": None,
-        "own_calls": 1,
-        "own_share": 0.5,
-        "kernels": [{"name": text(), "calls": 1, "microseconds": 1.0}],
-    }
+    right["check"]["work"] = own_work(own_share=0.5, kernels=[{"name": text(), "calls": 1, "microseconds": 1.0}])
     right["check"].update(mutants_rejected="1/2", mutants_survived=[text()])
     right["notes"] = [text()]
     right["baselines_unavailable"] = {"compile": text()}

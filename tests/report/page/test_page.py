@@ -7,13 +7,14 @@ import re
 import hostile
 import pytest
 from drawn import contrast
-from made import document_of, make_passed
+from made import UNTIMED, document_of, make_passed, own_work, read, summarised
 from reading import Page
 from typed import run
 
 from playground import catalog
+from playground.record import dump
 from playground.report import document as documents
-from playground.report import page, suite
+from playground.report import page
 
 ELEMENTS = """
 html head meta title style body header main footer nav section figure figcaption h1 h2 h3 h4 h5 p a b i ul li dl div dt dd span
@@ -46,7 +47,7 @@ def hostile_page(tmp_path):
     result = copy.deepcopy(document["results"][0])
     result.update(model=model.stem, variant=variant.stem, source_sha256=hashlib.sha256(variant.read_bytes()).hexdigest())
     document["results"].append(result)
-    return page.render(document, [page.Files(model, variant)]), [*names, *canaries.names]
+    return page.render(read(document), [page.Files(model, variant)]), [*names, *canaries.names]
 
 
 def test_untrusted_text_stays_text(hostile_page):
@@ -70,7 +71,7 @@ def test_long_lines_and_files_are_cut_with_a_remark(hostile_page):
 def test_a_real_run(h200_page):
     made = Page(h200_page)
     well_formed(made)
-    results = documents.read(catalog.ROOT / "results" / "nvidia-h200.json")["results"]
+    results = dump(documents.read(catalog.ROOT / "results" / "nvidia-h200.json"))["results"]
     assert len(h200_page.encode()) < 800_000 and len(made.tags) < 20_000
     for result in results:
         assert result["model"] in made.text and result["variant"] in made.text
@@ -83,8 +84,8 @@ def test_a_real_run(h200_page):
 
 def test_a_suite_of_untrusted_pairs():
     document, _ = hostile.document()
-    document["suite"] = suite.summarise(document, ["level1/3_<b>"])
-    source = page.render(document, [])
+    document["suite"] = summarised(document, ["level1/3_<b>"])
+    source = page.render(read(document), [])
     well_formed(Page(source))
     assert source.count('style="--by-run:') == len(document["results"])
     assert "<script" not in source
@@ -92,7 +93,9 @@ def test_a_suite_of_untrusted_pairs():
 
 def test_what_a_run_was_is_told_at_the_top():
     def told(**environment):
-        return page.render(document_of(make_passed("m", "v1_x"), **environment), []).split("</header>")[0].split("<nav")[0]
+        return (
+            page.render(read(document_of(make_passed("m", "v1_x"), **environment)), []).split("</header>")[0].split("<nav")[0]
+        )
 
     assert "m v1 is from 2026-11-20" in told(joined="m v1 is from 2026-11-20")
     assert "sandbox: on (bubblewrap 0.8.0)" in told(sandbox="on (bubblewrap 0.8.0)")
@@ -103,15 +106,15 @@ def test_what_was_raised_is_not_counted_as_right():
     result = make_passed("m", "v1_x")
     held, raised = {"complaint": None, "note": None}, {"complaint": None, "note": "raises Unsupported: graph break"}
     result["check"]["behaviour"] = {"inputs unchanged": held, "torch.compile": raised}
-    text = Page(page.render(document_of(result), [])).text
+    text = Page(page.render(read(document_of(result)), [])).text
     assert "1 right, noted: torch.compile" in text and "2 right" not in text
 
 
 @pytest.mark.parametrize("share, state", [(0.00865, "unknown"), (0.973, "good")])
 def test_own_kernels_that_take_next_to_nothing_have_no_tick(share, state):
     result = make_passed("m", "v1_x")
-    result["check"]["work"] = {"note": None, "own_calls": 1, "own_share": share, "kernels": []}
-    made = page.render(document_of(result), [])
+    result["check"]["work"] = own_work(own_share=share)
+    made = page.render(read(document_of(result)), [])
     assert re.search(rf'own kernels <span class="mark {state}">', made)
 
 
@@ -121,9 +124,9 @@ def sources_on(source):
 
 
 def test_the_sources_of_a_few_variants_are_there_letter_by_letter(known):
-    recorded = documents.read(catalog.ROOT / "results" / "cpu-amd-epyc.json")
+    recorded = dump(documents.read(catalog.ROOT / "results" / "cpu-amd-epyc.json"))
     paths = [catalog.KERNELS / result["model"] / f"{result['variant']}.py" for result in recorded["results"]]
-    assert sources_on(page.render(recorded, known)) == {path.read_text() for path in paths}
+    assert sources_on(page.render(read(recorded), known)) == {path.read_text() for path in paths}
 
 
 def test_of_many_sources_only_the_lines_around_findings_are_there(h200, h200_page, known, monkeypatch):
@@ -133,8 +136,8 @@ def test_of_many_sources_only_the_lines_around_findings_are_there(h200, h200_pag
     document["results"] = [result for result in document["results"] if result["variant"] == "v1_fused_tail"]
     for result in document["results"]:
         reason = f"{result['variant']}.py:100: it is wrong here"
-        result.update(verdict="fail", reason=reason, findings=[reason], time_ms=None, speedup=None, outcome=None, training=None)
-    source = page.render(document, known)
+        result.update(verdict="fail", reason=reason, findings=[reason], **UNTIMED)
+    source = page.render(read(document), known)
     well_formed(Page(source))
     assert len(sources_on(source)) == len(document["results"])
     for text in sources_on(source):
@@ -142,9 +145,10 @@ def test_of_many_sources_only_the_lines_around_findings_are_there(h200, h200_pag
 
 
 def test_a_failure_says_its_reason_in_verdicts_and_starts_open():
-    right, wrong = make_passed("m", "v1_x"), make_passed("m", "v2_y") | {"verdict": "fail", "reason": "off by <everything>"}
+    right, wrong = make_passed("m", "v1_x"), make_passed("m", "v2_y") | UNTIMED
+    wrong |= {"verdict": "fail", "reason": "off by <everything>"}
     wrong["check"]["gradients"]["conv.bias"] |= {"complaint": "the gradient of conv.bias is off by 1 (RMS)"}
-    source = page.render(document_of(right, wrong), [])
+    source = page.render(read(document_of(right, wrong)), [])
     row = re.search(r'<tr role="row" class="[^"]*is-fail".*?</tr>', source, re.DOTALL)[0]
     assert '<p class="why">off by &lt;everything&gt;</p>' in row and "wrong: conv.bias" in row
     boxes = re.findall(r'<details class="variant"( open)?>.*?<div class="body" id="([^"]+)">', source, re.DOTALL)
@@ -175,24 +179,24 @@ def written(folder, text="marker_of_the_source = 1"):
 
 def test_a_stale_result_is_labelled(tmp_path):
     known, result = written(tmp_path)
-    assert "tale" not in page.render(document_of(result), known)
+    assert "tale" not in page.render(read(document_of(result)), known)
     written(tmp_path, "edited = True")
-    made = page.render(document_of(result), known)
+    made = page.render(read(document_of(result)), known)
     assert '<span class="chip">stale</span>' in made and "Stale: this is the file as it is now" in made
 
 
 def test_without_files_ceilings_or_times(cpu_document):
-    made = Page(page.render(cpu_document, []))
+    made = Page(page.render(read(cpu_document), []))
     well_formed(made)
     assert "Its source is not at hand." in made.text
     assert "Registers, spills" not in made.text and "Roofline" not in made.text, "no empty blocks"
-    well_formed(Page(page.render(document_of(), [])))
+    well_formed(Page(page.render(read(document_of()), [])))
 
 
 def test_the_same_file_at_two_sizes_is_shown_once(tmp_path):
     known, result = written(tmp_path)
     sizes = [result | {"shape": result["shape"] | {"settings": {"batch_size": size}}} for size in (4, 8)]
-    made = Page(page.render(document_of(*sizes), known))
+    made = Page(page.render(read(document_of(*sizes)), known))
     well_formed(made)
     assert made.text.count("marker_of_the_source") == 1 and "Explanation and source: above" in made.text
 

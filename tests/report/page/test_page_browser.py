@@ -6,13 +6,13 @@ import shutil
 
 import hostile
 import pytest
-from made import UNTIMED
+from made import UNTIMED, read, summarised
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
 
 from playground import catalog
-from playground.report import page, suite
+from playground.report import page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
@@ -71,12 +71,12 @@ def pages(tmp_path_factory, h200, h200_page):
     renamed = copy.deepcopy(h200)
     for result in renamed["results"]:
         result["variant"] = LONG_NAME
-    (folder / "long.html").write_text(page.render(renamed, []), encoding="utf-8")
+    (folder / "long.html").write_text(page.render(read(renamed), []), encoding="utf-8")
     for result in renamed["results"][:9]:
         path = f"/home/someone/{'long_folder/' * 9}solution_{LONG_NAME}.py"
         result.update(verdict="fail", reason=f"race at {path}:10: two writes", **UNTIMED)
-    document = renamed | {"suite": suite.summarise(renamed)}
-    (folder / "suite.html").write_text(page.render(document, []), encoding="utf-8")
+    document = renamed | {"suite": summarised(renamed)}
+    (folder / "suite.html").write_text(page.render(read(document), []), encoding="utf-8")
     return folder
 
 
@@ -152,7 +152,7 @@ def test_no_verdict_runs_out_of_its_cell(browser, pages, width, name):
 def test_a_hostile_page_does_nothing(browser, tmp_path):
     document, _ = hostile.document()
     file = tmp_path / "hostile.html"
-    file.write_text(page.render(document, []), encoding="utf-8")
+    file.write_text(page.render(read(document), []), encoding="utf-8")
     assert open_page(browser, file, 360, "light") == [file.as_uri()]
     assert browser.get_log("browser") == []
     assert browser.execute_script("return document.scripts.length + document.images.length") == 0

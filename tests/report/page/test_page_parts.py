@@ -5,9 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
-from made import make_passed
+from made import UNTIMED, make_passed, read, read_result, timings
 from reading import Page
 
+from playground.record import Ceilings, Work
 from playground.report import roofline, speed_bars
 from playground.report.page import sources, variant
 
@@ -61,8 +62,12 @@ RACE = (
 )
 
 
+def failed(reason, **more):
+    return read_result(make_passed("m", "v1_x") | UNTIMED | {"verdict": "fail", "reason": reason} | more)
+
+
 def test_both_parties_of_a_race_are_marked():
-    result = {"findings": [RACE], "reason": f"on normal inputs: {RACE}", "details": ""}
+    result = failed(f"on normal inputs: {RACE}", findings=[RACE])
     found = variant.findings_at_lines(result, Path("/somewhere/my.copy.py"))
     assert [line for line, _ in found] == [65, 68] and "line 65" in found[1][1]
     assert variant.findings_at_lines(result, Path("/somewhere/my_copy.py")) == []
@@ -70,22 +75,20 @@ def test_both_parties_of_a_race_are_marked():
 
 def test_a_syntax_error_and_a_traceback_are_marked():
     reason = "/x/v.py:3: SyntaxError: invalid syntax"
-    assert variant.findings_at_lines({"reason": reason}, Path("v.py")) == [(3, reason)]
+    assert variant.findings_at_lines(failed(reason), Path("v.py")) == [(3, reason)]
     details = 'File "/x/v.py", line 9, in forward\nFile "/x/v.py", line 12, in f\nFile "/x/torch.py", line 99, in g\n'
-    assert variant.findings_at_lines({"reason": "ValueError: no", "details": details}, Path("/x/v.py")) == [
-        (12, "ValueError: no")
-    ]
-    assert variant.findings_at_lines({"reason": None, "findings": []}, Path("v.py")) == []
+    assert variant.findings_at_lines(failed("ValueError: no", details=details), Path("/x/v.py")) == [(12, "ValueError: no")]
+    assert variant.findings_at_lines(read_result(make_passed("m", "v")), Path("v.py")) == []
 
 
 def pictures(results, **options):
-    return speed_bars.pictures([(result, {"id": result["variant"]}) for result in results], **options)
+    return speed_bars.pictures([(read_result(result), {"id": result["variant"]}) for result in results], **options)
 
 
 def test_bars_are_as_long_as_their_speed():
     """The floor of make_passed is 0.139 ms."""
     results = [make_passed("m", name, median) for name, median in (("v1_x", 1.38), ("v2_y", 0.69), ("v3_z", 0.276))]
-    results.append(make_passed("m", "v4_bad") | {"verdict": "fail", "time_ms": None, "baselines_ms": None})
+    results.append(make_passed("m", "v4_bad") | {"verdict": "fail", "reason": "no"} | UNTIMED)
     (picture,) = pictures(results, brief=True)
     rows = {row.name: row for row in picture.rows}
     assert list(rows) == ["PyTorch eager", "torch.compile", "v1_x", "v2_y", "v3_z", "v4_bad"]
@@ -107,12 +110,12 @@ def test_what_is_faster_than_the_floor_says_why_beside_its_bar():
     assert not any(row.notes for row in picture.rows[:-1])
 
 
-CEILINGS = {"read_bytes_per_second": 1e12, "copy_bytes_per_second": 0.9e12, "fp32_flops": 5e13, "tf32_flops": 4e14}
+CEILINGS = Ceilings(read_bytes_per_second=1e12, copy_bytes_per_second=0.9e12, fp32_flops=5e13, tf32_flops=4e14)
 
 
 def test_a_point_at_the_roof_lies_on_it():
     """At 100 FLOP per byte, 1 TB/s: 100 TFLOP/s are the roof."""
-    point = roofline.Point("v1_x", roofline.OF_VARIANT, {"bytes": 1e9, "flops": 1e11}, 1.0)
+    point = roofline.Point("v1_x", roofline.OF_VARIANT, Work(1e9, 1e11), 1.0)
     assert (point.intensity, point.rate) == (100, 100)
     drawn = roofline.chart([point, point], CEILINGS, "roof", "m")
     assert "memory 1.00 TB/s" in drawn and "TF32 400 TFLOP/s" in drawn and "100 FLOP per byte, 100 TFLOP/s" in drawn
@@ -123,19 +126,19 @@ def test_a_point_at_the_roof_lies_on_it():
 def test_every_variant_has_its_place_whether_or_not_it_recorded_the_work():
     work = {"least": {"bytes": 1e9, "flops": 1e11}, "as_written": {"bytes": 1e10, "flops": 1e11}}
     results = [make_passed("m", "v1_x", 2.0), make_passed("m", "v2_y", 0.5) | {"work": work}]
-    (points,) = roofline.points_of(results).values()
+    (points,) = roofline.points_of(list(map(read_result, results))).values()
     placed = {point.name: (point.intensity, point.milliseconds) for point in points if point.kind == roofline.OF_VARIANT}
     assert placed == {"v1_x": (100, 2.0), "v2_y": (100, 0.5)}
     results[0]["shape"]["inputs"] = [[64, 8]]
-    ((size, points),) = roofline.points_of(results).items()
+    ((size, points),) = roofline.points_of(list(map(read_result, results))).items()
     assert size == ("m", "128x8x384x384"), "work at another size is another"
     assert [each.name for each in points if each.kind == roofline.OF_VARIANT] == ["v2_y"]
 
 
 def test_no_label_of_a_roofline_covers_another_and_none_leaves_it(h200):
-    results = [result for result in h200["results"] if result["ran_on"] == "cuda"]
+    results = [result for result in read(h200).results if result.ran_on == "cuda"]
     for (model, _), points in roofline.points_of(results).items():
-        drawn = roofline.chart(points, results[0]["ceilings"], "roof", model)
+        drawn = roofline.chart(points, results[0].ceilings, "roof", model)
         names = "|".join(re.escape(point.name) for point in points)
         texts = re.findall(rf'<text style="([^"]*)" x="([\d.]+)" y="([\d.]+)">({names})<', drawn)
         assert len(texts) == len(points) >= 6
@@ -151,7 +154,7 @@ def test_no_label_of_a_roofline_covers_another_and_none_leaves_it(h200):
 
 def test_a_picture_for_each_mode():
     results = [make_passed("m", "v1_x", 7.0), make_passed("m", "v2_y", 0.1)]
-    results[1]["training"]["weights"]["graphed"] = {"time_ms": {"median": 0.5, "p20": 0.4, "p80": 0.6}}
+    results[1]["training"]["weights"]["graphed"] = timings(0.5, 1.0)
     made = {each.title: each.rows for each in pictures(results)}
     assert list(made) == ["forward", "training, weights", "training, weights and input"]
     assert made["forward"][-1].ms == 0.1
@@ -161,8 +164,8 @@ def test_a_picture_for_each_mode():
 def test_folders_of_the_machine_are_left_out(tmp_path):
     file = tmp_path / "v1_x.py"
     file.write_text("x = 1\n")
-    result = make_passed("m", "v1_x") | {"verdict": "fail", "reason": f"{file}:1: no", "details": f'File "{file}", line 1'}
-    shown = variant.shown("id", result | {"time_ms": None}, file, stale=False)
+    result = failed(f"{file}:1: no", details=f'File "{file}", line 1')
+    shown = variant.shown("id", result, file, stale=False)
     assert str(tmp_path) not in str(shown)
     assert shown["reason"] == "v1_x.py:1: no" and [line for line, _, _ in shown["findings"]] == [1]
 

@@ -1,0 +1,134 @@
+"""What a run is asked for: tasks, and the options that all of them share."""
+
+import functools
+import os
+from dataclasses import dataclass, field
+
+from playground import catalog
+from playground.judge.checks import DROP_IN
+from playground.record import PairFacts, Shape, Subject
+from playground.worker import sandbox
+
+PATIENCE_FOR_A_PAIR = 3.0  # seconds, of a whole run, which would have used up a short run's at its beginning
+
+
+@dataclass(frozen=True)
+class Task:
+    """A variant of a model, and the place where it runs: "cuda", "cpu" or "emulator".
+
+    `point` are those of its settings in which the run's other tasks differ. `standard` is the one that it is to meet; both are
+    looked at. `pair` is what the document says of it as a pair of a suite. `settled` is the (verdict, reason) of one that
+    cannot run. `first` is the probe with which its check begins: the one on which it failed before. What is not `timed` is only
+    judged.
+    """
+
+    model: catalog.Model
+    variant: catalog.Variant
+    place: str
+    settings: dict = field(default_factory=dict)
+    point: dict = field(default_factory=dict)
+    standard: str = DROP_IN
+    pair: PairFacts | None = None
+    settled: tuple[str, str] | None = None
+    first: str | None = None
+    timed: bool = True
+
+    @functools.cached_property
+    def hashes(self):
+        """Return the hashes of the two files, as the result has them, read once; None where one cannot be read."""
+        of_variant = {"source": catalog.sha256, "code": catalog.code_sha256, "kernels": catalog.kernels_sha256}
+        files = {f"{what}_sha256": (hashed, self.variant.path) for what, hashed in of_variant.items()}
+        files["model_sha256"] = catalog.sha256, self.model.path
+        return {key: hashed(path) if os.access(path, os.R_OK) else None for key, (hashed, path) in files.items()}
+
+    @property
+    def group(self):
+        """Return what shares an original: the same reference and the same baselines."""
+        return self.model.path, self.place, repr(sorted(self.settings.items()))
+
+    @property
+    def subject(self) -> Subject:
+        """Return what is known of the task before anything ran."""
+        return Subject(
+            model=self.model.name,
+            variant=self.variant.name,
+            backend=self.variant.backend,
+            ran_on=self.place,
+            shape=Shape(settings=self.settings),
+            standard=self.standard,
+            build_seconds=None,
+            built=False,
+            pair=self.pair,
+            **self.hashes,
+        )
+
+    def names(self, what=None):
+        """Return (model, variant) as progress shows them; `what` stands in the place of the variant."""
+        point = [f"{name}={value}" for name, value in self.point.items()]
+        return self.model.name, ", ".join([what or self.variant.name, *point])
+
+
+@dataclass(frozen=True)
+class Options:
+    """`training` times training steps too; `seconds` is the budget of one timing; `time_limit` that of one request. With
+    `check_only` nothing is timed.
+
+    `max_autotune` adds torch.compile's max-autotune to the baselines, `sanitize` compute-sanitizer, `ptxas` what registers and
+    memory kernels take. `debug` has the emulator build without optimisation. `strict` forbids TF32. `accept` is the error, in
+    the output's spread, that is accepted where the limit is smaller. `precision`, "fp16" or "bf16", is that of models and
+    inputs.
+
+    `builds` is the folder where extensions of files that are not the project's are built; None: for each file one of its own in
+    torch's, since different files give their extensions the same names. `sandbox`, one of worker.sandbox.MODES, says what runs
+    in one: "auto", what is not the project's, where that can be had; "require", everything.
+    """
+
+    quick: bool = False
+    training: bool = False
+    time_limit: float = 300.0
+    debug: bool = False
+    strict: bool = False
+    max_autotune: bool = False
+    sanitize: bool = False
+    ptxas: bool = False
+    accept: float | None = None
+    builds: str | None = None
+    precision: str | None = None
+    check_only: bool = False
+    sandbox: str = "off"
+
+    @property
+    def seconds(self):
+        return 1.0 if self.quick else 3.0
+
+    def patience(self, tasks):
+        """Return the seconds that all timings of a run wait for a busy machine. The tests, which are busy, do not wait."""
+        pairs = sum(task.pair is not None for task in tasks)
+        return float(os.environ.get("PLAYGROUND_PATIENCE") or (10.0 if self.quick else 30.0) + PATIENCE_FOR_A_PAIR * pairs)
+
+    def times(self, task):
+        """Return whether the task is timed where it is right."""
+        return task.timed and task.place != "emulator" and not self.check_only
+
+    def isolates(self, task):
+        """Return whether the task's processes run in a sandbox. What compute-sanitizer looks at does not."""
+        return self.isolation([task]).startswith("on")
+
+    def isolation(self, tasks):
+        """Return 'on (bubblewrap 0.8.0)' where one of the tasks has a sandbox, or 'off (...)', with the reason."""
+        if self.sandbox == "off":
+            return "off (--sandbox off)"
+        if all(self.sandbox == "auto" and task.variant.is_catalogued for task in tasks):
+            return "off (all files are the project's)"
+        if self.sanitize:
+            return "off (compute-sanitizer runs files outside of it)"
+        try:
+            return f"on ({sandbox.version()})"
+        except sandbox.Missing as missing:
+            if self.sandbox == "require":
+                raise
+            return f"off ({missing})"
+
+    def sanitizes(self, task):
+        """Return whether compute-sanitizer is to look at the task, which it also does where the first call failed."""
+        return self.sanitize and task.place == "cuda"

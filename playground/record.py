@@ -1,0 +1,739 @@
+"""The result of a run as dataclasses: what the driver composes, what the reports read, and the form of the JSON document.
+
+Times are in milliseconds (`_ms`) or seconds, memory is in MiB (`_mib`) or bytes, errors are shares of the outputs' standard
+deviation. serial.py turns a record into JSON and back; `python -m playground.record` prints the form.
+"""
+
+import dataclasses
+import datetime
+import re
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from playground.serial import (
+    LONGEST,
+    OMITTED,
+    Amount,
+    Count,
+    DocumentError,
+    Rule,
+    Text,
+    described,
+    dump,
+    load,
+    require,
+    shown,
+    values,
+)
+
+SCHEMA = 1
+PASS, FORWARD_ONLY, FAIL, ERROR, SKIPPED = VERDICTS = ("pass", "forward only", "fail", "error", "skipped")
+TIMED = (PASS, FORWARD_ONLY)  # verdicts with which a variant is timed
+STANDARDS = {"forward": "forward", "drop-in": "drop_in"}  # as --standard names them -> their keys
+NOT_MEASURED = "not measured"  # the verdict of an Outcome without a ratio
+NOTHING_TO_DO = "no kernel of its own to look at"  # of compute-sanitizer
+
+
+Digest = Annotated[
+    str, Rule("64 hexadecimal digits", lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{64}", value)))
+]
+Verdict = Literal["pass", "forward only", "fail", "error", "skipped"]
+Place = Literal["cuda", "cpu", "emulator"]
+Bound = Literal["memory", "compute"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Milliseconds: the median of all calls, and between which two values the middle 60% lie."""
+
+    median: Amount
+    p20: Amount
+    p80: Amount
+
+    def verify(self, where: str) -> None:
+        require(self.p20 <= self.median <= self.p80, where, "p20 <= median <= p80", dump(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """Between `low` and `high` lies a ratio with 95%."""
+
+    low: Amount
+    high: Amount
+
+    def verify(self, where: str) -> None:
+        require(self.low <= self.high, where, "low <= high", dump(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio(Interval):
+    """How many times as fast: the median over paired rounds, and its 95% interval."""
+
+    ratio: Amount
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Over the fastest baseline that is at least as precise, `against`; "any_precision" is the fastest of all, if another.
+
+    "not measured" has a `reason`, and no ratio. `precise` says whether more rounds would not have been worth their time.
+    """
+
+    verdict: Literal["win", "tie", "loss", "not measured"]
+    against: Text | None = None
+    ratio: Amount | None = None
+    low: Amount | None = None
+    high: Amount | None = None
+    precise: bool = False
+    any_precision: Text | None = None
+    reason: Text | None = None
+
+    def verify(self, where: str) -> None:
+        if self.verdict == NOT_MEASURED:
+            return require(self.reason is not None, f"{where}.reason", "a text", None)
+        for name in ("against", "ratio", "low", "high"):
+            require(getattr(self, name) is not None, f"{where}.{name}", "a text" if name == "against" else "a number", None)
+        return self.measured.verify(where) if self.measured else None
+
+    @property
+    def measured(self) -> Ratio | None:
+        """Return the ratio with its interval; None where nothing was measured."""
+        if self.ratio is None or self.low is None or self.high is None:
+            return None
+        return Ratio(ratio=self.ratio, low=self.low, high=self.high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    """What the outer clock says of the variant over eager PyTorch: see driver/outer.py."""
+
+    ratio: Amount | None
+    low: Amount | None
+    high: Amount | None
+    ms: Amount | None
+    eager_ms: Amount | None
+    null_ms: Amount | None
+    control: Amount | None
+    rounds: Count | None
+
+
+@dataclass(frozen=True)
+class Work:
+    """Bytes that one step moves, and floating-point operations (two a multiply-add) that it does."""
+
+    bytes: Amount
+    flops: Amount
+
+
+@dataclass(frozen=True, kw_only=True)
+class Works:
+    """The Work of one step: the least of any way to compute it, PyTorch's as written, and what no right pass can avoid."""
+
+    least: Work | None = None
+    as_written: Work | None = None
+    certain: Work | None = None
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Rates a second, each from the median time of several runs; None where the hardware has no TF32 or no fast fp16."""
+
+    read_bytes_per_second: Amount
+    copy_bytes_per_second: Amount
+    fp32_flops: Amount
+    tf32_flops: Amount | None = None
+    fp16_flops: Amount | None = None  # summed in float32
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """SM clock and its maximum in MHz, temperature in degrees Celsius, and what slows the GPU down.
+
+    `slowed_us` says for how many microseconds each cause has done so since the driver was loaded; None where it does not tell.
+    """
+
+    sm_mhz: int
+    max_sm_mhz: int
+    celsius: int
+    slowdowns: tuple[str, ...]
+    slowed_us: dict[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class ClocksAround:
+    """The GPU's clocks before and after a timing."""
+
+    before: Clocks
+    after: Clocks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """How fast a variant is in one mode, forward or a training step, beside its baselines; all None where it was not timed.
+
+    `speedup` has the ratio over each baseline, `control` that of the original to itself. `back_to_back_ms` is a call by the
+    driver's own clock, `launch_ms` what the host takes to launch one. `rechecked` counts timed results that were compared with
+    the reference. `graphed` is the same under a CUDA graph, in which the baselines `not_graphed` were too slow to be captured.
+    """
+
+    time_ms: Spread | None
+    peak_mib: Amount | None
+    floor_ms: Amount | None = None
+    floor_bound: Bound | None = None
+    work: Works | None = None
+    speedup: dict[str, Ratio] | None
+    speedup_proof: Text | None = None
+    outer: Outer | None = None
+    outcome: Outcome | None = None
+    control: Ratio | None = None
+    baselines_ms: dict[str, Spread] = field(default_factory=dict)
+    baselines_unavailable: dict[str, Text] = field(default_factory=dict)
+    rounds: Count | None = None
+    calls: Count | None = None
+    rechecked: Count | None = None
+    back_to_back_ms: Amount | None = None
+    launch_ms: Amount | None = None
+    clocks: ClocksAround | None = None
+    notes: list[str] = field(default_factory=list)
+    not_graphed: list[str] | None = None
+    graphed: "Timing | Unavailable | None" = None
+
+    def verify(self, where: str) -> None:
+        if self.floor_ms is not None:
+            require(self.floor_bound is not None, f"{where}.floor_bound", "memory or compute", None)
+
+    @property
+    def median_ms(self) -> float | None:
+        return self.time_ms.median if self.time_ms else None
+
+    @property
+    def ratios(self) -> dict[str, Ratio]:
+        """Return the ratio over each baseline."""
+        return self.speedup or {}
+
+    @property
+    def why_not_measured(self) -> str | None:
+        """Return why there is no speed-up, such as 'the machine is busy (...)'; None where there is one, or no baseline."""
+        return self.outcome.reason if self.outcome else None
+
+    @property
+    def in_a_graph(self) -> "Timing | None":
+        """Return the timing under a CUDA graph; None where there is none."""
+        return self.graphed if isinstance(self.graphed, Timing) else None
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """Why there is no timing under a CUDA graph."""
+
+    unavailable: Text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed(Timing):
+    """The forward pass, and each training mode by its name; `ceilings` are the machine's."""
+
+    ceilings: Ceilings | None = None
+    training: dict[str, Timing | None] | None = None
+
+
+NOT_TIMED = Timed(time_ms=None, peak_mib=None, speedup=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The shapes of the inputs, or what stands for one that is no tensor, and the constants that were set."""
+
+    inputs: list[Any] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One of the sizes that a problem lists, and how its benchmarks, so many, are ranked."""
+
+    kind: Literal["test", "benchmark"]
+    name: str
+    ranking: str
+    benchmarks: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairFacts:
+    """A pair of a suite: KernelBench's numbers, where the solution comes from, and the speed-up that is claimed there."""
+
+    problem: str
+    solution: str
+    level: int | None = None
+    problem_id: int | None = None
+    sample_id: int | None = None
+    origin: str | None = None
+    claimed_speedup: float | None = field(default=None, metadata=OMITTED)
+    case: Case | None = field(default=None, metadata=OMITTED)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of a cubin; memory in bytes. `shared` is what is declared statically, what a launch adds is not in it."""
+
+    name: Text
+    registers: Count
+    stack: Count
+    spill_stores: Count
+    spill_loads: Count
+    shared: Count
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Why ptxas could not be asked."""
+
+    unknown: Text
+
+
+@dataclass
+class Examination:
+    """What compute-sanitizer found: `findings`, one line each; `problem`, why its silence would prove nothing; `notes`.
+
+    `passes` are those that were run ("forward", "backward"), `tools` says of each how many reports concern the variant's
+    kernels and how many others it made, `kernels` are the names it went by, `settings` the model's constants that were changed.
+    """
+
+    findings: list[str] = field(default_factory=list)
+    problem: str | None = None
+    notes: list[str] = field(default_factory=list)
+    passes: list[str] = field(default_factory=list)
+    tools: dict[str, dict[str, int]] = field(default_factory=dict)
+    kernels: list[str] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def outcome(self) -> str:
+        """Return the outcome in a few words."""
+        if self.findings:
+            return "fail"
+        return f"error: {self.problem}" if self.problem else "nothing found" if self.tools else NOTHING_TO_DO
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """Where a pair of a cluster's was judged, and the two seeds there."""
+
+    name: str | None
+    host: str
+    worker: str
+    seed: int
+    probe_seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is judged, and what is known of it before: its files, its build, its precision and size.
+
+    `built` says whether it was built in this run, `printed` what it printed, `phases` the seconds of each. `accepted_races` are
+    those that the text calls benign: {line: how often}. `unvaried` says why its times would mean nothing.
+    """
+
+    model: Text
+    variant: Text
+    backend: Literal["cuda", "cpu"] | None
+    ran_on: Place | None
+    precision: Text | None = None
+    variant_precision: Text | None = None
+    shape: Shape = field(default_factory=Shape)
+    standard: Literal["forward", "drop-in"] | None = None
+    weights: Literal["by name", "by seed"] | None = None
+    weights_differ: str | None = None
+    printed: str = ""
+    accepted_races: dict[str, Count] = field(default_factory=dict)
+    source_sha256: Digest | None
+    code_sha256: Digest | None = None
+    kernels_sha256: Digest | None = None
+    model_sha256: Digest | None = None
+    build_seconds: Amount | None
+    built: bool
+    ptxas: dict[str, list[Kernel]] | Unknown | None = None
+    shared_limit_kb: Count | None = None
+    sanitizer: Examination | None = None
+    pair: PairFacts | None = None
+    phases: dict[str, Amount] = field(default_factory=dict)
+    unvaried: str | None = None
+    device: Device | None = field(default=None, metadata=OMITTED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standard:
+    """The verdict under one of the two standards, and all reasons against it."""
+
+    verdict: Literal["pass", "fail", "error", "skipped"] | None = None
+    reasons: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standards:
+    """The verdicts under both standards."""
+
+    forward: Standard = field(default_factory=Standard)
+    drop_in: Standard = field(default_factory=Standard)
+
+
+@dataclass(frozen=True)
+class Caveat:
+    """What is to be known of a variant that is right: a stable tag, a sentence, the standard that it costs, a line."""
+
+    tag: Text
+    text: Text
+    costs: Literal["drop-in"] | None = None
+    line: Count | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracy:
+    """The class of the outputs' accuracy (judge/accuracy.py), the error, the limit within which all are as PyTorch, and the
+    error that the caller accepts.
+    """
+
+    kind: Text = field(metadata={"key": "class"})
+    error: Amount | None
+    limit: Amount | None
+    accepted: Amount | None = field(default=None, metadata=OMITTED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Errors:
+    """A largest error, what is allowed, what PyTorch's is, and what the stated precision permits to any algorithm."""
+
+    max_error: Amount | None
+    allowed: Amount | None
+    eager_error: Amount | None
+    permitted_error: Amount | None = None
+
+    @property
+    def is_within(self) -> bool:
+        """Return whether the error is allowed; one that is no number is not."""
+        return self.max_error is not None and self.allowed is not None and self.max_error <= self.allowed
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientErrors(Errors):
+    """The errors of a gradient; `complaint` says what is wrong with it, by more than the largest error."""
+
+    complaint: str | None = None
+
+    @property
+    def is_within(self) -> bool:
+        return self.max_error is not None and not self.complaint
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """Why there are no gradients."""
+
+    unsupported: Text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What came of a check: what is wrong, or a remark, such as why it was not made."""
+
+    complaint: str | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe(Entry, Errors):
+    """What came of a probe; the errors are None where it was not compared."""
+
+    max_error: Amount | None = None
+    allowed: Amount | None = None
+    eager_error: Amount | None = None
+    permitted_error: Amount | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelTime:
+    """A kernel on the GPU, how often it was launched and its microseconds in all."""
+
+    name: str
+    calls: Amount
+    microseconds: Amount
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnWork:
+    """What the variant has of its own: names of what it builds or opens, calls of it, and its share of the GPU's time.
+
+    `spoiled` says whether its kernels' results were changed, `note` why the kernels do not count.
+    """
+
+    builds: list[str]
+    opened: list[str] = field(default_factory=list)
+    means_to_build: bool
+    triton: bool
+    own_calls: Amount
+    spoiled: bool
+    kernels: list[KernelTime]
+    own_share: Amount | None
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class OwnCheck:
+    """What the problem's own check says of the outputs."""
+
+    complaint: Text | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check(Errors):
+    """What was compared: the errors of the probe that is nearest to its limit, gradients, probes, behaviour, own work.
+
+    `mutants_rejected` is "14/14": wrong versions of the original that the probes reject. `domain` are the conditions that every
+    probe's inputs keep, `reference` how the float64 reference was computed.
+    """
+
+    gradients: dict[str, GradientErrors] | Unsupported | None
+    mutants_rejected: Text | None = None
+    mutants_survived: list[str] | None = field(default=None, metadata=OMITTED)
+    probes: dict[str, Probe] = field(default_factory=dict)
+    behaviour: dict[str, Entry] = field(default_factory=dict)
+    work: OwnWork | None = None
+    domain: list[str] = field(default_factory=list)
+    reference: list[str] = field(default_factory=list)
+    own_check: OwnCheck | None = field(default=None, metadata=OMITTED)
+
+
+UNCHECKED = Check(max_error=None, allowed=None, eager_error=None, gradients=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgment:
+    """The verdict and what it rests on. `reason` is the worst complaint, None with "pass"; `details` a traceback."""
+
+    verdict: Verdict
+    reason: Text | None
+    details: str = ""
+    standards: Standards | None = None
+    caveats: list[Caveat] = field(default_factory=list)
+    accuracy: Accuracy | None = None
+    findings: list[str] = field(default_factory=list)
+    check: Check | None
+
+    @property
+    def checked(self) -> Check:
+        """Return the check, a blank one where nothing was compared."""
+        return self.check or UNCHECKED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A mode beside an earlier run: see report/against.py. `time` and `speedup` are above 1 where this run is faster."""
+
+    timed: str
+    verdict: Literal["faster", "same", "slower", "not comparable"]
+    reason: str | None
+    old_ms: Amount | None
+    new_ms: Amount | None
+    time: Ratio | None = None
+    speedup: Ratio | None = None
+    baseline: str | None = None
+    same_source: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(Timed, Judgment, Subject):
+    """All that is known of one variant at one place and size."""
+
+    against: list[Comparison] | None = field(default=None, metadata=OMITTED)
+
+    def verify(self, where: str) -> None:
+        """Require what depends on the verdict: what is wrong is never timed."""
+        super().verify(where)
+        if self.verdict in (*TIMED, FAIL):
+            for name in ("backend", "ran_on", "source_sha256", "check"):
+                expected = f"a value, since the verdict is {self.verdict}"
+                require(getattr(self, name) is not None, f"{where}.{name}", expected, None)
+        if self.verdict == PASS and self.check:
+            gradients = self.check.gradients if isinstance(self.check.gradients, dict) else {}
+            compared = {"": self.check, **{f".gradients.{name}": each for name, each in gradients.items()}}
+            for of, errors in compared.items():
+                for name in ("max_error", "allowed", "eager_error"):
+                    require(getattr(errors, name) is not None, f"{where}.check{of}.{name}", "a number", None)
+        elif self.verdict != PASS:
+            require(self.reason is not None, f"{where}.reason", "a text", None)
+        for name in ("time_ms", "speedup", "training") if self.verdict not in TIMED else ():
+            value = getattr(self, name)
+            require(value is None, f"{where}.{name}", f"null, since the verdict is {self.verdict}", dump(value))
+
+
+def compose(subject: Subject, *parts: Judgment | Timing) -> Result:
+    """Return the Result of what is known of a variant: later parts replace earlier ones."""
+    known: dict[str, Any] = values(NOT_TIMED)
+    for part in (subject, *parts):
+        known |= values(part)
+    return Result(**known)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuDetails:
+    """The processor's cores, its widest instructions, and the threads that PyTorch takes there."""
+
+    cores: int | None
+    logical_cores: int | None
+    usable_logical_cores: int | None
+    capability: str
+    threads: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """What a document was measured on, with which options, and how: `seconds` of the whole run and of all `requests` to
+    workers by name, the `timeline` of what was done, the two seeds, how many workers of a cluster were lost.
+
+    `complete` says whether there is a result of each task, `joined` of which runs a recorded document consists.
+    """
+
+    date: str
+    git: dict[str, Any] | None = None
+    os: str | None = None
+    python: Text | None = None
+    torch: Text | None = None
+    cuda: Text | None = None
+    cudnn: str | None = None
+    nvcc: str | None = None
+    driver: Text | None = None
+    gpu: Text | None = None
+    gpus: list[dict[str, Any]] | None = None
+    cpu: Text | None = None
+    cpu_details: CpuDetails | None = None
+    memory_mib: int | None = None
+    options: dict[str, Any] | None = None
+    sandbox: str | None = None
+    seed: int | None = field(default=None, metadata=OMITTED)
+    probe_seed: int | None = field(default=None, metadata=OMITTED)
+    timeline: list[dict[str, Any]] | None = field(default=None, metadata=OMITTED)
+    requests: dict[str, float] | None = field(default=None, metadata=OMITTED)
+    seconds: float | None = field(default=None, metadata=OMITTED)
+    lost_workers: int | None = field(default=None, metadata=OMITTED)
+    joined: str | None = field(default=None, metadata=OMITTED)
+    complete: bool | None = None
+
+    def verify(self, where: str) -> None:
+        try:
+            self.moment.isoformat()
+        except ValueError:
+            require(False, f"{where}.date", "an ISO 8601 date", self.date)
+
+    @property
+    def moment(self) -> datetime.datetime:
+        """Return the moment at which a document was recorded; without a time zone it is taken as UTC."""
+        moment = datetime.datetime.fromisoformat(self.date.replace("Z", "+00:00"))
+        return moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanRatio(Ratio):
+    """Geometric means of ratios and of the ends of their intervals, over so many pairs."""
+
+    pairs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Over:
+    """KernelBench's fast_p for each p, over one baseline, and the geometric mean."""
+
+    fast_p: dict[str, float]
+    geometric_mean: MeanRatio
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteStandard:
+    """How many pairs are correct by a standard, how many of them were timed, and by how much they are faster."""
+
+    correct: int
+    timed: int
+    fast_0: float
+    over: dict[str, Over]
+
+
+@dataclass(frozen=True)
+class Right:
+    """Of the sizes that a problem lists, so many ran and were right."""
+
+    right: int
+    ran: int
+    listed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cases:
+    """A solution at all sizes that its problem lists, and what the problem's own check accepts."""
+
+    problem: str
+    solution: str
+    test: Right
+    benchmark: Right
+    checked: int
+    accepted: int
+    ranking: str
+    geometric_mean_ms: float | None
+    over_eager: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """What a run over many pairs comes to."""
+
+    pairs: int
+    problems_without_solution: list[str]
+    verdicts: dict[str, int]
+    caveats: dict[str, int]
+    accuracy: dict[str, int]
+    lower_precision: int
+    standards: dict[str, SuiteStandard]
+    cases: list[Cases] | None = field(default=None, metadata=OMITTED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Against:
+    """An earlier document that this one was compared with: `counts` of verdicts, which differ by more than the `margin`."""
+
+    file: str
+    date: str
+    margin: float
+    counts: dict[str, int]
+    not_in_this_run: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """What --json writes."""
+
+    schema: int
+    environment: Environment
+    results: list[Result]
+    suite: Suite | None = field(default=None, metadata=OMITTED)
+    against: Against | None = field(default=None, metadata=OMITTED)
+
+
+def load_document(value: Any) -> Document:
+    """Return the Document that a value of JSON is. Raises DocumentError, which names the path, and the variant."""
+    require(isinstance(value, dict), "document", "an object", value)
+    schema = value.get("schema", SCHEMA)  # if it is missing, this is said below
+    if isinstance(schema, bool) or schema != SCHEMA:
+        raise DocumentError(f"schema {schema!r:.{LONGEST}}: this program reads schema {SCHEMA}")
+    results = value.get("results")
+    read = [load_result(each, f"results[{index}]") for index, each in enumerate(results if isinstance(results, list) else ())]
+    document = load(Document, value | ({"results": []} if read else {}))
+    return dataclasses.replace(document, results=read)
+
+
+def load_result(value: Any, where: str = "result") -> Result:
+    """Return the Result that a value of JSON is. Raises DocumentError, which names the path, and the variant."""
+    if isinstance(value, dict) and all(isinstance(value.get(key), str) and value[key] for key in ("model", "variant")):
+        where = f"{where} ({shown(value['model'])}/{shown(value['variant'])})"
+    return load(Result, value, where)
+
+
+if __name__ == "__main__":
+    print("\n".join(described([each for each in globals().values() if isinstance(each, type) and each is not Rule])).strip())
