@@ -19,7 +19,7 @@ from playground.worker.failures import internal_error
 
 FINAL = ("pass", "forward only", "fail", "skipped")  # an error may have been the machine's
 WRITING_PAUSE = 20  # times what writing a document took, which so takes at most 5% of a run
-WHAT_COUNTS = ("quick", "training", "strict", "max_autotune", "sanitize")  # of the options: what two runs must share
+WHAT_COUNTS = ("quick", "training", "strict", "max_autotune", "sanitize", "trust")  # of the options: what two runs must share
 
 
 def measure(tasks, options, file=None, resume=None, add=lambda finished: finished, show=None, cluster=None):
