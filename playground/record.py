@@ -111,7 +111,10 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Outer:
-    """What the outer clock says of the variant over eager PyTorch: see driver/outer.py."""
+    """What the outer clock says of the variant over eager PyTorch: see driver/outer.py.
+
+    Of a call, in turns of so many `calls`; `null_ms` is of a turn without work. `warm` is what the inner clock says of these.
+    """
 
     ratio: Amount | None
     low: Amount | None
@@ -121,6 +124,8 @@ class Outer:
     null_ms: Amount | None
     control: Amount | None
     rounds: Count | None
+    calls: Count | None = None
+    warm: Ratio | None = None
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ import torch
 from playground import tensors, untrusted
 from playground.machine import build_locks
 from playground.nvidia import tool
-from playground.stopwatch import outer
 from playground.worker import WorkerFailure
 from playground.worker.referee_client import erase, remove
 
@@ -114,16 +113,6 @@ def test_at_a_name_that_is_removed(place, thing):
             else:
                 clear(file.held)
                 assert clear is erase or not os.path.lexists(file.path)
-
-
-@pytest.mark.parametrize("thing", THINGS)
-def test_at_the_name_of_the_outer_clocks_page(place, thing):
-    with left_at(place, "page", thing) as file:
-        with pytest.raises(FileExistsError):
-            outer.Page(file.held, create=True)
-        if thing not in FILES:
-            with pytest.raises((OSError, untrusted.Refused)):
-                outer.Page(file.held)
 
 
 @pytest.mark.parametrize("thing", THINGS)

@@ -10,10 +10,11 @@ import os
 import signal
 import sys
 
-from playground.worker.channel import Channel
+from playground.worker.channel import TOLD, Channel
 from playground.worker.failures import describe
 
-BETWEEN_CALLS = ("time", "join_outer", "call_outer", "await_quiet")  # requests after which memory stays where it is
+# Requests after which memory stays where it is.
+BETWEEN_CALLS = ("time", "join_outer", "ready_outer", "call_outer", "draw", "await_quiet")
 
 
 def end_with(parent):
@@ -52,13 +53,14 @@ def give_back(request):
             torch.cuda.empty_cache()
 
 
-def main(request_fd, reply_fd, parent, limits, role):
+def main(request_fd, reply_fd, shared_fd, parent, limits, role):
     end_with(parent)
     faulthandler.enable(all_threads=False)  # to stderr, where the driver finds the line in which the file crashed
     if limits:
         limit(limits)
     channel = Channel(request_fd, reply_fd)
     answering = getattr(importlib.import_module(f"playground.worker.{role}"), role.title())()
+    answering.shared, answering.tell = shared_fd, lambda: channel.send(TOLD)
     while True:
         try:
             message = channel.receive()
@@ -79,4 +81,4 @@ def main(request_fd, reply_fd, parent, limits, role):
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:4]), json.loads(sys.argv[4]), sys.argv[5])
+    main(*map(int, sys.argv[1:5]), json.loads(sys.argv[5]), sys.argv[6])

@@ -20,12 +20,13 @@ from pathlib import Path
 import psutil
 
 from cuda_emulator import CALL_OFF, SECONDS_TO_ANSWER
+from playground import untrusted
 from playground.catalog import ROOT
 from playground.machine.load import family, standing
 from playground.record import DocumentError
 from playground.tensors import NoRoom
 from playground.worker import replies, sandbox
-from playground.worker.channel import Channel
+from playground.worker.channel import TOLD, Channel
 from playground.worker.failures import JUDGE_BROKE, SANDBOX_ALLOWS, crash_place, is_of_machine, without_our_frames
 
 # For a process that is never timed. Threads of OpenMP that wait for their share of the next loop keep a processor busy, and
@@ -36,7 +37,6 @@ LOOK_AT_LIMITS = 0.2  # seconds between looks at what a process in a sandbox tak
 LOOKS_SHARE = 4
 MOST_REASON, MOST_DETAILS = 2000, 100_000  # characters of what a judged file can say
 LOOK_AGAIN = 0.5  # seconds between looks at whether a paused process goes on
-MOST_AT_ONCE = 1 << 26  # bytes
 SHOWN_BYTES = 8000  # of what a worker prints
 COMPILERS = re.compile(r"nvcc|cicc|ptxas|cudafe\+\+|ninja|cc1(plus)?|clang.*|.*g\+\+(-\d+)?|as|ld|collect2")
 # What a request of a variant's is, for a time limit's message.
@@ -106,7 +106,8 @@ class WorkerProcess:
         request_read, request_write = os.pipe()
         reply_read, reply_write = os.pipe()
         parent, limits = (sandbox.PARENT, self.room.limits.of_process()) if self.room else (os.getpid(), {})
-        numbers = map(str, (request_read, reply_write, parent))
+        self.shared = untrusted.memory("shared")  # for the outer clock on a CPU, see clock.memory.Host
+        numbers = map(str, (request_read, reply_write, self.shared, parent))
         command = [sys.executable, "-m", "playground.worker", *numbers, json.dumps(limits), self.role]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         variables = {**os.environ, "PYTHONPATH": path, **(environment or {})}
@@ -118,7 +119,7 @@ class WorkerProcess:
             stdin=subprocess.DEVNULL,
             stdout=self._printed,
             stderr=self._output,
-            pass_fds=(request_read, reply_write),
+            pass_fds=(request_read, reply_write, self.shared),
             env=variables,
             start_new_session=True,  # Ctrl-C reaches the driver alone, which then ends its workers
         )
@@ -169,12 +170,9 @@ class WorkerProcess:
         self.close()
 
     @contextlib.contextmanager
-    def stopped(self, pid=None):
-        """Stop the process and all that it started, and have it go on in the end. Gives a Stopped.
-
-        `pid` is the number that the process has by its own account, of whose memory something is wanted.
-        """
-        stopped = Stopped([self._process], pid)
+    def stopped(self):
+        """Stop the process and all that it started, and have it go on in the end. Gives a Stopped."""
+        stopped = Stopped([self._process])
         try:
             stopped.stop()
             stopped.has_grown()
@@ -182,10 +180,11 @@ class WorkerProcess:
         finally:
             stopped.has_grown()  # or what was started meanwhile would never go on
             stopped.go_on()
-            stopped.close()
 
-    def ask(self, what, **arguments):
+    def ask(self, what, told=None, **arguments):
         """Return the reply to the request `what`, a method of its role: a record of replies.FORMS, or a dict.
+
+        `told()` is called where the process says beforehand that something has happened, see clock.side.
 
         Raises WorkerFailure when the request raised, the process died or ended, the limit passed while it was not paused, or
         what came is no reply (a judged file can write to the pipe); in all but the first case the process is gone and every
@@ -198,7 +197,9 @@ class WorkerProcess:
             try:
                 message = {"request": what, "arguments": arguments}
                 self._channel.send(message, functools.partial(self._is_in_time, latest))
-                reply = self._receive(latest)
+                while (reply := self._receive(latest)) == TOLD:
+                    if told:
+                        told()
             except TimeoutError:
                 found = (self._whereabouts() if self._emulates else "") or self._phase(what)
                 self.kill()
@@ -312,26 +313,17 @@ class WorkerProcess:
         if self._guard:
             self._guard.join()
         self._channel.close()
+        os.close(self.shared)
         self._output.close()
         self._printed.close()
 
 
 class Stopped:
-    """Processes that stand still, with all that they started, and the memory of one of them, if `pid` says of which."""
+    """Processes that stand still, with all that they started."""
 
-    def __init__(self, processes, pid=None):
+    def __init__(self, processes):
         self._processes = processes
         self.family = _families(processes, standing)
-        self._memory = os.open(f"/proc/{self._host_pid(pid)}/mem", os.O_RDWR | os.O_CLOEXEC) if pid else None
-
-    def _host_pid(self, pid):
-        """The number here of a process that is `pid` in its own namespace."""
-        for each in self.family:
-            with contextlib.suppress(OSError):
-                numbers = re.search(r"^NSpid:(.*)", Path(f"/proc/{each}/status").read_text(), re.M)
-                if numbers and int(numbers[1].split()[-1]) == pid:
-                    return each
-        raise OSError("its process is not among those that were started for it")
 
     def stop(self):
         """Stop those that are known, at once."""
@@ -387,36 +379,6 @@ class Stopped:
     def go_on(self):
         """Have all of them go on."""
         _signal(self.family, signal.SIGCONT)
-
-    def read(self, address, count):
-        """Return bytes of the process's memory. Raises OSError where there are none."""
-        found = bytearray()
-        while len(found) < count:
-            part = os.pread(self._memory, min(count - len(found), MOST_AT_ONCE), address + len(found))
-            if not part:
-                raise OSError("its results lie in no memory of its process")
-            found += part
-        return bytes(found)
-
-    def write(self, address, file, count=sys.maxsize):
-        """Write the content of a file, up to `count` bytes, to the process's memory. Raises OSError where there is none."""
-        end = address + count
-        with Path(file).open("rb") as content:
-            while part := content.read(min(MOST_AT_ONCE, end - address)):
-                self.put(address, part)
-                address += len(part)
-
-    def put(self, address, data):
-        """Write bytes to the process's memory. Raises OSError where there is none."""
-        for at in range(0, len(data), MOST_AT_ONCE):
-            part = data[at : at + MOST_AT_ONCE]
-            if os.pwrite(self._memory, part, address + at) != len(part):
-                raise OSError("its inputs or results lie in no memory of its process")
-
-    def close(self):
-        """Close the memory."""
-        if self._memory is not None:
-            os.close(self._memory)
 
 
 @contextlib.contextmanager
