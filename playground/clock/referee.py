@@ -320,6 +320,8 @@ class OnGpu(Turns):
         super().__init__(drawn, memory or Gpu())
         self._clock = clock or CudaClock()
         self._clock.flush()
+        word = torch.zeros(1, dtype=torch.int64, device=drawn.device)
+        torch.bitwise_or(word, 0, out=word)  # its kernel is loaded then
         self._memory.synchronize()
         self._flush_ms = min(self._clock.flush_in_a_row(self._clock.flush_ms) for _ in range(3))
 

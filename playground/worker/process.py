@@ -197,9 +197,10 @@ class WorkerProcess:
             try:
                 message = {"request": what, "arguments": arguments}
                 self._channel.send(message, functools.partial(self._is_in_time, latest))
-                while (reply := self._receive(latest)) == TOLD:
-                    if told:
-                        told()
+                reply = self._receive(latest)
+                if told and reply == TOLD:
+                    told()
+                    reply = self._receive(latest)
             except TimeoutError:
                 found = (self._whereabouts() if self._emulates else "") or self._phase(what)
                 self.kill()
