@@ -11,18 +11,21 @@ import math
 import secrets
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from playground.driver.race import WRONG_WHEN_TIMED, Rejected
-from playground.record import NOT_MEASURED, Interval, Outcome, Outer, Ratio, Spread, Timing, scaled, values
+from playground.record import NOT_MEASURED, Interval, Outcome, Outer, Ratio, Spread, Timing, scaled
+from playground.serial import values
 from playground.stopwatch import statistics
 from playground.untrusted import held_at
 from playground.worker import WorkerFailure, WorkerProcess, pause_others
 from playground.worker.process import GOES_ON
+from playground.worker.referee_client import RefereeClient
 
 FEWEST_ROUNDS, ROUNDS, MOST_ROUNDS = 9, 20, 40  # the last with those that cannot be used
 SECONDS = 3.0  # for a speed-up that is claimed; one that is not takes the fewest rounds
@@ -47,7 +50,7 @@ class Player(NamedTuple):
     mode: str
     worker: WorkerProcess
 
-    def ask(self, what, **arguments):
+    def ask(self, what: str, **arguments: Any) -> Any:
         """Ask the side's process."""
         return self.worker.ask(what, side=self.name, mode=self.mode, **arguments)
 
@@ -59,18 +62,28 @@ class Turn(NamedTuple):
     inner: float
 
 
-def measure(referee, players, place, mode, declared, seconds, call_ms):
+def measure(
+    referee: RefereeClient,
+    players: dict[str, Player],
+    place: str,
+    mode: str,
+    declared: str | float | None,
+    seconds: float,
+    call_ms: float,
+) -> Outer:
     """Return the Outer of the variant over eager PyTorch.
 
     `players` are {name: Player} of VARIANT, EAGER and, where it runs, CONTROL; `mode` is one of workload's, GRAPHED or not, and
     `call_ms` what a call of eager PyTorch takes in it. After `seconds`, or once the interval is narrow ENOUGH, no more rounds
     follow than have to. Raises Rejected, and WorkerFailure where nothing can be measured.
     """
-    clock = {"cuda": _OnGpu, "cpu": _OnCpu}[place](referee, players[VARIANT].worker)
-    calls, rounds, shares = max(1, int(TURN_MS[place] / call_ms)), {name: [] for name in (*players, NULL)}, {}
+    kinds: dict[str, type[_OnGpu] | type[_OnCpu]] = {"cuda": _OnGpu, "cpu": _OnCpu}
+    clock, calls = kinds[place](referee, players[VARIANT].worker), max(1, int(TURN_MS[place] / call_ms))
+    rounds: dict[str, list[Turn]] = {name: [] for name in (*players, NULL)}
+    shares: dict[str, bool] = {}
     began = time.monotonic()
 
-    def are_enough(used):
+    def are_enough(used: int) -> bool:
         if not FEWEST_ROUNDS <= used < ROUNDS or time.monotonic() - began > seconds:
             return used >= FEWEST_ROUNDS
         found = conclude(rounds, RESOLUTION_MS[place], calls)
@@ -98,13 +111,13 @@ def measure(referee, players, place, mode, declared, seconds, call_ms):
     return conclude(rounds, RESOLUTION_MS[place], calls)
 
 
-def _leave(player):
+def _leave(player: Player) -> None:
     with contextlib.suppress(WorkerFailure):
         player.ask("leave_outer")
 
 
 @contextlib.contextmanager
-def _turn(player, judged, referee):
+def _turn(player: Player, judged: WorkerProcess, referee: RefereeClient) -> Iterator[None]:
     """Have all but a side's process and the referee's stand still. Raises WorkerFailure where a judged file's go on."""
     with pause_others({player.worker, judged, referee.worker}), contextlib.ExitStack() as standing:
         if player.worker is judged:
@@ -125,10 +138,10 @@ def _turn(player, judged, referee):
 class _OnGpu:
     """The referee releases inputs, takes results and has the clock; see clock/referee.py."""
 
-    def __init__(self, referee, judged):
+    def __init__(self, referee: RefereeClient, judged: WorkerProcess) -> None:
         self._referee, self._judged = referee, judged
 
-    def turn(self, player, is_null):
+    def turn(self, player: Player, is_null: bool) -> tuple[float | None, dict[str, Any], dict[str, Any]]:
         """Return (milliseconds of a turn, what its process says, what the referee does)."""
         seconds, compares = player.worker.limit, player.name == VARIANT
         with _turn(player, self._judged, self._referee), ThreadPoolExecutor(1) as beside:
@@ -149,10 +162,10 @@ class _OnGpu:
 class _OnCpu:
     """The referee writes inputs while the process stands still. The clock runs from when it goes on until it is stopped."""
 
-    def __init__(self, referee, judged):
+    def __init__(self, referee: RefereeClient, judged: WorkerProcess) -> None:
         self._referee, self._judged = referee, judged
 
-    def turn(self, player, is_null):
+    def turn(self, player: Player, is_null: bool) -> tuple[float | None, dict[str, Any], dict[str, Any]]:
         """Return (milliseconds of a turn, what its process says, what the referee does)."""
         compares = player.name == VARIANT and not is_null
         turn = self._referee.ask("outer.draw", side=player.name)
@@ -181,7 +194,7 @@ class _OnCpu:
         return milliseconds + ran, _believable(told), found
 
 
-def _believable(told):
+def _believable(told: dict[str, Any]) -> dict[str, Any]:
     """What a side says of itself, if it has the form."""
     match told:
         case {"milliseconds": int() | float() as took, "share": bool(share)} if math.isfinite(took):
@@ -189,7 +202,7 @@ def _believable(told):
     raise WorkerFailure("answers a turn of the outer clock with something else than a time")
 
 
-def _whole(rounds):
+def _whole(rounds: dict[str, list[Turn]]) -> list[tuple[Turn, ...]]:
     """The rounds in which no side was disturbed: [a Turn of each side]."""
     return [each for each in zip(*rounds.values(), strict=True) if all(turn.outer is not None for turn in each)]
 
@@ -208,17 +221,17 @@ def conclude(rounds: dict[str, list[Turn]], resolution: float, calls: int) -> Ou
     sides = list(rounds)
     drawn = np.random.default_rng(len(whole)).integers(len(whole), size=(RESAMPLED, len(whole)))
 
-    def of(took, name):
+    def of(took: np.ndarray, name: str) -> np.ndarray:
         """What a side takes a turn, of the rounds as they are, then of those drawn; a row of `took` is a round."""
         column = took[:, sides.index(name)]
         return np.array([statistic(name)(column), *statistic(name)(column[drawn], axis=1)])
 
-    def statistic(name):
+    def statistic(name: str) -> Callable[..., Any]:
         if name == VARIANT:
             return np.mean
         return np.median if name == NULL else lambda values, axis=None: np.quantile(values, QUICK, axis=axis)
 
-    def over(name):
+    def over(name: str) -> np.ndarray:
         return np.maximum(0.0, took[EAGER]) / np.maximum(resolution, took[name])
 
     took = {name: of(outer, name) - of(outer, NULL) for name in sides if name != NULL}
@@ -239,7 +252,7 @@ def conclude(rounds: dict[str, list[Turn]], resolution: float, calls: int) -> Ou
     )
 
 
-def _around(values):
+def _around(values: np.ndarray) -> tuple[float, float]:
     """The interval of the first value, by the others, which are drawn like it."""
     low, high = np.quantile(values[1:], [0.025, 0.975])
     return min(float(values[0]), float(low)), max(float(values[0]), float(high))
