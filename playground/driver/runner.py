@@ -28,8 +28,8 @@ from playground.judge.sample import IN_A_RUN
 from playground.machine import build_locks, ptxas
 from playground.machine.memory import MEMORY, MOST_JUDGED_AT_ONCE, builds_at_once, judged_at_once
 from playground.report import contract
-from playground.tensors import NoRoom, is_full, no_room_in
-from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, kill_all, owner, sandbox, submit
+from playground.room import NoRoom, is_full, no_room_in
+from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, kill_all, owner, prepare, sandbox, submit
 from playground.worker.failures import internal_error
 from playground.worker.referee_client import GIVEN, sized_up
 
@@ -194,6 +194,8 @@ class Runner:
         self.measured.patience = Patience(self._options.patience(tasks))
         self._progress.expect(len(tasks))
         self.is_over = False
+        if any(self._options.times(task) for task in tasks):
+            prepare()
         uses = collections.Counter(task.group for task in tasks)
         for task in tasks:
             if task.group not in self._shared:

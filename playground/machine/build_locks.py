@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
-import torch
 
 JUDGED = "judged"  # the folder in torch's with one for each judged file that is not the project's
 SECOND_LOOK = 0.25  # seconds; a builder closes its lock a moment before it removes it
@@ -30,6 +29,7 @@ def extensions_root() -> Path:
     """Return the directory in which torch keeps one build directory an extension."""
     if (directory := os.environ.get("TORCH_EXTENSIONS_DIR")) is not None:
         return Path(directory)
+    import torch
     from torch.utils import cpp_extension
 
     if torch.version.hip is not None:

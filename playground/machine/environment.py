@@ -1,10 +1,8 @@
 """What a result was measured on: a description to store beside it, without the names and paths of the machine."""
 
-import json
 import os
 import platform
 import re
-import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -46,12 +44,6 @@ def describe() -> dict:
         },
         "memory_mib": psutil.virtual_memory().total // 2**20,
     }
-
-
-def describe_apart() -> dict:
-    """Return what `describe` gives in a process of its own: this one must not initialise CUDA while something is timed."""
-    command = [sys.executable, "-m", "playground.machine.environment"]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, cwd=PROJECT).stdout)
 
 
 def _gpus() -> list[dict]:
@@ -110,7 +102,3 @@ def _git_state() -> tuple[str | None, bool | None]:
     commit = requirements.output("git", "-C", str(PROJECT), "rev-parse", "HEAD")
     changes = requirements.output("git", "-C", str(PROJECT), "status", "--porcelain")
     return commit, None if changes is None else changes != ""
-
-
-if __name__ == "__main__":
-    print(json.dumps(describe()))

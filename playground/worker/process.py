@@ -21,8 +21,8 @@ import psutil
 from cuda_emulator import CALL_OFF, SECONDS_TO_ANSWER
 from playground.catalog import ROOT
 from playground.machine.load import family, standing
-from playground.tensors import NoRoom
-from playground.worker import sandbox
+from playground.room import NoRoom
+from playground.worker import sandbox, server
 from playground.worker.channel import Channel
 from playground.worker.failures import JUDGE_BROKE, SANDBOX_ALLOWS, crash_place, is_of_machine, without_our_frames
 from playground.worker.replies import malformed
@@ -77,6 +77,16 @@ class WorkerFailure(Exception):
         self.is_of_judge = reason.startswith(JUDGE_BROKE)
 
 
+def prepare(environment=None):
+    """Begin to import PyTorch for the processes that will have this added to their environment."""
+    server.start(_variables(environment))
+
+
+def _variables(environment):
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, **(environment or {})}
+
+
 class WorkerProcess:
     """A process that answers requests one at a time, each to the thread that asked. As a context manager, it ends the process.
 
@@ -103,26 +113,18 @@ class WorkerProcess:
     def _start(self, environment):
         request_read, request_write = os.pipe()
         reply_read, reply_write = os.pipe()
-        parent, limits = (sandbox.PARENT, self.room.limits.of_process()) if self.room else (os.getpid(), {})
-        numbers = map(str, (request_read, reply_write, parent))
-        command = [sys.executable, "-m", "playground.worker", *numbers, json.dumps(limits), self.role]
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        variables = {**os.environ, "PYTHONPATH": path, **(environment or {})}
-        if self.room:
-            command, variables = self.room.command(command), self.room.environment(environment)
+        variables = _variables(environment)
         self._printed, self._output = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=self._printed,
-            stderr=self._output,
-            pass_fds=(request_read, reply_write),
-            env=variables,
-            start_new_session=True,  # Ctrl-C reaches the driver alone, which then ends its workers
-        )
+        streams = self._printed.fileno(), self._output.fileno(), request_read, reply_write
+        source = None if self.room else server.start(variables)
+        forked = source and source.fork(*streams)
+        self._process = forked or self._new_process(variables, environment, *streams)
         os.close(request_read)
         os.close(reply_write)
         self._channel = Channel(reply_read, request_write)
+        if forked:
+            with contextlib.suppress(OSError):  # it has ended, which the first request says
+                self._channel.send({"environment": variables, "folder": str(Path.cwd()), "role": self.role})
         with _living_lock:
             _living.add(self)
         if self.room:
@@ -130,6 +132,23 @@ class WorkerProcess:
         self._guard = threading.Thread(target=self._look_at_limits, daemon=True) if self.room else None
         if self._guard:
             self._guard.start()
+
+    def _new_process(self, variables, environment, output, errors, request, reply):
+        """A Popen with these variables; in a room with what that gives, and the `environment`."""
+        parent, limits = (sandbox.PARENT, self.room.limits.of_process()) if self.room else (os.getpid(), {})
+        numbers = map(str, (request, reply, parent))
+        command = [sys.executable, "-m", "playground.worker", *numbers, json.dumps(limits), self.role]
+        if self.room:
+            command, variables = self.room.command(command), self.room.environment(environment)
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            pass_fds=(request, reply),
+            env=variables,
+            start_new_session=True,  # Ctrl-C reaches the driver alone, which then ends its workers
+        )
 
     def _look_at_limits(self):
         """End a process in a sandbox that takes more than it may. One that is paused takes no more than before."""
@@ -420,7 +439,7 @@ def _part_of(file, count):
 
 
 def kill_family(process):
-    """End a Popen that has a session of its own, and everything it started."""
+    """End a Popen or Forked that has a session of its own, and everything it started."""
     _signal(_families([process]), signal.SIGKILL)
     process.wait()
 

@@ -18,6 +18,7 @@ from playground.judge.precision import CUT, LOWER, forbid_tf32
 from playground.judge.sample import SMALL, Sample
 from playground.judge.sizes import Sizes
 from playground.judge.tolerance import Reference, largest_difference, worst, wrong
+from playground.machine import environment
 from playground.stopwatch import outer, timer
 from playground.stopwatch.workload import fresh_inputs, upstream_for
 from playground.worker import outer_referee
@@ -34,6 +35,7 @@ class Referee:
     """The original, its float64 reference on each probe, and the comparison with it."""
 
     size_up = staticmethod(footprint.size_up)
+    environment = staticmethod(environment.describe)
 
     def load(self, problem, settings, place, weights, seed, strict=False, precision=None, share=1.0, secret=0):
         """Make the original and save its weights to the file `weights`. `strict` forbids TF32; `precision` is one of HALF.

@@ -37,6 +37,12 @@ def sized_up(worker, original):
     return Footprint(**worker.ask("size_up", **{key: original[key] for key in SIZED_BY}))
 
 
+def describe_machine(limit=300.0):
+    """Return what environment.describe does, in a process of its own: this one must not initialise CUDA beside a timing."""
+    with WorkerProcess("referee", limit, UNTIMED) as worker:
+        return worker.ask("environment")
+
+
 class RefereeClient:
     """The referee of one model at one size: a process that knows the right results on every probe. Threads may share it.
 

@@ -27,7 +27,7 @@ import cuda_emulator
 from playground.catalog import ROOT
 from playground.machine import build_locks
 from playground.machine.memory import free_on_host
-from playground.tensors import NO_ROOM, NoRoom, no_room_in
+from playground.room import NO_ROOM, NoRoom, no_room_in
 from playground.worker.failures import SANDBOX_ALLOWS
 
 INSTALL = "install bubblewrap 0.8.0 or newer (apt-get install bubblewrap)"
