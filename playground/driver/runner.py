@@ -12,11 +12,14 @@ import math
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import torch
 
 import cuda_emulator
 from playground import catalog
@@ -188,7 +191,7 @@ class Runner:
                 finished.add(id(result))
                 self._progress.done(*task.names(), result["verdict"])
                 result["phases"] = self._progress.phases(*task.names())
-                self.close_room(task)
+                self.close_room(task, keep=result["verdict"] != "error")
                 keep([result for result in results if id(result) in finished])
 
         self.measured.patience = Patience(self._options.patience(tasks))
@@ -339,25 +342,25 @@ class Runner:
             _make_emulator(str(task.variant.path), self._options.time_limit)
         with self._making_room:
             if id(task) not in self._rooms:
-                self._rooms[id(task)] = task, self.new_room(task, [task.variant.path])
+                self._rooms[id(task)] = task, self.new_room(task, [task.variant.path], _key_of(task))
             _, room = self._rooms[id(task)]
             return room
 
-    def new_room(self, task, shown):
-        """Return a sandbox that sees the task's problem and what its referee gives, and the files `shown`."""
+    def new_room(self, task, shown, key=None):
+        """Return a sandbox that sees the task's problem and what its referee gives, and the files `shown`; `key`: see Room."""
         builds = Path(self._options.builds or build_locks.extensions_root() / build_locks.JUDGED)
         builds.mkdir(parents=True, exist_ok=True)
         shown = [task.model.path, self.folder(task.group) / GIVEN, *shown]
-        return sandbox.Room([path.absolute() for path in shown], self.folder(), builds)
+        return sandbox.Room([path.absolute() for path in shown], self.folder(), builds, key)
 
-    def close_room(self, task):
-        """Close the sandbox of a task, after the last process in it has ended."""
+    def close_room(self, task, keep=False):
+        """Close the sandbox of a task, after the last process in it has ended; `keep`: see Room.close."""
         with self._making_room:
             _, room = self._rooms.pop(id(task), (task, None))
         if room:
             if worker := self._ready.pop((task.place == "emulator", room), None):
                 worker.close()
-            room.close()
+            room.close(keep)
 
     def build(self, task, result):
         """Build the variant once, so that what is timed later finds it built. Sets the verdict when that fails."""
@@ -499,6 +502,12 @@ def blank_result(task):
         "shape": {"inputs": [], "settings": task.settings},
         **{"baselines_ms": {}, "baselines_unavailable": {}, "accepted_races": {}, "phases": {}},
     }
+
+
+def _key_of(task):
+    """What builds of a task may be used for again: its own files alone, since both of them run where these are built."""
+    files = [task.hashes["source_sha256"], task.hashes["model_sha256"]]
+    return hashlib.sha256(repr([*files, sys.version, torch.__version__]).encode()).hexdigest()[:16] if all(files) else None
 
 
 @functools.cache

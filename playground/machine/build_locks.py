@@ -53,7 +53,8 @@ def clear_stale_locks(root: Path | None = None, grace: float = 2.0) -> Locks:
     cleared = []
     if not hasattr(cpp_extension, "FileBaton"):  # newer ones lock through the operating system
         return Locks(cleared, {})
-    paths = sorted([*root.glob("*/lock"), *root.glob(f"{JUDGED}/*/*/lock")])
+    judged = f"{JUDGED}/{'[0-9a-f]' * 16}"  # no sandbox's, in which a judged file may have put links
+    paths = sorted([*root.glob("*/lock"), *root.glob(f"{judged}/*/lock")])
     found = {path: status for path in paths if (status := _status(path))}
     held = _held(found)
     held |= {path: why for path in found.keys() - held.keys() if (why := _out_of_sight(path, found[path]))}

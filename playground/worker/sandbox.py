@@ -69,6 +69,8 @@ EVENTS = {
 }
 GROUP = "playground-"  # begins a group's name; the driver's process id follows
 RUN, BUILDS = "playground-run-", "builds-"  # begin the names of the folders of a run, and of a room
+KEPT = "kept-"  # of builds that a file's next room begins with
+MOST_KEPT, MOST_KEPT_BYTES = 32, 64 << 20  # folders; bytes of one
 MOST_ENTRIES = 20_000  # files and folders, in each of the two folders
 RESERVE, MOST_RESERVE = 0.02, GIB  # of the file system that these are on: less must not be free
 # What Python, torch and compilers say when they have reached a limit -> the limit's name.
@@ -160,14 +162,15 @@ class Room:
     Of these `exchange` is for its results and `builds` for its extensions; both are made new, in the folders named so. Every
     process of the file runs in the same room, and no other file does. `close` removes them. Raises NoRoom where the disk is
     full.
+
+    `key` says that the builds are kept for the next room of this key: who has the same files, which nobody else has written to.
     """
 
-    def __init__(self, shown, exchange, builds):
+    def __init__(self, shown, exchange, builds, key=None):
         self._shown = list(map(Path, shown))
         self.exchange = Path(tempfile.mkdtemp(prefix="results-", dir=exchange))
-        self.builds = Path(tempfile.mkdtemp(prefix=BUILDS, dir=builds))
         self._open = contextlib.ExitStack()
-        self._open.enter_context(cuda_emulator.held(self.builds))
+        self.builds = (key and self._kept(Path(builds) / f"{KEPT}{key}")) or self._new(builds)
         self._free = {folder: shutil.disk_usage(folder).free for folder in (self.exchange, self.builds)}
         self.limits = limits(self.exchange)
         self._groups = list(_groups(self.exchange.name, self.limits))
@@ -177,8 +180,30 @@ class Room:
                 self.close()
                 raise NoRoom(_no_room(folder, builds))
 
-    def close(self):
-        """Remove both, whatever names, modes and depths a file has left there. Safe to call twice."""
+    def _new(self, builds):
+        folder = Path(tempfile.mkdtemp(prefix=BUILDS, dir=builds))
+        self._open.enter_context(cuda_emulator.held(folder))
+        return folder
+
+    def _kept(self, folder):
+        """The folder of kept builds, which is this room's alone until it is closed; None where it is another's now."""
+        folder.mkdir(exist_ok=True)
+        try:
+            self._open.enter_context(cuda_emulator.held(folder, without_waiting=True))
+            os.utime(folder)
+        except OSError:
+            return None
+        for each in cuda_emulator.entries(folder):  # where a build was killed: nobody can put a link in its place meanwhile
+            if each.is_dir() and not each.is_symlink():
+                with contextlib.suppress(OSError):
+                    (each / "lock").unlink()
+        return folder
+
+    def close(self, keep=False):
+        """Remove both, whatever names, modes and depths a file has left there. Safe to call twice.
+
+        `keep` leaves builds that have a key where they are, unless they are large.
+        """
         for group in self._groups:
             for _ in range(40):  # the last process may be seen to end a moment before it leaves its group
                 with contextlib.suppress(OSError):
@@ -186,7 +211,8 @@ class Room:
                 if not group.exists():
                     break
                 time.sleep(0.05)
-        for folder in (self.exchange, self.builds):
+        is_kept = keep and self.builds.name.startswith(KEPT) and size_of(self.builds) <= MOST_KEPT_BYTES
+        for folder in (self.exchange, *([] if is_kept else [self.builds])):
             cuda_emulator.remove_folder(folder)
         self._open.close()
 
@@ -259,7 +285,10 @@ class Room:
 
 def sweep(exchange):
     """Remove what rooms have left whose driver was killed: `exchange` are the folders in which runs make theirs."""
-    cuda_emulator.remove_unheld(build_locks.extensions_root() / build_locks.JUDGED, BUILDS)
+    judged = build_locks.extensions_root() / build_locks.JUDGED
+    cuda_emulator.remove_unheld(judged, BUILDS)
+    for kept in sorted(judged.glob(f"{KEPT}*"), key=os.path.getmtime)[:-MOST_KEPT]:
+        cuda_emulator.remove_unheld(judged, kept.name)
     for folder in exchange:
         cuda_emulator.remove_unheld(Path(folder), RUN)
     for parent in map(Path, GROUPS):

@@ -116,11 +116,12 @@ class Forked:
 
 def main(number):
     """Fork what the driver asks for, until it is gone. In a worker, this returns when the worker has done its work."""
-    for module in MODULES:
-        importlib.import_module(module)
+    connection = socket.socket(fileno=number)
+    with _ending_with(connection):
+        for module in MODULES:
+            importlib.import_module(module)
     if not _is_forkable():
         return
-    connection = socket.socket(fileno=number)
     woken, wakes = os.pipe()
     os.set_blocking(woken, False)
     os.set_blocking(wakes, False)
@@ -158,6 +159,27 @@ def main(number):
                 os.close(each)
             with contextlib.suppress(OSError):
                 control.send(str(pid).encode())
+
+
+@contextlib.contextmanager
+def _ending_with(connection):
+    """End this process when the other end of a connection is closed within the block."""
+    stopped, stop = os.pipe()
+    looking = select.poll()
+    looking.register(connection, select.POLLRDHUP)
+    looking.register(stopped, select.POLLIN)
+
+    def look():
+        if connection.fileno() in dict(looking.poll()):
+            os._exit(1)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    yield
+    os.write(stop, b".")
+    thread.join()
+    os.close(stopped)
+    os.close(stop)
 
 
 def _is_forkable():
