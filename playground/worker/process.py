@@ -20,7 +20,7 @@ import psutil
 
 from cuda_emulator import CALL_OFF, SECONDS_TO_ANSWER
 from playground.catalog import ROOT
-from playground.machine.load import family, standing
+from playground.machine.load import Granted, family, standing
 from playground.room import NoRoom
 from playground.worker import sandbox, server
 from playground.worker.channel import Channel
@@ -35,6 +35,8 @@ LOOK_AT_LIMITS = 0.2  # seconds between looks at what a process in a sandbox tak
 LOOKS_SHARE = 4
 MOST_REASON, MOST_DETAILS = 2000, 100_000  # characters of what a judged file can say
 LOOK_AGAIN = 0.5  # seconds between looks at whether a paused process goes on
+LOOK_AT_TIME = 2.0  # seconds between looks at what a process has got of the machine; or a quarter of its limit
+PATIENCE = 10  # times its limit: as long may one take by the clock that gets nothing
 MOST_AT_ONCE = 1 << 26  # bytes
 SHOWN_BYTES = 8000  # of what a worker prints
 COMPILERS = re.compile(r"nvcc|cicc|ptxas|cudafe\+\+|ninja|cc1(plus)?|clang.*|.*g\+\+(-\d+)?|as|ld|collect2")
@@ -239,14 +241,17 @@ class WorkerProcess:
             raise failed("wrote something else than a reply into its connection to the driver", self.output())
 
     def _receive(self):
-        """The reply. Raises TimeoutError after the limit's seconds in which the process was not paused."""
-        latest = time.monotonic() + self.limit - self._seconds_paused()
+        """The reply. Raises TimeoutError after the limit's seconds, in which the process was neither paused nor starved."""
+        granted, began = Granted(), self._unpaused()
+        seen = began
         while True:
-            left = latest + self._seconds_paused() - time.monotonic()
+            left = min(self.limit - granted.seconds, LOOK_AT_TIME, self.limit / 4)
             try:
                 return self._channel.receive(max(left, LOOK_AGAIN if self._paused_since else 0.0))
             except TimeoutError:
-                if left <= 0 and not self._paused_since:
+                last, seen = seen, self._unpaused()
+                granted.look(_families([self._process]), seen - last)
+                if not self._paused_since and (granted.seconds >= self.limit or seen - began >= PATIENCE * self.limit):
                     raise
 
     def _whereabouts(self):
@@ -271,9 +276,10 @@ class WorkerProcess:
             return ": while the original was run"
         return f": {PHASES[what]}" if self.role == "candidate" and what in PHASES else ""
 
-    def _seconds_paused(self):
+    def _unpaused(self):
+        """Seconds of the clock that stands still while the process is paused."""
         since = self._paused_since
-        return self._paused + (time.monotonic() - since if since else 0.0)
+        return (since or time.monotonic()) - self._paused
 
     def _cause_of_death(self):
         try:
