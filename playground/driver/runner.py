@@ -173,7 +173,7 @@ class Runner:
         self._shared = {}  # {group: SharedSession}
         self._footprints, self._sizing = {}, {}  # by group: its Footprint, and the lock of who asks for it
         self.in_turn = threading.Lock()  # is held by a session that waits for memory: who comes first has it first
-        self._are_beside = False  # whether several models are judged at once
+        self.are_beside = False  # whether several models are judged at once
         self.is_over = False  # nobody needs to wait for anything any more
         self._niceness = {}  # of builds, by the path of their model
         self._begun, self._judged, self._most_ahead = threading.Condition(), 0, 0  # how many builds are judged; may run ahead
@@ -235,15 +235,15 @@ class Runner:
         at_once = judged_at_once() if on_gpu and not self._options.sanitize and not has_points else 1
         models = dict.fromkeys(task.model.path for task, _ in pairs)
         self._niceness = {path: min(NICEST, NICE + LATER * turn) if on_gpu else 0 for turn, path in enumerate(models)}
-        self._are_beside = at_once > 1
-        if self._are_beside and self._is_alone:
+        self.are_beside = at_once > 1
+        if self.are_beside and self._is_alone:
             self.judge_slot = threading.BoundedSemaphore(at_once)
         in_turn = [pair for pair in pairs if pair[0].place != "emulator"]
         self._coming = [task for task, _ in in_turn]
         # Builds do not run ahead by more variants than there are processors: who judges needs those, too.
         self._judged, self._most_ahead = 0, builds_at_once() + MOST_JUDGED_AT_ONCE
         places = {id(result): place for place, (_, result) in enumerate(in_turn)}
-        judging = _Pool(2 * at_once if self._are_beside else 1, self)  # as many more may wait to be timed
+        judging = _Pool(2 * at_once if self.are_beside else 1, self)  # as many more may wait to be timed
         # Who waits for another pool's calls is left after it: what these have not begun is cancelled then.
         with judging, _Pool(builds_at_once(), self) as building:
             try:
@@ -272,7 +272,7 @@ class Runner:
 
         def finish_or_postpone(task, result):
             said = f"{result['reason']} {result['details']} {result['caveats']}"
-            if self._are_beside and OUT_OF_MEMORY.search(said):
+            if self.are_beside and OUT_OF_MEMORY.search(said):
                 postponed.append((task, result))
             else:
                 finish(task, result)
@@ -291,7 +291,7 @@ class Runner:
 
         On the CPU they take longest, for torch.compile.
         """
-        is_needed = self._are_beside and not (self.is_over or (build.done() and result["verdict"]))
+        is_needed = self.are_beside and not (self.is_over or (build.done() and result["verdict"]))
         if is_needed:
             with contextlib.suppress(Exception):  # it is raised again where the session is used
                 self._shared[task.group].session()

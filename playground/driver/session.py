@@ -39,6 +39,7 @@ class Session:
         self._progress = progress
         self._run = run
         self._unusable, self._description = None, {}
+        self._warming, self._warmed = threading.Lock(), None
         self._open = contextlib.ExitStack()
         memory = self._open.enter_context(contextlib.ExitStack())  # is given back when the processes have ended
         turn = contextlib.ExitStack()
@@ -60,18 +61,21 @@ class Session:
             turn.close()
             # Until PyTorch is imported there seconds pass: meanwhile the reference is computed.
             run.start_ahead(task)
-            if options.times(task):
+            # Of a suite's pairs many are wrong, and the others keep the device busy: what is not right needs no baselines.
+            are_sure = options.times(task) and not (task.pair and run.are_beside)
+            if are_sure:
                 self._stopwatch.start_processes()
             progress.started("truth", *task.names("float64"))
             self._description = self._referee.load(share)
             self._original["varied"] = self._description["varied"]  # the stopwatch has the same arguments
-            beside = ThreadPoolExecutor(max_workers=2)
+            self._beside = beside = ThreadPoolExecutor(max_workers=2)
             self._open.callback(beside.shutdown)
             self._open.callback(self._stopwatch.give_up)  # where nothing was right, what is to be timed beside it is in vain
-            prepared = submit(beside, self._referee.prepare)
+            self._prepared = prepared = submit(beside, self._referee.prepare)
             if not is_ample or options.max_autotune:  # what is chosen by timing is not chosen beside the reference
                 prepared.result()
-            self._warmed = submit(beside, self._stopwatch.warm_up if options.times(task) else lambda _: None, prepared)
+            if are_sure:
+                self._warm_up()
             prepared.result()
             progress.finished("truth", *task.names("float64"), "ready")
         except WorkerFailure as failure:
@@ -103,10 +107,16 @@ class Session:
                 if result["verdict"] in TIMED:
                     give_doubt(result)
                 if result["verdict"] in TIMED and self._options.times(task):
-                    self._warmed.result()
+                    self._warm_up().result()
                     self._time(worker, task, result)
         except WorkerFailure as failure:
             give_failure(result, self._with_shapes(failure))
+
+    def _warm_up(self):
+        """The future of what a variant is timed beside, which is prepared once."""
+        with self._warming:
+            self._warmed = self._warmed or submit(self._beside, self._stopwatch.warm_up, self._prepared)
+            return self._warmed
 
     def _with_shapes(self, failure):
         """The failure; where an element of a result was never written, and its shape is none of the original's, that first."""
