@@ -26,12 +26,13 @@ from rich.console import Console
 
 from playground.catalog import Impossible
 from playground.driver import plan, runner
-from playground.machine import environment
+from playground.machine.environment import cpu_name
 from playground.machine.memory import MEMORY, judged_at_once
 from playground.record import Device, dump, load_result
 from playground.report.progress import Progress
 from playground.worker import kill_all
 from playground.worker.failures import internal_error
+from playground.worker.referee_client import describe_machine
 
 LOCAL, HERE = "local", "127.0.0.1"
 RETRIES = 2  # of a pair whose worker was lost; a running scheduler has its own allowed-failures
@@ -215,7 +216,7 @@ def _at(named, folder, text):
 
 @functools.cache
 def _device(place):
-    name = environment.describe_apart().gpu if place == "cuda" else environment.cpu_name()
+    name = describe_machine().gpu if place == "cuda" else cpu_name()
     return name, socket.gethostname(), str(distributed.get_worker().name)
 
 

@@ -10,12 +10,12 @@ import time
 from playground.catalog import Impossible
 from playground.driver import plan
 from playground.driver.runner import Runner
-from playground.machine.environment import describe_apart
 from playground.record import SCHEMA, Document, DocumentError, dump, load_result
 from playground.report import document
 from playground.report.progress import Progress
 from playground.worker import spent
 from playground.worker.failures import internal_error
+from playground.worker.referee_client import describe_machine
 
 FINAL = ("pass", "forward only", "fail", "skipped")  # an error may have been the machine's
 WRITING_PAUSE = 20  # times what writing a document took, which so takes at most 5% of a run
@@ -164,7 +164,7 @@ class _Record:
 
     @functools.cached_property
     def _described(self):
-        return self._ask(describe_apart)
+        return self._ask(describe_machine)
 
 
 def _identity(row):

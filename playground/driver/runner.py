@@ -12,11 +12,14 @@ import math
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
+
+import torch
 
 import cuda_emulator
 from playground.driver.race import Measured, Patience
@@ -27,14 +30,16 @@ from playground.judge.sample import IN_A_RUN
 from playground.machine import build_locks, ptxas
 from playground.machine.memory import MEMORY, MOST_JUDGED_AT_ONCE, builds_at_once, judged_at_once
 from playground.record import ERROR, Result, Subject, Unknown, compose
-from playground.tensors import NoRoom, is_full, no_room_in
-from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, kill_all, owner, sandbox, submit
+from playground.room import NoRoom, is_full, no_room_in
+from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, kill_all, owner, prepare, sandbox, submit
 from playground.worker.failures import internal_error
 from playground.worker.referee_client import GIVEN, sized_up
 
 LOOK_AGAIN = 0.5  # seconds
 SHARED_MEMORY = "/dev/shm"
-NICE, LATER, NICEST = 10, 3, 13  # of builds: what judges the first ones comes before, and their model before the next
+# Of builds: what judges the first ones comes before, and their model before the next. Beside a thread that waits actively,
+# niceness 3 leaves a build a third of a processor, 5 a quarter; 10 and 13 left it a tenth and a twentieth.
+NICE, LATER, NICEST = 3, 1, 5
 
 
 class Runner:
@@ -60,7 +65,7 @@ class Runner:
         self._shared = {}  # {group: SharedSession}
         self._footprints, self._sizing = {}, {}  # by group: its Footprint, and the lock of who asks for it
         self.in_turn = threading.Lock()  # is held by a session that waits for memory: who comes first has it first
-        self._are_beside = False  # whether several models are judged at once
+        self.are_beside = False  # whether several models are judged at once
         self.is_over = False  # nobody needs to wait for anything any more
         self._niceness = {}  # of builds, by the path of their model
         self._begun, self._judged, self._most_ahead = threading.Condition(), 0, 0  # how many builds are judged; may run ahead
@@ -81,12 +86,14 @@ class Runner:
                     return
                 self._progress.done(*task.names(), result.verdict)
                 results[id(task)] = replace(result, phases=self._progress.phases(*task.names()))
-                self.close_room(task)
+                self.close_room(task, keep=result.verdict != ERROR)
                 keep(in_order())
 
         self.measured.patience = Patience(self._options.patience(tasks))
         self._progress.expect(len(tasks))
         self.is_over = False
+        if any(self._options.times(task) for task in tasks):
+            prepare()
         uses = collections.Counter(task.group for task in tasks)
         for task in tasks:
             if task.group not in self._shared:
@@ -119,15 +126,15 @@ class Runner:
         at_once = judged_at_once() if on_gpu and not self._options.sanitize and not has_points else 1
         models = dict.fromkeys(task.model.path for task in tasks)
         self._niceness = {path: min(NICEST, NICE + LATER * turn) if on_gpu else 0 for turn, path in enumerate(models)}
-        self._are_beside = at_once > 1
-        if self._are_beside and self._is_alone:
+        self.are_beside = at_once > 1
+        if self.are_beside and self._is_alone:
             self.judge_slot = threading.BoundedSemaphore(at_once)
         in_turn = [task for task in tasks if task.place != "emulator"]
         self._coming = list(in_turn)
         # Builds do not run ahead by more variants than there are processors: who judges needs those, too.
         self._judged, self._most_ahead = 0, builds_at_once() + MOST_JUDGED_AT_ONCE
         places = {id(task): place for place, task in enumerate(in_turn)}
-        judging = _Pool(2 * at_once if self._are_beside else 1, self)  # as many more may wait to be timed
+        judging = _Pool(2 * at_once if self.are_beside else 1, self)  # as many more may wait to be timed
         # Who waits for another pool's calls is left after it: what these have not begun is cancelled then.
         with judging, _Pool(builds_at_once(), self) as building:
             try:
@@ -157,7 +164,7 @@ class Runner:
         postponed = []
 
         def finish_or_postpone(task, result):
-            if self._are_beside and OUT_OF_MEMORY.search(f"{result.reason} {result.details} {result.caveats}"):
+            if self.are_beside and OUT_OF_MEMORY.search(f"{result.reason} {result.details} {result.caveats}"):
                 postponed.append(task)
             else:
                 finish(task, result)
@@ -174,7 +181,7 @@ class Runner:
 
         On the CPU they take longest, for torch.compile.
         """
-        if self._are_beside and not (self.is_over or (build.done() and isinstance(build.result(), Result))):
+        if self.are_beside and not (self.is_over or (build.done() and isinstance(build.result(), Result))):
             with contextlib.suppress(Exception):  # it is raised again where the session is used
                 self._shared[task.group].session()
         subject = build.result()
@@ -228,25 +235,25 @@ class Runner:
             _make_emulator(str(task.variant.path), self._options.time_limit)
         with self._making_room:
             if id(task) not in self._rooms:
-                self._rooms[id(task)] = task, self.new_room(task, [task.variant.path])
+                self._rooms[id(task)] = task, self.new_room(task, [task.variant.path], _key_of(task))
             _, room = self._rooms[id(task)]
             return room
 
-    def new_room(self, task, shown):
-        """Return a sandbox that sees the task's problem and what its referee gives, and the files `shown`."""
+    def new_room(self, task, shown, key=None):
+        """Return a sandbox that sees the task's problem and what its referee gives, and the files `shown`; `key`: see Room."""
         builds = Path(self._options.builds or build_locks.extensions_root() / build_locks.JUDGED)
         builds.mkdir(parents=True, exist_ok=True)
         shown = [task.model.path, self.folder(task.group) / GIVEN, *shown]
-        return sandbox.Room([path.absolute() for path in shown], self.folder(), builds)
+        return sandbox.Room([path.absolute() for path in shown], self.folder(), builds, key)
 
-    def close_room(self, task):
-        """Close the sandbox of a task, after the last process in it has ended."""
+    def close_room(self, task, keep=False):
+        """Close the sandbox of a task, after the last process in it has ended; `keep`: see Room.close."""
         with self._making_room:
             _, room = self._rooms.pop(id(task), (task, None))
         if room:
             if worker := self._ready.pop((task.place == "emulator", room), None):
                 worker.close()
-            room.close()
+            room.close(keep)
 
     def build(self, task):
         """Build the variant once, so that what is timed later finds it built. Return its Subject, a Result where that fails."""
@@ -388,6 +395,12 @@ class _Pool(ThreadPoolExecutor):
 def _build_alone(subject: Subject) -> Subject:
     """What is known of a build, whatever came of it."""
     return Subject(**{each.name: getattr(subject, each.name) for each in fields(Subject)})
+
+
+def _key_of(task):
+    """What builds of a task may be used for again: its own files alone, since both of them run where these are built."""
+    files = [task.hashes["source_sha256"], task.hashes["model_sha256"]]
+    return hashlib.sha256(repr([*files, sys.version, torch.__version__]).encode()).hexdigest()[:16] if all(files) else None
 
 
 @functools.cache

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
@@ -39,6 +39,7 @@ class Session:
         self._progress = progress
         self._run = run
         self._unusable, self._description = None, {}
+        self._warming, self._warmed = threading.Lock(), None
         self._open = contextlib.ExitStack()
         memory = self._open.enter_context(contextlib.ExitStack())  # is given back when the processes have ended
         turn = contextlib.ExitStack()
@@ -60,18 +61,21 @@ class Session:
             turn.close()
             # Until PyTorch is imported there seconds pass: meanwhile the reference is computed.
             run.start_ahead(task)
-            if options.times(task):
+            # Of a suite's pairs many are wrong, and the others keep the device busy: what is not right needs no baselines.
+            are_sure = options.times(task) and not (task.pair and run.are_beside)
+            if are_sure:
                 self._stopwatch.start_processes()
             progress.started("truth", *task.names("float64"))
             self._description = self._referee.load(share)
             self._original["varied"] = self._description["varied"]  # the stopwatch has the same arguments
-            beside = ThreadPoolExecutor(max_workers=2)
+            self._beside = beside = ThreadPoolExecutor(max_workers=2)
             self._open.callback(beside.shutdown)
             self._open.callback(self._stopwatch.give_up)  # where nothing was right, what is to be timed beside it is in vain
-            prepared = submit(beside, self._referee.prepare)
+            self._prepared = prepared = submit(beside, self._referee.prepare)
             if not is_ample or options.max_autotune:  # what is chosen by timing is not chosen beside the reference
                 prepared.result()
-            self._warmed = submit(beside, self._stopwatch.warm_up if options.times(task) else lambda _: None, prepared)
+            if are_sure:
+                self._warm_up()
             prepared.result()
             progress.finished("truth", *task.names("float64"), "ready")
         except WorkerFailure as failure:
@@ -117,6 +121,12 @@ class Session:
             if result.verdict in TIMED and self._options.times(task):
                 result = self._time(judged.worker, task, result)
             return replace(result, printed=worker.printed())
+
+    def _warm_up(self) -> Future:
+        """The future of what a variant is timed beside, which is prepared once."""
+        with self._warming:
+            self._warmed = self._warmed or submit(self._beside, self._stopwatch.warm_up, self._prepared)
+            return self._warmed
 
     def _described(self, task: Task, subject: S) -> S:
         """At what precision and size the variant is judged; of one that cannot be built, nothing is said."""
@@ -185,7 +195,7 @@ class Session:
         """The result with its times; what was rejected while it was timed is wrong."""
         names = task.names()
         try:
-            self._warmed.result()
+            self._warm_up().result()
             self._progress.started("time", *names)
             timed = self._stopwatch.time(worker, result)
         except Rejected as rejection:

@@ -52,12 +52,11 @@ def give_back(request):
             torch.cuda.empty_cache()
 
 
-def main(request_fd, reply_fd, parent, limits, role):
+def main(channel, parent, limits, role):
     end_with(parent)
     faulthandler.enable(all_threads=False)  # to stderr, where the driver finds the line in which the file crashed
     if limits:
         limit(limits)
-    channel = Channel(request_fd, reply_fd)
     answering = getattr(importlib.import_module(f"playground.worker.{role}"), role.title())()
     while True:
         try:
@@ -79,4 +78,4 @@ def main(request_fd, reply_fd, parent, limits, role):
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:4]), json.loads(sys.argv[4]), sys.argv[5])
+    main(Channel(*map(int, sys.argv[1:3])), int(sys.argv[3]), json.loads(sys.argv[4]), sys.argv[5])

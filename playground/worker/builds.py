@@ -15,7 +15,7 @@ from torch.utils import _pytree
 import cuda_emulator
 from playground.judge import foreign, work
 from playground.machine import build_locks
-from playground.tensors import NO_ROOM, NoRoom, is_full
+from playground.room import NO_ROOM, NoRoom, is_full
 from playground.worker import light_headers
 from playground.worker.failures import describe
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import cuda_emulator
 from cuda_emulator import line_map, lines_of_file
 from playground import catalog
+from playground.room import NO_ROOM
 from playground.sweep import COMPILED
-from playground.tensors import NO_ROOM
 
 # "main.cpp:8:1: error: ..." of GCC and clang, "cuda.cu(8): error: ..." of nvcc
 COMPILER_ERROR = re.compile(

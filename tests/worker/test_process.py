@@ -1,7 +1,10 @@
 """One worker, asked directly: what becomes of it, and of what it started, in every way of ending."""
 
+import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -286,6 +289,29 @@ def test_the_time_limit_is_that_of_the_time_in_which_it_may_run(lasting, load):
             assert not asked.done()
         with pytest.raises(WorkerFailure, match="AttributeError"):
             asked.result()
+
+
+BUILDS = """
+import subprocess
+text = "#include <regex>\\nint main() {{ return std::regex_match(std::string(), std::regex(std::string())); }}"
+subprocess.run(["g++", "-x", "c++", "-O1", "-c", "-o", "/dev/null", "-"], input=text, text=True, check=True)
+"""
+
+
+@pytest.mark.full
+def test_a_build_beside_a_full_machine_has_its_time(worker, load):
+    """By the clock it takes longer than its limit, since it gets a small part of a processor."""
+    load(worker, "harmless_first", HARMLESS)
+    worker.make_nice(5)
+    with contextlib.ExitStack() as stack:
+        for _ in range(4 * os.cpu_count()):
+            spinning = [sys.executable, "-c", "while True: pass"]
+            stack.callback(subprocess.Popen(spinning, start_new_session=True).kill)  # Linux may share among sessions
+        began = time.monotonic()
+        load(worker, "builds", BUILDS + HARMLESS, limit=8)
+        assert time.monotonic() - began > 8
+        with pytest.raises(WorkerFailure, match="no answer within the time limit of 2 s"):
+            load(worker, "spins", "while True: pass", limit=2)
 
 
 def test_no_worker_starts_in_a_standstill_and_one_follows_the_other():
