@@ -94,8 +94,9 @@ def compare(
     torch.compile. `accept` is the error, at most 0.01 of the output's standard deviation, with which a solution is timed all
     the same.
 
-    What is wrong with the solution is in the Comparison. Raises CatalogError for a path or a setting that stands for nothing,
-    CannotCompare where the machine lacks what `device` needs, TypeError and ValueError for other arguments.
+    What is wrong with the solution is in the Comparison. Processes that have imported PyTorch stay for the next call, and end
+    with the caller's. Raises CatalogError for a path or a setting that stands for nothing, CannotCompare where the machine
+    lacks what `device` needs, TypeError and ValueError for other arguments.
     """
     for name, (value, choices) in {
         "device": (device, ("auto", "cuda", "cpu", "emulator")),

@@ -24,7 +24,8 @@ MODULES = ("torch", "setuptools", *(f"playground.worker.{role}" for role in ("__
 # Of the environment, what is read after the fork. All else counts when a library is loaded (as OMP_WAIT_POLICY does for
 # libgomp), so that it makes another server.
 READ_LATE = ("PATH", "PWD", "OLDPWD", "HOME", "TMPDIR", "XDG_CACHE_HOME", "CC", "CXX", "CUDA_HOME", "CUDA_PATH", "MAX_JOBS")
-READ_LATE += ("COLUMNS", "LINES", "TORCH_EXTENSIONS_DIR", "CUDA_EMULATOR_*", "PLAYGROUND_*", "PYTEST_*")
+READ_LATE += ("COLUMNS", "LINES", "TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_*", "TRITON_*", "CUDA_EMULATOR_*")
+READ_LATE += ("PLAYGROUND_*", "PYTEST_*")
 MOST = 4  # servers at once
 
 _servers = {}  # by what each was started with: its Server, or None where it forks nothing
@@ -187,9 +188,9 @@ def _is_forkable():
     import torch
 
     if not (pid := os.fork()):
-        os._exit(0)
-    os.waitpid(pid, 0)
-    return len(list(Path("/proc/self/task").iterdir())) == 1 and not torch.cuda.is_initialized()
+        os._exit(torch.cuda._is_in_bad_fork())  # whether anything has asked CUDA
+    _, status = os.waitpid(pid, 0)
+    return status == 0 and len(list(Path("/proc/self/task").iterdir())) == 1
 
 
 def _work(parent, of_server, control, output, errors, request, reply):

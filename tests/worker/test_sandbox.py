@@ -237,7 +237,7 @@ def test_what_the_outer_clock_exchanges(aims, mode):
         for name, worker in sides.items():
             players[name] = outer.Player(name, "forward", worker, truth.answers(worker).file(f"page-{name}"))
             players[name].ask("start", seeds=[1, 2, 3])
-        assert outer.measure(truth, players, "cpu", "forward", None, 1)["rounds"] >= outer.FEWEST_ROUNDS
+        assert outer.measure(truth, players, "cpu", "forward", None, 1).rounds >= outer.FEWEST_ROUNDS
         players[outer.VARIANT].ask("time", seeds=[7])
         timed = answers.file("timed")
         assert "symbolic" in truth.compare("outputs", "timed", str(timed.held))["complaint"]
@@ -259,7 +259,7 @@ raise ValueError("started")
 def test_a_standstill_reaches_what_runs_inside_and_the_end_too(runner, write_variant):
     task = task_of(write_variant("counts", COUNTS).path)
     with WorkerProcess("candidate", OPTIONS.time_limit, UNTIMED, room=runner.room(task)) as worker:
-        assert loaded(runner, worker, task)["reason"] == "ValueError: started"
+        assert loaded(runner, worker, task).reason == "ValueError: started"
         count = worker.room.builds / "count"
         wait_for(count.exists, 20)
         with pause_others(set()):
