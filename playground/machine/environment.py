@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import torch
 
-from playground.record import CpuDetails, Environment, dump, load
+from playground.record import CpuDetails, Environment
+from playground.serial import dump, load
 
 from . import requirements
 
