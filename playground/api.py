@@ -25,10 +25,11 @@ from playground.driver import plan
 from playground.driver.runner import Runner
 from playground.driver.task import Options, Task
 from playground.machine import build_locks, requirements
-from playground.record import Caveat, Ratio, dump
+from playground.record import Caveat, Ratio
 from playground.report import suite
 from playground.report.figures import meets
 from playground.report.progress import Progress
+from playground.serial import dump
 from playground.tensors import HALF
 from playground.worker.sandbox import MODES, Missing, version
 

@@ -8,7 +8,7 @@ import dataclasses
 import datetime
 import re
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from playground.serial import (
     LONGEST,
@@ -27,10 +27,15 @@ from playground.serial import (
 )
 
 SCHEMA = 1
-PASS, FORWARD_ONLY, FAIL, ERROR, SKIPPED = VERDICTS = ("pass", "forward only", "fail", "error", "skipped")
+PASS: Final = "pass"
+FORWARD_ONLY: Final = "forward only"
+FAIL: Final = "fail"
+ERROR: Final = "error"
+SKIPPED: Final = "skipped"
+VERDICTS = (PASS, FORWARD_ONLY, FAIL, ERROR, SKIPPED)
 TIMED = (PASS, FORWARD_ONLY)  # verdicts with which a variant is timed
 STANDARDS = {"forward": "forward", "drop-in": "drop_in"}  # as --standard names them -> their keys
-NOT_MEASURED = "not measured"  # the verdict of an Outcome without a ratio
+NOT_MEASURED: Final = "not measured"  # the verdict of an Outcome without a ratio
 NOTHING_TO_DO = "no kernel of its own to look at"  # of compute-sanitizer
 
 
@@ -39,6 +44,7 @@ Digest = Annotated[
 ]
 Verdict = Literal["pass", "forward only", "fail", "error", "skipped"]
 Place = Literal["cuda", "cpu", "emulator"]
+StandardName = Literal["forward", "drop-in"]
 Bound = Literal["memory", "compute"]
 
 
@@ -107,14 +113,14 @@ class Outcome:
 class Outer:
     """What the outer clock says of the variant over eager PyTorch: see driver/outer.py."""
 
-    ratio: Amount | None
-    low: Amount | None
-    high: Amount | None
-    ms: Amount | None
-    eager_ms: Amount | None
-    null_ms: Amount | None
+    ratio: Amount
+    low: Amount
+    high: Amount
+    ms: Amount
+    eager_ms: Amount
+    null_ms: Amount
     control: Amount | None
-    rounds: Count | None
+    rounds: Count
 
 
 @dataclass(frozen=True)
@@ -341,7 +347,7 @@ class Subject:
     precision: Text | None = None
     variant_precision: Text | None = None
     shape: Shape = field(default_factory=Shape)
-    standard: Literal["forward", "drop-in"] | None = None
+    standard: StandardName | None = None
     weights: Literal["by name", "by seed"] | None = None
     weights_differ: str | None = None
     printed: str = ""

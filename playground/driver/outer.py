@@ -9,23 +9,26 @@ docs/how_times_are_taken.md has the protocol.
 import contextlib
 import secrets
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from playground.driver.race import WRONG_WHEN_TIMED, Rejected
-from playground.record import NOT_MEASURED, Interval, Outcome, Outer, Ratio, Spread, Timing, values
+from playground.record import NOT_MEASURED, Interval, Outcome, Outer, Ratio, Spread, Timing
+from playground.serial import values
 from playground.stopwatch import statistics
 from playground.stopwatch.outer import ADDRESSES, Unshareable, extent_of, placed
 from playground.stopwatch.timer import CPU_FLUSH_BYTES
 from playground.untrusted import File
 from playground.worker import WorkerFailure, WorkerProcess, pause_others
 from playground.worker.outer_referee import spoil
-from playground.worker.process import GOES_ON
+from playground.worker.process import GOES_ON, Stopped
+from playground.worker.referee_client import RefereeClient
 
 FEWEST_ROUNDS, ROUNDS, MOST_ROUNDS = statistics.ROUNDS_FOR_AN_INTERVAL, 20, 40  # the last with those that cannot be used
 SECONDS = 3.0  # for a speed-up that is claimed; one that is not takes the fewest rounds
@@ -35,7 +38,7 @@ FEWEST_CALLS, MOST_CALLS = 2, {"cuda": 11, "cpu": 8}  # of a turn, besides
 TURN_MS = {"cuda": 20, "cpu": 80}  # about what the calls of a turn take
 # Of a turn's calls, each of which is right. Threads that go on may wait a time slice for one another on one processor, so that
 # on two cores calls of 6.2 ms took 6.1 to 37.
-USUAL = {"cuda": np.median, "cpu": np.min}
+USUAL: dict[str, Callable[[Any], Any]] = {"cuda": np.median, "cpu": np.min}
 # What a call without work lacks besides. On one NVIDIA H200 calls of 0.010, 0.36 and 11.2 ms came out 0.006, 0.005 and 0.007 ms
 # longer than by the inner clock. On a CPU it is the time in which a process that is told to stop may go on.
 RESOLUTION_MS = {"cuda": 0.010, "cpu": 0.1}
@@ -55,12 +58,14 @@ class Player(NamedTuple):
     worker: WorkerProcess
     page: File
 
-    def ask(self, what, **arguments):
+    def ask(self, what: str, **arguments: Any) -> Any:
         """Ask the side's process."""
         return self.worker.ask(what, side=self.name, mode=self.mode, **arguments)
 
 
-def measure(referee, players, place, step, declared, seconds):
+def measure(
+    referee: RefereeClient, players: dict[str, Player], place: str, step: str, declared: str | float | None, seconds: float
+) -> Outer:
     """Return the Outer of the variant over eager PyTorch.
 
     `players` are {name: Player} of VARIANT, EAGER and, where it runs, CONTROL; `step` one of workload.MODES. After `seconds`,
@@ -68,12 +73,13 @@ def measure(referee, players, place, step, declared, seconds):
     nothing can be measured.
     """
     resolution, usual = RESOLUTION_MS[place], USUAL[place]
-    clock = {"cuda": _OnGpu, "cpu": _OnCpu}[place](referee, players[VARIANT].worker)
-    rounds = {name: [] for name in (*players, NULL)}
+    kinds: dict[str, type[_OnGpu] | type[_OnCpu]] = {"cuda": _OnGpu, "cpu": _OnCpu}
+    clock = kinds[place](referee, players[VARIANT].worker)
+    rounds: dict[str, list[list[float]]] = {name: [] for name in (*players, NULL)}
     counts, is_known = dict.fromkeys(rounds, FEWEST_CALLS), False
     began = time.monotonic()
 
-    def are_enough(used):
+    def are_enough(used: int) -> bool:
         if not FEWEST_ROUNDS <= used < ROUNDS or time.monotonic() - began > seconds:
             return used >= FEWEST_ROUNDS
         found = conclude(rounds, resolution, usual)
@@ -100,7 +106,7 @@ def measure(referee, players, place, step, declared, seconds):
 
 
 @contextlib.contextmanager
-def _turn(player, judged, referee):
+def _turn(player: Player, judged: WorkerProcess, referee: RefereeClient) -> Iterator[None]:
     """Have all but a side's process and the referee's stand still. Raises WorkerFailure where a judged file's go on."""
     with pause_others({player.worker, judged, referee.worker}), contextlib.ExitStack() as standing:
         if player.worker is judged:
@@ -118,7 +124,7 @@ def _turn(player, judged, referee):
             raise WorkerFailure(f"its own {GOES_ON}: in the turn of {player.name} they {did}")
 
 
-def _leave(player):
+def _leave(player: Player) -> None:
     with contextlib.suppress(WorkerFailure):
         player.ask("leave_outer")
 
@@ -126,14 +132,14 @@ def _leave(player):
 class _OnGpu:
     """The referee releases inputs, takes results and has the clock; see worker/outer_referee.py."""
 
-    def __init__(self, referee, judged):
+    def __init__(self, referee: RefereeClient, judged: WorkerProcess) -> None:
         self._referee, self._judged = referee, judged
 
-    def join(self, player, shared):
+    def join(self, player: Player, shared: dict[str, Any]) -> None:
         """Have a side take part."""
         player.ask("join_outer", shared=shared, page=str(player.page.path))
 
-    def turn(self, player, calls, is_null):
+    def turn(self, player: Player, calls: int, is_null: bool) -> list[dict[str, Any]]:
         """Return [{"milliseconds", "complaint"}, ...] of a turn's calls."""
         given = {"calls": calls, "seconds": player.worker.limit}
         with _turn(player, self._judged, self._referee), ThreadPoolExecutor(1) as beside:
@@ -151,12 +157,12 @@ class _OnCpu:
     The clock runs from the one to the other. The results are read from the memory of the process that stands still again.
     """
 
-    def __init__(self, referee, judged):
+    def __init__(self, referee: RefereeClient, judged: WorkerProcess) -> None:
         self._referee, self._judged = referee, judged
-        self._blocks = {}  # side -> the address of its inputs
+        self._blocks: dict[str, tuple[int, int]] = {}  # side -> the address of its inputs
         self._dirty = np.empty(CPU_FLUSH_BYTES, np.uint8)
 
-    def join(self, player, shared):
+    def join(self, player: Player, shared: dict[str, Any]) -> None:
         """Have a side take part."""
         self._shared = shared
         joined = player.ask("join_outer", shared={key: shared.get(key) for key in ("places", "bytes")}, page=None)
@@ -164,7 +170,7 @@ class _OnCpu:
             raise WorkerFailure("its process does not say where its inputs are")
         self._blocks[player.name] = joined["pid"], joined["address"]
 
-    def turn(self, player, calls, is_null):
+    def turn(self, player: Player, calls: int, is_null: bool) -> list[dict[str, Any]]:
         """Return [{"milliseconds", "complaint"}, ...] of a turn's calls: between them, too, its process stands still."""
         pid, address = self._blocks[player.name]
         with _turn(player, self._judged, self._referee):
@@ -174,7 +180,7 @@ class _OnCpu:
             except (Unshareable, OSError) as error:
                 raise WorkerFailure(f"{error}" if player.name == VARIANT else f"{player.name}: {error}") from None
 
-    def _call(self, player, process, address, is_null):
+    def _call(self, player: Player, process: Stopped, address: int, is_null: bool) -> dict[str, Any]:
         drawn = self._referee.ask("outer.draw")
         compares = player.name == VARIANT and not is_null
         stood = process.settled()
@@ -206,7 +212,7 @@ class _OnCpu:
         # What was worked before the release, or behind the stop, counts.
         return {"milliseconds": milliseconds + ran, "complaint": found["complaint"]}
 
-    def _read(self, process, places):
+    def _read(self, process: Stopped, places: Any) -> list[dict[str, Any]]:
         """Write the results that are at these places to the file of results. Returns their places there."""
         if not (isinstance(places, list) and all(isinstance(place, dict) for place in places)):
             raise Unshareable("its process does not say where its results are")
@@ -223,12 +229,12 @@ class _OnCpu:
         return found
 
 
-def _whole(rounds):
+def _whole(rounds: dict[str, list[list[float]]]) -> list[Any]:
     """The rounds in which every side had a call that counts: [([milliseconds, ...] of each side), ...]."""
     return [each for each in zip(*rounds.values(), strict=True) if all(each)]
 
 
-def conclude(rounds, resolution, usual_of=np.median):
+def conclude(rounds: dict[str, list[list[float]]], resolution: float, usual_of: Callable[[Any], Any] = np.median) -> Outer:
     """Return what `measure` does, of {side: [[milliseconds, ...] of each round]}. Raises WorkerFailure for too few rounds.
 
     `usual_of` gives what stands for a turn's calls. Nothing is taken to be faster than `resolution`, in milliseconds: a call

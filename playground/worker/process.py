@@ -22,8 +22,8 @@ import psutil
 from cuda_emulator import CALL_OFF, SECONDS_TO_ANSWER
 from playground.catalog import ROOT
 from playground.machine.load import Granted, family, standing
-from playground.record import DocumentError
 from playground.room import NoRoom
+from playground.serial import DocumentError
 from playground.worker import replies, sandbox, server
 from playground.worker.channel import Channel
 from playground.worker.failures import JUDGE_BROKE, SANDBOX_ALLOWS, crash_place, is_of_machine, without_our_frames
@@ -60,7 +60,9 @@ OF_SIGNALS = 128  # an exit status beyond it, of a process in a sandbox, is a si
 _living = set()
 _living_lock = threading.Lock()
 _alone = threading.RLock()  # held while something is timed: no worker starts then
-owner = contextvars.ContextVar("owner", default=None)  # whose the workers are that are started in this context
+
+# Whose the workers are that are started in this context.
+owner: contextvars.ContextVar[object] = contextvars.ContextVar("owner", default=None)
 _over = weakref.WeakSet()  # owners whose run has been ended
 spent = collections.defaultdict(float)  # seconds by request, of all workers of this process
 

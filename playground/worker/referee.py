@@ -20,7 +20,7 @@ from playground.judge.sample import SMALL, Sample
 from playground.judge.sizes import Sizes
 from playground.judge.tolerance import Reference, largest_difference, worst, wrong
 from playground.machine import environment
-from playground.record import dump
+from playground.serial import dump
 from playground.stopwatch import outer, timer
 from playground.stopwatch.workload import fresh_inputs, upstream_for
 from playground.worker import outer_referee
