@@ -146,7 +146,7 @@ def lines_of_instruction(library, offset, names):
     run = subprocess.run(["addr2line", "-e", library, "-i", hex(offset)], capture_output=True, text=True)
     lines = []
     for place in run.stdout.splitlines():
-        name, _, line = place.split(" (")[0].rpartition(":")
+        name, _, line = re.sub(r" \(discriminator \d+\)$", "", place).rpartition(":")
         if Path(name).name in names and line.isdigit() and int(line) not in lines:
             lines.append(int(line))
     return lines
