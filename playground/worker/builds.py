@@ -79,6 +79,9 @@ class BuildWatch:
                 flags = [str(flag) for flag in given.get("extra_cuda_cflags") or []]
                 self.device_code.append({"text": implicit + text, "flags": flags})
             _require_declared(given)
+            if given.get("verbose") and not self._emulated:  # the compiler's output would not be in the exception
+                given, args, kwargs = given | {"verbose": False}, (), {**given, "verbose": False}
+                kwargs.pop("name")
             try:
                 library = self._built(function, given, (name, *args), kwargs)
                 self.failure, self.built = None, self.built or self._is_new(library, name, wall_clock)

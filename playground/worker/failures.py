@@ -147,9 +147,9 @@ def _reason(exception):
 
 def _undefined(symbol, exception):
     """What is wrong where a library lacks a function: its declaration and what is defined of that name, with their lines."""
-    signature = (
-        subprocess.run(["c++filt", symbol], capture_output=True, text=True).stdout.strip() if which("c++filt") else symbol
-    )
+    signature = symbol
+    if symbol.startswith("_Z") and which("c++filt"):
+        signature = subprocess.run(["c++filt", symbol], capture_output=True, text=True).stdout.strip()
     name, caller = re.split(r"[(<]", signature)[0].split("::")[-1], _caller(exception)
     if not caller:
         return f"{signature} is declared and not defined"
@@ -173,8 +173,14 @@ def _compiler_error(exception):
     match, file, line = _first_error(exception)
     if match:
         return f"{file}:{line}: error: {match['text']}"[:400]
-    errors = [line.strip() for line in text.splitlines() if re.search(r"\berror\b\s*[:#]|: error|undefined", line)]
-    return errors[0][:300] if errors else text.splitlines()[0][:300]
+    lines = [line.strip() for line in text.splitlines()]
+    if undefined := next(filter(None, (re.search(r"undefined reference to [`'‘](.+?)['’]$", line) for line in lines)), None):
+        return _undefined(undefined[1], exception)
+    errors = [line for line in lines if re.search(r"\bld: (?!.*warning)|\berror\b\s*[:#]|: error", line)]
+    errors = [line for line in errors if not line.startswith("collect2: ")] or errors
+    command = r"(Error building extension '[^']*': )?\[\d+/\d+\] |FAILED:|ninja:|/\S+/(g\+\+|c\+\+|nvcc) "
+    without_command = [line for line in lines if line and not re.match(command, line)]
+    return next(iter(errors or without_command or lines))[:300]
 
 
 def _first_error(exception):
