@@ -129,7 +129,10 @@ class _Record:
         final = {_identity(row): row for row in rows if row.verdict in FINAL}
         self._rows = {key: dataclasses.replace(row, standard=standards[key]) for key, row in final.items() if key in standards}
         changed = len(final) - len(self._rows)
-        told = f"--resume {file}: {len(self._rows)} of {len(self._tasks)} results taken over"
+        errors = {_identity(row) for row in rows} & standards.keys() - self._rows.keys()
+        new = len(self._tasks) - len(self._rows) - len(errors)
+        counts = {"kept": len(self._rows), "judged again after an error": len(errors), "new": new}
+        told = f"--resume {file}: " + ", ".join(f"{n} {what}" for what, n in counts.items() if n)
         more = f"; {changed} in it {'is' if changed == 1 else 'are'} of another file or at other settings" if changed else ""
         print(told + more, file=sys.stderr)
 

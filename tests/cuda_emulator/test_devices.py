@@ -251,3 +251,33 @@ assert cpp_extension.load_inline is other.load_inline is original and cpp_extens
 
 def test_uninstalling_puts_load_inline_back_wherever_it_was_imported():
     apart.run(INSTALLED)
+
+
+ASKS = """
+import torch
+
+found = {
+    "available": torch.cuda.is_available(), "count": torch.cuda.device_count(), "version": torch.version.cuda,
+    "capability": torch.cuda.get_device_capability(), "built": torch.backends.cuda.is_built(),
+    "memory": torch.cuda.get_device_properties(0).total_memory,
+}
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="cuda is a real device here")
+def test_a_file_that_asks_for_a_gpu_is_told_of_one_and_nobody_else():
+    before = torch.cuda.is_available, torch.version.cuda, type(torch.version)
+    answers, told = devices.Answers("judged.py"), {}
+    answers.begin()
+    try:
+        exec(compile(ASKS, "judged.py", "exec"), told)
+        assert not torch.cuda.is_available() and torch.cuda.device_count() == 0 and torch.version.cuda == before[1]
+        torch.Generator().manual_seed(1)  # torch's own code, which asks, too
+        assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))[0] == 2
+    finally:
+        answers.end()
+    assert told["found"] == {
+        **{"available": True, "count": 1, "version": devices.VERSION, "capability": (9, 0), "built": True},
+        "memory": devices.PROPERTIES.total_memory,
+    }
+    assert (torch.cuda.is_available, torch.version.cuda, type(torch.version)) == before
