@@ -2259,7 +2259,7 @@ struct Square : Shape {
     __device__ float area() const override { return side * side; }
 };
 __global__ void kernel(float* out) {
-    __shared__ alignas(Square) char memory[sizeof(Square)];
+    __shared__ alignas(8) char memory[sizeof(Square)];
     if (threadIdx.x == 0) new (memory) Square(3);  // here
     GAP
     out[threadIdx.x] = ((const Shape*)memory)->area();  // here
