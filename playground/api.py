@@ -25,7 +25,7 @@ from playground.driver import plan
 from playground.driver.runner import Runner
 from playground.driver.task import Options, Task
 from playground.machine import build_locks, requirements
-from playground.record import Caveat, Ratio
+from playground.record import NOBODY, TRUST, Caveat, Ratio
 from playground.report import suite
 from playground.report.figures import meets
 from playground.report.progress import Progress
@@ -54,7 +54,7 @@ class Comparison:
 
     `milliseconds` is the median of a forward pass; `baselines` are the medians of PyTorch's, and `speedups` those over each of
     them and over the "fastest" that is at least as precise. Where nothing is claimed `speedups` is empty, and `not_measured`
-    says why.
+    says why. `proved` is what the outer clock says over eager PyTorch; None where it was not asked, or could not tell.
 
     `result` is all that is known, as in the JSON of compare.py.
     """
@@ -69,6 +69,7 @@ class Comparison:
     milliseconds: float | None
     baselines: dict[str, float]
     speedups: dict[str, Ratio]
+    proved: Ratio | None
     not_measured: str | None
     result: dict = field(repr=False)
 
@@ -86,14 +87,15 @@ def compare(
     accept: float | None = None,
     time_limit: float = 300.0,
     sandbox: str = "auto",
+    trust: str = NOBODY,
 ) -> Comparison:
     """Judge a solution of a problem, both in KernelBench's format, and time it if it is right.
 
     Either is a path, the name of one of the project's models or variants, the text of a file, or a module that has a file.
     `settings` are other values for constants of the problem, such as {"batch_size": 4}. `device`, `standard`, `quick`,
-    `training`, `precision`, `time_limit` (seconds for each step) and `sandbox` are those of compare.py; `quick` leaves out
-    torch.compile. `accept` is the error, at most 0.01 of the output's standard deviation, with which a solution is timed all
-    the same.
+    `training`, `precision`, `time_limit` (seconds for each step), `sandbox` and `trust` are those of compare.py; `quick` leaves
+    out torch.compile. `accept` is the error, at most 0.01 of the output's standard deviation, with which a solution is timed
+    all the same.
 
     What is wrong with the solution is in the Comparison. Processes that have imported PyTorch stay for the next call, and end
     with the caller's. Raises CatalogError for a path or a setting that stands for nothing, CannotCompare where the machine
@@ -104,6 +106,7 @@ def compare(
         "standard": (standard, (None, "forward", "drop-in")),
         "precision": (precision, ("default", "strict", *HALF)),
         "sandbox": (sandbox, MODES),
+        "trust": (trust, TRUST),
     }.items():
         if value not in choices:
             raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}")
@@ -129,6 +132,7 @@ def compare(
             precision=precision if precision in HALF else None,
             accept=accept,
             sandbox=sandbox,
+            trust=trust,
             builds=str(Path(folder) / "builds") if is_text else None,
         )
         return _told(_run(model, variant, settings or {}, device, standard, options))
@@ -174,6 +178,7 @@ def _told(result):
         milliseconds=result.median_ms,
         baselines={name: spread.median for name, spread in result.baselines_ms.items()},
         speedups=suite.speedups(result),
+        proved=result.proved,
         not_measured=result.why_not_measured,
         result=dump(result),
     )

@@ -33,6 +33,7 @@ FAIL: Final = "fail"
 ERROR: Final = "error"
 SKIPPED: Final = "skipped"
 VERDICTS = (PASS, FORWARD_ONLY, FAIL, ERROR, SKIPPED)
+MINE, NOBODY = TRUST = ("mine", "nobody")  # whose files the inner clock alone times: the caller's, or only the project's
 TIMED = (PASS, FORWARD_ONLY)  # verdicts with which a variant is timed
 STANDARDS = {"forward": "forward", "drop-in": "drop_in"}  # as --standard names them -> their keys
 NOT_MEASURED: Final = "not measured"  # the verdict of an Outcome without a ratio
@@ -76,6 +77,11 @@ class Ratio(Interval):
     """How many times as fast: the median over paired rounds, and its 95% interval."""
 
     ratio: Amount
+
+
+def scaled(ratio: Ratio, factor: float) -> Ratio:
+    """Return the ratio, and both ends of its interval, times a factor."""
+    return Ratio(ratio=factor * ratio.ratio, low=factor * ratio.low, high=factor * ratio.high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,9 +183,12 @@ class ClocksAround:
 class Timing:
     """How fast a variant is in one mode, forward or a training step, beside its baselines; all None where it was not timed.
 
-    `speedup` has the ratio over each baseline, `control` that of the original to itself. `back_to_back_ms` is a call by the
-    driver's own clock, `launch_ms` what the host takes to launch one. `rechecked` counts timed results that were compared with
-    the reference. `graphed` is the same under a CUDA graph, in which the baselines `not_graphed` were too slow to be captured.
+    `speedup` has the ratio over each baseline that counts: `measured` is what the inner clock says, `proved` what the outer one
+    does over eager PyTorch, None where it was not asked (`--trust mine`, the project's own files) or could not tell.
+    `speedup_proof` says what proves the speed-up where no clock beyond the file's reach does. `control` is the ratio of the
+    original to itself. `back_to_back_ms` is a call by the driver's own clock, `launch_ms` what the host takes to launch one.
+    `rechecked` counts timed results that were compared with the reference. `graphed` is the same under a CUDA graph, in which
+    the baselines `not_graphed` were too slow to be captured.
     """
 
     time_ms: Spread | None
@@ -188,6 +197,8 @@ class Timing:
     floor_bound: Bound | None = None
     work: Works | None = None
     speedup: dict[str, Ratio] | None
+    measured: dict[str, Ratio] | None = None
+    proved: Ratio | None = None
     speedup_proof: Text | None = None
     outer: Outer | None = None
     outcome: Outcome | None = None
@@ -216,6 +227,13 @@ class Timing:
     def ratios(self) -> dict[str, Ratio]:
         """Return the ratio over each baseline."""
         return self.speedup or {}
+
+    def proved_over(self, baseline: str) -> Ratio | None:
+        """Return what the outer clock says over a baseline: over eager PyTorch, times what the inner one says of the two."""
+        inner = self.measured or {}
+        if not self.proved or "eager" not in inner or baseline not in inner or not inner["eager"].ratio:
+            return None
+        return scaled(self.proved, inner[baseline].ratio / inner["eager"].ratio)
 
     @property
     def why_not_measured(self) -> str | None:

@@ -17,6 +17,7 @@ from playground.driver.task import Options
 from playground.driver.watch import Watch
 from playground.machine import requirements
 from playground.nvidia.profiler import ProfilerError
+from playground.record import MINE, NOBODY
 from playground.report import against, page, suite_table, sweep_plot, sweep_table, terminal, watch_screen
 from playground.report import suite as suite_report
 from playground.report.figures import meets
@@ -82,7 +83,9 @@ def _options(given):
     """What of the command line concerns the driver: its Options have the names that arguments have."""
     same = {each.name: getattr(given, each.name) for each in dataclasses.fields(Options) if hasattr(given, each.name)}
     precision = given.precision if given.precision in HALF else None
-    return Options(**same | {"strict": given.precision == "strict", "precision": precision, "ptxas": given.html is not None})
+    same |= {"strict": given.precision == "strict", "precision": precision, "ptxas": given.html is not None}
+    trust = getattr(given, "trust", None) or (NOBODY if getattr(given, "suite", None) else MINE)
+    return Options(**same | {"trust": trust})
 
 
 def _compare_suite(given):

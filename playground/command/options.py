@@ -5,6 +5,7 @@ import difflib
 from pathlib import Path
 
 from playground import catalog, suite, sweep
+from playground.record import TRUST
 
 COMPARE = catalog.COMPARE.removeprefix("python ")
 RUN_ALL = "run_all.py" if catalog.IS_CLONE else "kernel-playground run"
@@ -105,6 +106,9 @@ def compare_parser():
     parser.option(["--new"], "--new", group=one, nargs=2, metavar=("MODEL", "NAME"), help=about)
     about = "copy a model's or a variant's file, by name, or the folder `examples` to the working folder; nothing runs"
     parser.option(["--copy"], "--copy", group=one, metavar="NAME", help=about)
+    about = "whose speed-ups are measured alone (mine), or also proved by a clock that the file cannot reach (nobody); the "
+    about += "sandbox stays as --sandbox says; default: mine, with --suite nobody"
+    parser.option(EVERYWHERE, "--trust", choices=TRUST, help=about)
     _add_common(parser)
     return parser
 

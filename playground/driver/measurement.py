@@ -25,7 +25,7 @@ from playground.worker.referee_client import describe_machine
 
 FINAL = ("pass", "forward only", "fail", "skipped")  # an error may have been the machine's
 WRITING_PAUSE = 20  # times what writing a document took, which so takes at most 5% of a run
-WHAT_COUNTS = ("quick", "training", "strict", "max_autotune", "sanitize")  # of the options: what two runs must share
+WHAT_COUNTS = ("quick", "training", "strict", "max_autotune", "sanitize", "trust")  # of the options: what two runs must share
 
 
 def measure(

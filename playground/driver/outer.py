@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from playground.driver.race import WRONG_WHEN_TIMED, Rejected
-from playground.record import NOT_MEASURED, Interval, Outcome, Outer, Ratio, Spread, Timing
+from playground.record import NOT_MEASURED, Interval, Outcome, Outer, Ratio, Spread, Timing, scaled
 from playground.serial import values
 from playground.stopwatch import statistics
 from playground.stopwatch.outer import ADDRESSES, Unshareable, extent_of, placed
@@ -268,17 +268,17 @@ def bounded(timing: Timing, outer: Outer, place: str, allowed: Interval | None =
     counts, and a note says so. Otherwise the interval begins where that of the outer clock does, if that is lower, and a ratio
     above 1 and beyond the outer one counts as AGREED times that. An eager call near the resolution proves no loss.
     """
-    timing, inner = replace(timing, outer=outer), timing.ratios.get("eager")
+    inner = timing.ratios.get("eager")
+    seen = statistics.widened(Ratio(ratio=outer.ratio, low=outer.low, high=outer.high), allowed)
+    timing = replace(timing, outer=outer, proved=seen)
     if not inner or not timing.time_ms:
         return timing
-    seen = statistics.widened(Ratio(ratio=outer.ratio, low=outer.low, high=outer.high), allowed)
     is_beyond = inner.ratio > seen.high
     if is_beyond and outer.eager_ms < TOO_SHORT * RESOLUTION_MS[place] and statistics.verdict(seen) != "win":
         return withheld(timing, TOO_SHORT_TOLD.format(outer.eager_ms, RESOLUTION_MS[place]), outer, place)
 
     def agreed(ratio: Ratio) -> Ratio:
-        over = ratio.ratio / inner.ratio  # eager PyTorch's time over that baseline's
-        own = Ratio(ratio=seen.ratio * over, low=seen.low * over, high=seen.high * over)
+        own = scaled(seen, ratio.ratio / inner.ratio)  # eager PyTorch's time over that baseline's
         if is_beyond:
             return own
         return replace(ratio, ratio=min(ratio.ratio, max(1.0, AGREED * own.ratio)), low=min(ratio.low, own.low))

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from playground.driver.runner import Runner
 
 S = TypeVar("S", bound=Subject)
-NOT_PROVED = "not proved against deceit"  # outside of a sandbox a judged file's code can reach the outer clock's processes, too
 
 
 class Session:
@@ -210,8 +209,7 @@ class Session:
             return ended(result, FAIL, str(rejection))
         except WorkerFailure as failure:
             return failed(result, with_shapes(failure, self._referee))
-        if not (task.variant.is_catalogued or self._options.isolates(task)):
-            timed = replace(timed, speedup_proof=NOT_PROVED)
+        timed = replace(timed, speedup_proof=self._options.proof(task))
         self._progress.finished("time", *names, f"{timed.time_ms.median:.3g} ms" if timed.time_ms else NOT_MEASURED)
         return compose(result, timed)
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from playground import catalog
-from playground.record import PairFacts, Shape, StandardName, Subject
+from playground.record import MINE, NOBODY, PairFacts, Shape, StandardName, Subject
 from playground.worker import sandbox
 
+TRUSTED = "by a trusted author"
+NOT_PROVED = "not proved against deceit"  # outside of a sandbox a judged file's code can reach the outer clock's processes, too
 PATIENCE_FOR_A_PAIR = 3.0  # seconds, of a whole run, which would have used up a short run's at its beginning
 
 
@@ -72,7 +74,8 @@ class Options:
 
     `builds` is the folder where extensions of files that are not the project's are built; None: for each file one of its own in
     torch's, since different files give their extensions the same names. `sandbox`, one of worker.sandbox.MODES, says what runs
-    in one: "auto", what is not the project's, where that can be had; "require", everything.
+    in one: "auto", what is not the project's, where that can be had; "require", everything. `trust`, one of record.TRUST, says
+    by which clocks: MINE by the inner one alone, NOBODY by the outer one, too, which the project's own files do not need.
     """
 
     quick: bool = False
@@ -88,6 +91,7 @@ class Options:
     precision: str | None = None
     check_only: bool = False
     sandbox: str = "off"
+    trust: str = NOBODY
 
     @property
     def seconds(self) -> float:
@@ -105,6 +109,14 @@ class Options:
     def isolates(self, task: Task) -> bool:
         """Return whether the task's processes run in a sandbox. What compute-sanitizer looks at does not."""
         return self.isolation([task]).startswith("on")
+
+    def proof(self, task: Task) -> str | None:
+        """Return what proves the task's speed-ups where no clock beyond its file's reach does; None where one does."""
+        if task.variant.is_catalogued:
+            return None
+        if self.trust == MINE:
+            return TRUSTED
+        return None if self.isolates(task) else NOT_PROVED
 
     def isolation(self, tasks: Sequence[Task]) -> str:
         """Return 'on (bubblewrap 0.8.0)' where one of the tasks has a sandbox, or 'off (...)', with the reason."""

@@ -91,11 +91,12 @@ def not_measured(name, reason):
 
 def _outcome(timings):
     """Return 'faster than torch.compile, 2.30x (2.29x-2.31x), 9 rounds, 41 calls, 12.3% of the floor'."""
-    if why := timings.why_not_measured:
-        return f"speed-up not measured: {one_line(why)}"
+    if why := figures.why_no_speedup(timings):
+        return why
     outcome, share = timings.outcome, figures.share_of_floor(timings)
     than = f"{'from' if outcome.verdict == 'tie' else 'than'} {figures.baseline_name(outcome.against)}"
-    parts = [f"{figures.OUTCOMES[outcome.verdict]} {than}", interval(outcome)]
+    proof = figures.proof(timings, outcome.against, outcome)
+    parts = [f"{figures.OUTCOMES[outcome.verdict]} {than}", f"{interval(outcome)}{proof}"]
     parts += [f"{count} {what}" for what in ("rounds", "calls") if (count := getattr(timings, what)) is not None]
     return ", ".join(parts + ([f"{with_unit(100 * share, '%')} of the floor"] if share else []))
 

@@ -51,6 +51,26 @@ def labelled(text, result):
     return f"{text} {label(result)}".rstrip()
 
 
+def proof(timings, name, ratio):
+    """Return ', proved 1.21x', the lower end of the outer clock's ratio over the baseline `name`; "" where it has none.
+
+    Where the inner clock claims more than the Ratio, the outer one counts: ' by the outer clock, proved 1.21x'.
+    """
+    if not (outer := timings.proved_over(name)):
+        return ""
+    counts = " by the outer clock" * (ratio.ratio < timings.measured[name].ratio)
+    return f"{counts}, proved {with_unit(outer.low, 'x')}"
+
+
+def why_no_speedup(timings):
+    """Return 'speed-up not measured: busy', or '1.3x over eager measured, not proved: ...'; None where it counts."""
+    if not (why := timings.why_not_measured):
+        return None
+    inner = not timings.speedup and (timings.measured or {}).get("eager")
+    told = f"{with_unit(inner.ratio, 'x')} over eager measured, not proved" if inner else "speed-up not measured"
+    return f"{told}: {one_line(why)}"
+
+
 def tally(results):
     """Return {verdict: '3 passed'} of the verdicts that there are."""
     counts = {word: sum(result.verdict == word for result in results) for word in TALLY}
@@ -66,7 +86,7 @@ def texts(result):
         OF_PYTORCH: scientific(check.eager_error),
         "build s": significant(result.build_seconds),
         "median ms": significant(result.median_ms),
-        "speed-up": labelled(with_unit(ratio.ratio, "x"), result) if ratio else NOTHING,
+        "speed-up": labelled(with_unit(ratio.ratio, "x"), result) + proof(result, best, ratio) if ratio else NOTHING,
         "over": one_line(baseline_name(best)) if best else NOTHING,
         "of floor": with_unit(share and 100 * share, "%"),
         "outcome": OUTCOMES.get(outcome, outcome) + (f" in {own}" if own and outcome != NOTHING else ""),
@@ -139,8 +159,8 @@ def timing_notes(result, brief=False):
         outcome, control, notes = timings.outcome, timings.control, list(timings.notes)
         if not brief and (slow := timings.not_graphed):
             notes.append(f"so slow that they were timed without a graph: {'; '.join(map(baseline_name, slow))}")
-        if brief and (why := timings.why_not_measured):
-            notes.append(f"speed-up not measured: {one_line(why)}")
+        if brief and (why := why_no_speedup(timings)):
+            notes.append(why)
         if control and verdict(control) != "tie":
             came_out = f"PyTorch against itself came out at {interval(control)} instead of 1x"
             notes.append(f"noise: {came_out}, so each interval is that much wider")

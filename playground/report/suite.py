@@ -27,7 +27,8 @@ FASTEST = "fastest"  # of the baselines that are at least as precise as the solu
 BASELINES = ("eager", "compile", FASTEST)  # KernelBench's two, and ours
 MEETS = {"forward": TIMED, "drop_in": ("pass",)}  # the verdicts of those that do
 FACTS = ("ran_on", "precision", "variant_precision", "weights", "verdict", "source_sha256", "model_sha256", "shape")
-FACTS += ("accuracy", "time_ms", "baselines_ms", "speedup", "outer", "outcome", "control", "peak_mib", "floor_ms")
+FACTS += ("accuracy", "time_ms", "baselines_ms", "speedup", "measured", "proved", "outer", "outcome", "control", "peak_mib")
+FACTS += ("floor_ms",)
 ABOUT = ("date", "gpu", "driver", "cuda", "torch", "python", "cpu", "options", "complete")  # of the environment
 
 

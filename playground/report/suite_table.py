@@ -7,7 +7,7 @@ from rich.text import Text
 from playground.judge.accuracy import named as accuracy_named
 from playground.record import STANDARDS, TIMED, VERDICTS
 from playground.report import suite
-from playground.report.figures import baseline_name, label, raised_at
+from playground.report.figures import baseline_name, label, proof, raised_at, why_no_speedup
 from playground.report.layout import INDENT, print_folded, print_rows, verdict
 from playground.report.terminal import View
 from playground.report.text import NOTHING, one_line, significant, span, with_unit
@@ -48,12 +48,15 @@ def _line(result):
     parts = [] if is_right else [caveats.get(BY_SEED), (result.reason or "") + raised_at(result)]
     if time:
         parts.append(with_unit(time.median, " ms"))
-        ratios = [f"{with_unit(over[name].ratio, 'x')} over {_baseline(name)}" for name in suite.BASELINES if name in over]
+        texts = {name: with_unit(ratio.ratio, "x") for name, ratio in over.items()}
+        if "eager" in texts:
+            texts["eager"] += proof(result, "eager", over["eager"])
+        ratios = [f"{texts[name]} over {_baseline(name)}" for name in suite.BASELINES if name in over]
         parts.append(", ".join(ratios) + (f" ({label(result, 'in ')})" if ratios and label(result) else ""))
     kind = suite.accuracy_class(result)
     parts += [f"accuracy: {accuracy_named(kind)}" if is_right and kind else None, suite.own_check(result)]
     parts.append(f"caveats: {', '.join(caveats)}" if caveats else None)
-    parts.append(f"speed-up not measured: {why}" if (why := result.why_not_measured) else None)
+    parts.append(why_no_speedup(result))
     line = Text.assemble(verdict(result.verdict), " ", (one_line(named(result)), "bold"))
     return line.append(": " * any(parts)).append("; ".join(map(one_line, filter(None, parts))))
 

@@ -114,8 +114,9 @@ def _row(result, names):
     row = {"variant": one_line(result.variant), "ran on": facts.ran_on(result), **figures.texts(result)}
     words = {"verdict": result.verdict, "gradients": figures.gradient_verdict(result.checked), "outcome": row["outcome"]}
     row |= {name: verdict(word) for name, word in words.items()}
+    best, ratio = figures.headline(result)
     if not figures.label(result):
-        row["speed-up"] = _ratio(figures.headline(result)[1])
+        row["speed-up"] = _ratio(ratio).append(figures.proof(result, best, ratio) if ratio else "", "")
     return {name: row[name] for name in names}
 
 
@@ -243,7 +244,8 @@ def time_rows(result):
             ratio = speedup.get(name)
             named = f"  {one_line(figures.baseline_name(name))}{' (no graph)' * (name in (timings.not_graphed or []))}"
             ends = span(ratio.low, ratio.high, "x") if ratio else NOTHING
-            rows.append([named, *_spread(baselines.get(name)), _ratio(ratio), ends, ""])
+            text = _ratio(ratio).append(figures.proof(timings, name, ratio) if ratio else "", "")
+            rows.append([named, *_spread(baselines.get(name)), text, ends, ""])
     return [dict(zip(TIMES, row, strict=True)) for row in rows]
 
 

@@ -60,8 +60,8 @@ def test_one_that_passes(tiny_problem, right, tmp_path):
     found = document.read(file)
     (result,) = found["results"]
     assert result["verdict"] == "pass" and result["ran_on"] == "cpu"
-    said = "not proved against deceit" if found["environment"]["sandbox"].startswith("off") else None
-    assert result["speedup_proof"] == said and (said or "pass") in " ".join(out.split())
+    assert found["environment"]["options"]["trust"] == "mine"
+    assert result["speedup_proof"] == "by a trusted author" and result["speedup_proof"] in " ".join(out.split())
     assert set(result["baselines_ms"]) == {"eager", "compile"}
     assert result["check"]["max_error"] <= result["check"]["allowed"]
     assert result["floor_ms"] > 0 and result["floor_bound"] in ("memory", "compute")

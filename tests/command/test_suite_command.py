@@ -6,6 +6,7 @@ import pytest
 from typed import run
 
 from playground.command import main
+from playground.command.options import parse_compare
 
 EXITS = """
 import os
@@ -46,6 +47,27 @@ def test_one_broken_pair_ends_nothing_and_a_resumed_run_judges_what_is_left(fold
     status, out, err = run("compare.py", *folders, "--quick", "--resume", str(tmp_path / "out.json"))
     assert "sample_0" not in err and "build level1/3_Tiny/level_1_problem_3_sample_1_kernel" in err
     assert "3 pairs: 1 pass, 2 error" in out and status == 1
+
+
+GPU_MODE = "examples/gpu_mode"
+
+
+@pytest.mark.parametrize(
+    "arguments, trust",
+    [
+        ("--model gelu --variant my_gelu.py", "mine"),
+        ("--model gelu --variant my_gelu.py --trust nobody", "nobody"),
+        ("--model gelu --watch", "mine"),
+        (f"--model {GPU_MODE} --variant submission.py", "mine"),
+        (f"--suite {GPU_MODE} --solutions theirs", "nobody"),
+        ("--suite pairs.json", "nobody"),
+        ("--suite pairs.json --cluster local", "nobody"),
+        ("--suite pairs.json --trust mine", "mine"),
+    ],
+)
+def test_whom_to_trust_follows_from_whose_files_a_command_names(arguments, trust):
+    _, given = parse_compare(arguments.split())
+    assert main._options(given).trust == trust
 
 
 @pytest.mark.parametrize(

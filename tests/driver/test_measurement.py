@@ -70,6 +70,13 @@ def test_a_run_of_something_else_is_refused(record, earlier):
         record.take_over(earlier(model="gelu", variant="right"))
 
 
+def test_a_run_that_trusted_somebody_else_is_refused(record, earlier):
+    file = earlier()
+    record.environment["options"] = record.environment["options"] | {"trust": "mine"}
+    with pytest.raises(catalog.Impossible, match=r"that run had options .*'trust': 'nobody'.*this one has .*'trust': 'mine'"):
+        record.take_over(file)
+
+
 def test_a_result_that_breaks_the_contract_costs_itself_alone(record):
     (task,) = record._tasks
     record.keep([dataclasses.replace(skipped(task), peak_mib=-1.0)])

@@ -20,7 +20,7 @@ from playground.driver.runner import Runner
 from playground.driver.task import Options, Task
 from playground.driver.timing import outcome, own_clock
 from playground.driver.verdict import UNJUDGED, Judged
-from playground.record import Ceilings, Check, Clocks, Judgment, Ratio, Work, Works, load_result
+from playground.record import MINE, NOBODY, TRUST, Ceilings, Check, Clocks, Judgment, Outer, Ratio, Work, Works, load_result
 from playground.report.progress import Progress
 from playground.serial import dump
 from playground.stopwatch.baselines import BASELINES
@@ -165,6 +165,7 @@ class Device:
     """
 
     pid = os.getpid()
+    stopped = contextlib.nullcontext
     rates = Ceilings(1e12, 1e12, 1e12, 1e12, 1e12)
     work = Works(least=Work(0, 0), certain=Work(0, 0))
 
@@ -269,11 +270,11 @@ class Timed:
     def __init__(self, folder, patch):
         self._folder, self._patch = untrusted.Folder(folder), patch
 
-    def stopwatch(self, device, place="cuda", patience=10.0):
+    def stopwatch(self, device, place="cuda", patience=10.0, is_catalogued=True, **options):
         device.put_in_place(self._patch)
         silent = SimpleNamespace(started=lambda *_: None, finished=lambda *_: None)
         model = SimpleNamespace(name="model", catalogued_as=None)
-        variant = SimpleNamespace(is_catalogued=True)
+        variant = SimpleNamespace(is_catalogued=is_catalogued)
         task = SimpleNamespace(place=place, model=model, variant=variant, pair=None, names=lambda what: ("model", what))
         referee = SimpleNamespace(
             has_layouts=True,
@@ -284,7 +285,7 @@ class Timed:
             worker=Process(device),
             reserved=contextlib.nullcontext,
         )
-        return timing.Stopwatch(task, {}, referee, Options(training=True), silent, Measured(Patience(patience)))
+        return timing.Stopwatch(task, {}, referee, Options(training=True, **options), silent, Measured(Patience(patience)))
 
     def __call__(self, device, place="cuda", training=True, **more):
         return dump(self.stopwatch(device, place).time(device, self.result(training, **more)))
@@ -702,6 +703,67 @@ def test_where_launches_bind_a_graph_tells(timed, control):
     assert found["graphed"]["speedup"]["eager"]["ratio"] == pytest.approx(2)
     assert (timing.IN_A_GRAPH in found["notes"]) == (control == 9.0)
     assert found["outcome"]["verdict"] != "not measured"
+
+
+@pytest.fixture
+def outside(monkeypatch):
+    """outside(ratio): from now on the outer clock says so, within 5%; what it was asked about is in the list that it gives."""
+
+    def says(ratio, failure=None):
+        asked = []
+
+        def measure(referee, players, *_):
+            asked.append(sorted(players))
+            if failure:
+                raise WorkerFailure(failure)
+            return Outer(**{"ratio": ratio, "low": 0.95 * ratio, "high": 1.05 * ratio, "ms": 4.0, "eager_ms": 14.0}, **LEFT)
+
+        monkeypatch.setattr(timing.outer, "measure", measure)
+        return asked
+
+    return says
+
+
+LEFT = {"null_ms": 0.3, "control": 1.0, "rounds": 9}
+
+
+def time_as(timed, trust, is_catalogued=False):
+    """The result of a file that takes 4 ms, where eager PyTorch takes 14, on these terms."""
+    device = Device(dict.fromkeys(BASELINES, 14.0) | {"variant": 4.0})
+    stopwatch = timed.stopwatch(device, is_catalogued=is_catalogued, trust=trust)
+    return dump(stopwatch.time(device, timed.result(training=False)))
+
+
+def test_the_caller_s_own_file_is_timed_by_the_inner_clock_alone_as_the_project_s_are(timed, outside):
+    asked = outside(1.0)
+    found = {(trust, own): time_as(timed, trust, own) for trust in TRUST for own in (True, False) if own or trust == MINE}
+    assert not asked
+    for each in found.values():
+        assert each["speedup"] == each["measured"] == found[MINE, True]["speedup"] and each.get("proved") is None
+        assert each["speedup"]["eager"]["ratio"] == pytest.approx(3.5) and each["outcome"]["verdict"] == "win"
+
+
+def test_of_anybody_s_file_both_figures_are_kept_apart(timed, outside):
+    asked = outside(3.4)
+    found = time_as(timed, NOBODY)
+    assert asked == [["control", "eager", "variant"]]
+    assert found["speedup"]["eager"]["ratio"] == found["measured"]["eager"]["ratio"] == pytest.approx(3.5)
+    assert found["proved"] == pytest.approx({"ratio": 3.4, "low": 0.95 * 3.4, "high": 1.05 * 3.4})
+    assert found["measured"]["eager"]["low"] > found["speedup"]["eager"]["low"] == found["proved"]["low"]
+
+
+def test_what_the_outer_clock_cannot_bear_it_decides(timed, outside):
+    outside(1.0)
+    found = time_as(timed, NOBODY)
+    assert found["speedup"]["eager"] == found["proved"] and found["proved"]["ratio"] == 1.0
+    assert found["measured"]["eager"]["ratio"] == pytest.approx(3.5)
+
+
+def test_what_is_measured_and_not_proved_counts_nowhere(timed, outside):
+    outside(1.0, "its own processes go on")
+    found = time_as(timed, NOBODY)
+    assert found["speedup"] == {} and found.get("proved") is None and found["outcome"]["verdict"] == "not measured"
+    assert found["measured"]["eager"]["ratio"] == pytest.approx(3.5) and "processes go on" in found["outcome"]["reason"]
 
 
 def test_a_wrong_replay_is_rejected(timed):

@@ -201,6 +201,25 @@ def test_a_line_a_pair_then_the_table(pairs):
     assert row == ["forward", "4", "of", "6", "eager", "0.571", "0.286", "0.286", "0.286", "0.143", "1.59x", "1.43x-1.75x", "3"]
 
 
+def test_a_row_has_what_is_proved_beside_what_is_measured(pairs):
+    first, second, third, *_ = pairs["results"]
+    for each in (first, second):
+        each |= {"measured": each["speedup"], "proved": {"ratio": 3.9, "low": 3.8, "high": 4.1}}
+    first |= {
+        "measured": {"eager": {"ratio": 29.0, "low": 28.0, "high": 30.0}},
+        "proved": {"ratio": 0.5, "low": 0.45, "high": 0.6},
+    }
+    third["speedup_proof"] = "by a trusted author"
+    pairs["suite"] = summarised(pairs)
+    lines, made = shown(pairs).splitlines(), page.render(read(pairs), [])
+    assert "; 0.500x by the outer clock, proved 0.450x over eager, 0.500x over fastest;" in lines[1]
+    assert (
+        "; 4.00x, proved 3.80x over eager, 4.00x over fastest;" in lines[2]
+        and "(forward only, by a trusted author)" in lines[3]
+    )
+    assert "0.500x by the outer clock, proved 0.450x" in made and "4.00x, proved 3.80x" in made
+
+
 def test_the_page_sorts_without_a_script(pairs):
     pairs["suite"] = summarised(pairs)
     made = page.render(read(pairs), [])

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from drawn import printed, unfolded
-from made import UNTIMED, read, read_result
+from made import RATIOS, UNTIMED, read, read_result
 from rich.console import Console
 
-from playground.driver.session import NOT_PROVED
+from playground.driver.task import NOT_PROVED
 from playground.report import figures, layout, terminal
 
 VIEWS = {
@@ -348,6 +348,21 @@ def test_a_speed_up_that_is_not_proved_says_so_wherever_it_stands(gpu_document):
     assert f"49.4x {NOT_PROVED}" in unfolded(draw("summary", gpu_document, 160))
     assert NOT_PROVED in unfolded(draw("details", gpu_document, 160))
     assert figures.labelled("49.4x", read_result(second)) == f"49.4x {NOT_PROVED}"
+
+
+def test_what_is_measured_and_what_is_proved_stand_side_by_side(gpu_document):
+    _, second, *_ = gpu_document["results"]
+    second |= {"measured": second["speedup"], "proved": {"ratio": 78.0, "low": 75.0, "high": 80.0}}
+    over = 75 * RATIOS["compile"] / RATIOS["eager"]  # eager PyTorch's time over torch.compile's is the inner clock's
+    for view in ("summary", "details"):
+        assert f"49.4x, proved {over:.3g}x" in unfolded(draw(view, gpu_document, 200)).replace(" (48.9x-49.9x)", "")
+    assert "79.6x, proved 75.0x" in unfolded(draw("details", gpu_document, 200))
+    second["measured"] = {name: {key: 10 * value for key, value in each.items()} for name, each in second["speedup"].items()}
+    assert f"49.4x by the outer clock, proved {over:.3g}x" in unfolded(draw("summary", gpu_document, 200))
+    second |= {"speedup": {}, "proved": None}
+    second["outcome"] = {"verdict": "not measured", "reason": "its own processes go on"}
+    told = "796x over eager measured, not proved: its own processes go on"
+    assert told in unfolded(draw("summary", gpu_document, 200)) and told in unfolded(draw("details", gpu_document, 200))
 
 
 def test_a_lower_precision_does_not_count_in_the_mean(gpu_document):
