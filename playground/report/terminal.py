@@ -131,7 +131,7 @@ class Details(View):
 
     def conclude(self, document):
         """Print what many variants came to in one table, in the order in which they were given."""
-        for model, results in grouped(document["results"], MODEL).items():
+        for model, results in grouped(document.results, MODEL).items():
             if len(results) > FEW_RESULTS:
                 self._console.print()
                 self._console.print(_model_table(self._console, model, results))
