@@ -34,7 +34,10 @@ def check(results, file, lines):
 
 
 class OperatorWatch:
-    """While in force, the results of operators whose namespace the emulator built are checked as they return."""
+    """While in force, results of operators are checked as they return: of those in the namespace of a library that it built.
+
+    A library `name` or `name_...` belongs to the namespace `name`.
+    """
 
     def __init__(self, builder):
         self.builder = builder
@@ -48,8 +51,9 @@ class OperatorWatch:
         def call(packet, /, *args, **kwargs):
             result = original(packet, *args, **kwargs)
             namespace = packet._qualified_op_name.split("::")[0]
-            if namespace in builder.namespaces:
-                check(result, builder.namespaces[namespace], builder.kernel_lines)
+            built = [file for name, file in builder.namespaces.items() if f"{name}_".startswith(f"{namespace}_")]
+            if built:
+                check(result, built[-1], builder.kernel_lines)
             return result
 
         OpOverloadPacket.__call__ = call
