@@ -50,7 +50,10 @@ def line_of_call(file):
 
 
 class OperatorWatch:
-    """While in force, the results of operators whose namespace the emulator built are checked as they return."""
+    """While in force, results of operators are checked as they return: of those in the namespace of a library that it built.
+
+    A library `name` or `name_...` belongs to the namespace `name`.
+    """
 
     def __init__(self, builder):
         self.builder = builder
@@ -65,8 +68,9 @@ class OperatorWatch:
             before = len(runtime.launches())
             result = original(packet, *args, **kwargs)
             namespace = packet._qualified_op_name.split("::")[0]
-            if namespace in builder.namespaces:
-                check(result, builder.namespaces[namespace], builder.kernel_lines, before)
+            built = [file for name, file in builder.namespaces.items() if f"{name}_".startswith(f"{namespace}_")]
+            if built:
+                check(result, built[-1], builder.kernel_lines, before)
             return result
 
         OpOverloadPacket.__call__ = call
