@@ -88,7 +88,7 @@ constexpr int UNITS = PLANES * TAP_ROWS * QUADS, STEPS = ceil_div(UNITS, 2);
 // TILE_M: a tile's units in the left operand: of 181 positions at the original's size, and of the gaps between image rows.
 constexpr int CONSUMERS = 2, THREADS = 2 * CONSUMERS * WARPGROUP, M_TILES = 3, TILE_M = 64 * M_TILES;
 constexpr int PRODUCER_REGISTERS = 80, CONSUMER_REGISTERS = 176;  // launched with 128; 256 x 80 + 256 x 176 = all 65,536
-constexpr int ROUNDS = 4;                                         // see Run
+constexpr int RUN_TILES = 4;                                      // of a run, at least, unless a consumer has fewer
 constexpr int MOST_OUTS = 96, FEW_OUTS = 48;                      // of a block; strict: FEW_OUTS, whose weights have two parts
 // Floats, of 8 channels. + 4: a row begins 0 to 3 floats late (shift), and rows are whole 16 bytes.
 constexpr int STAGING_BUFFERS = 3, STAGING_ROW = TILE_M + 4, STAGING = 8 * STAGING_ROW;
@@ -239,7 +239,7 @@ struct Plan {
     int columns, pitch, rows;                // of a stage
     unsigned inverse_pitch;                  // 2^32 / pitch, rounded up
     int lines, step, outs, stages, blocks;   // lines: of a sample; step: from tile to tile; blocks: of a group of outputs
-    int tiles_per_line, all_tiles, run_size, longer_runs;  // of all runs the first ones have a tile more than run_size
+    int tiles_per_line, all_tiles, rounds, run_size, longer_runs;  // of all runs the first ones have a tile more than run_size
     int64_t line_size;
     const Element *__restrict__ x, *__restrict__ weight, *__restrict__ bias;  // bias: or null
     Element* __restrict__ out;
@@ -250,7 +250,7 @@ struct Plan {
     DEVICE int64_t out_size() const { return static_cast<int64_t>(out_h) * out_w; }
 };
 
-// A run of neighbouring tiles. All consumers have one in each of ROUNDS rounds; in a round these lie side by side.
+// A run of neighbouring tiles. All consumers have one in each round, side by side, so that neighbours are written together.
 struct Run {
     int next, end;  // of the tiles that are left
 
@@ -296,9 +296,8 @@ struct ChannelRange {
 
 // The pipeline of one consumer and its producer, at a stage and its parity. All 128 threads of a warpgroup arrive.
 struct Pipeline {
-    char* const first;  // of its stages, each `data_bytes` and STAGE_MORE
+    char* data;  // of the first stage; each has `data_bytes` and STAGE_MORE
     const int data_bytes, stages;
-    char* data = first;
     int stage = 0;
     uint32_t parity = 0;
 
@@ -308,7 +307,7 @@ struct Pipeline {
     DEVICE uint32_t empty() const { return full() + 8; }
     DEVICE void advance() {
         data += data_bytes + STAGE_MORE;
-        if (++stage == stages) stage = 0, data = first, parity ^= 1;
+        if (++stage == stages) data -= stages * (data_bytes + STAGE_MORE), stage = 0, parity ^= 1;
     }
 };
 
@@ -431,7 +430,7 @@ struct Block {
                 if (is_last) {
                     const bool follows = ++run.next < run.end;
                     if (!follows) {
-                        if (++round == ROUNDS) break;
+                        if (++round == plan.rounds) break;
                         run = Run(plan, consumer, round);
                         if (run.next == run.end) break;  // so are all later runs
                     }
@@ -453,7 +452,7 @@ struct Block {
         const int first_weight = shared_address(&shared) / UNIT_BYTES;
         Pipeline pipeline = pipeline_of(consumer);
         mbarrier_try_wait(shared_address(&shared.weights_full), 0);
-        UNROLL_1 for (int round = 0; round < ROUNDS; ++round)
+        UNROLL_1 for (int round = 0; round < plan.rounds; ++round)
         UNROLL_1 for (Run run(plan, consumer, round); run.next < run.end; ++run.next) {
             const Tile tile(plan, run.next);
             float sums[M_TILES][OUTS / 2];
@@ -633,7 +632,7 @@ struct Block {
         const int single = k < 3 ? mine.first + k : mine.whole_last + k - 3;
         const int single_staged = single_row * STAGING_ROW + mine.shift + single;
         const bool has_single = k < 6 && single < (k < 3 ? mine.whole_first : mine.last);
-        Element* single_to = out + single_row * out_size + single;
+        Element* const single_to = out + single_row * out_size + single;
 
         // Where 2^-exponent * unscale could leave fp32's range, sums take a part of 2^-exponent first.
         if (exponent < -13 || exponent > 64) {
@@ -666,8 +665,7 @@ struct Block {
                 }
                 cp_async_bulk_commit();
             }
-            if (has_single && 8 * j + single_row < channels) *single_to = staging[buffer + single_staged];
-            single_to += 8 * out_size;
+            if (has_single && 8 * j + single_row < channels) single_to[8 * j * out_size] = staging[buffer + single_staged];
         }
     }
 
@@ -766,8 +764,9 @@ static int make_plan(Plan& plan, bool strict, int64_t batch, int64_t height, int
             if (tiles > INT32_MAX / plan.lines || tiles * plan.lines > INT32_MAX / batch) continue;
             plan.tiles_per_line = tiles, plan.all_tiles = batch * plan.lines * tiles;
             plan.blocks = smaller<int64_t>(plan.all_tiles, larger(sm_count / plan.groups(), 1));
-            plan.run_size = plan.all_tiles / (ROUNDS * CONSUMERS * plan.blocks);
-            plan.longer_runs = plan.all_tiles % (ROUNDS * CONSUMERS * plan.blocks);
+            plan.rounds = larger(plan.all_tiles / (RUN_TILES * CONSUMERS * plan.blocks), 1);
+            plan.run_size = plan.all_tiles / (plan.rounds * CONSUMERS * plan.blocks);
+            plan.longer_runs = plan.all_tiles % (plan.rounds * CONSUMERS * plan.blocks);
             for (plan.stages = MOST_STAGES; plan.stages >= 2; --plan.stages) {
                 const int64_t stage_bytes = plan.stage_bytes(strict) + STAGE_MORE;
                 const int64_t bytes = fixed_bytes + CONSUMERS * plan.stages * stage_bytes;

@@ -283,7 +283,7 @@ using Bands = uint32_t[2];  // shared addresses of those that a row of windows r
 // Producers arrive in the order of the bands, so the first one is full, too.
 template <class Visit>
 DEVICE void for_units(const Segment& segment, const Pipeline& pipeline, unsigned first_band, Visit visit) {
-    int number = threadIdx.x / WARP;  // of the warp's next unit, counted from the row's first
+    int number = __shfl_sync(0xffffffffu, threadIdx.x / WARP, 0);  // of the warp's next unit, counted from the row's first
     UNROLL_1 for (unsigned band = first_band; band != first_band + segment.rows; ++band) {
         pipeline.consumer_wait(band + 1);
         const Bands bands = {pipeline.band(band), pipeline.band(band + 1)};
@@ -375,8 +375,8 @@ DEVICE float maximum(const Sums& sums, int element) {
     return max_nan(max_nan(larger(0, 1), larger(2, 3)), max_nan(larger(4, 5), larger(6, 7)));
 }
 
-// visit(sums) for a unit's slabs, slab to end, tap by tap. The tensor core truncates its sums: each plane's begin at zero and
-// are added as fp32 numbers. Strict: error-compensated, low * high + high * low + high * high. The small sums are kept apart,
+// visit(sums) for a unit's slabs, slab to end, tap by tap. Strict: the tensor core truncates its sums, so each plane's begin at
+// zero and are added as fp32 numbers. Error-compensated, low * high + high * low + high * high. The small sums are kept apart,
 // and do not count where x is infinite: the low part of a weight may have the other sign.
 template <bool STRICT, class Visit>
 DEVICE void convolve_direct(const uint2* weights, const Bands& bands, int lower, uint32_t at, int slab, int end, Visit visit) {
@@ -393,7 +393,7 @@ DEVICE void convolve_direct(const uint2* weights, const Bands& bands, int lower,
             here += PLANE_BYTES;
             load_plane(bands, here, high[1]);
             if (STRICT) load_plane(bands, here + lower, low[1]);
-            Sums part = {};
+            Sums of_plane = {}, &part = STRICT ? of_plane : sums;
             UNROLL for (int pair = 0; pair < PAIRS; ++pair) {
                 if (STRICT) add_pair(small, low_w, high, first_of_pair(pair), second_of_pair(pair));
                 add_pair(part, high_w, high, first_of_pair(pair), second_of_pair(pair));
@@ -404,7 +404,7 @@ DEVICE void convolve_direct(const uint2* weights, const Bands& bands, int lower,
                 if (STRICT) mma_pair(small[i], low_w[MIDDLE * WARP], w, pixels(high, i, MIDDLE), pixels(low, i, MIDDLE));
                 mma_m16n8k8_f32_f16(part[i], w, pixels(high, i, MIDDLE));
             }
-            UNROLL for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] += part[i / 4][i % 4];
+            if (STRICT) UNROLL for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] += part[i / 4][i % 4];
         }
         if (STRICT) UNROLL for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] += finite_or_zero(small[i / 4][i % 4]);
         visit(sums);
