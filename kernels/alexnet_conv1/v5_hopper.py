@@ -1,16 +1,16 @@
 """alexnet_conv1, v5: implicit GEMM by Hopper's wgmma, on rows of scaled fp16 in shared memory.
 
 Why it is faster
-    wgmma reads both operands from shared memory and reaches 767 TFLOP/s; v4's mma.sync, fed from registers, 622. v4's units, 4
-    columns of 2 rows of x, are wgmma's left operand as they are, and another tap is another address. TF32 would need no
+    wgmma reads both operands from shared memory and reaches 767 TFLOP/s; v4's mma.sync, fed from registers, 622. v4's units,
+    4 columns of 2 rows of x, are wgmma's left operand as they are, and another tap is another address. TF32 would need no
     conversion, but half the rate: 0.18 ms of products. Two consumer warpgroups have tiles and a producer warpgroup each: one
-    writes while the other multiplies. Rows that the tile before has, too, are copied within shared memory, not loaded again.
+    writes while the other multiplies. Issue bound: fewer instructions alone made 0.195 ms of 0.230. An H200: 0.200, v4 0.214.
 
 Mathematics
     A tile of x is fp16 times a power of two, and so are an output's weights. x is off by at most 2^-11 of itself, as in TF32,
-    or 2^-35 of the largest in the neighbouring tiles that share a power of two; a weight by 2^-11 of itself or 2^-38 of its
-    output's largest. Strict (PyTorch forbids TF32): high and low parts (fp16x3), low * high + high * low + high * high; an
-    infinite weight may give NaN, since a low part has either sign. Tiles with a NaN or an infinity in x: plain fp32.
+    or 2^-35 of the tile's largest; a weight by 2^-11 of itself or 2^-38 of its output's largest. Strict (PyTorch forbids TF32):
+    high and low parts (fp16x3), low * high + high * low + high * high; an infinite weight may give NaN, since a low part has
+    either sign. A tile that reads a NaN or an infinity in x is computed in plain fp32.
 
 Launches
     convolve: one block of 512 threads per SM, 219 KiB (strict: 218); persistent and warp-specialized: two producer warpgroups
@@ -87,8 +87,7 @@ constexpr int UNITS = PLANES * TAP_ROWS * QUADS, STEPS = ceil_div(UNITS, 2);
 
 // TILE_M: a tile's units in the left operand: of 181 positions at the original's size, and of the gaps between image rows.
 constexpr int CONSUMERS = 2, THREADS = 2 * CONSUMERS * WARPGROUP, M_TILES = 3, TILE_M = 64 * M_TILES;
-constexpr int PRODUCER_REGISTERS = 80, CONSUMER_REGISTERS = 176;  // launched with 128; 256 x 80 + 256 x 176 = all 65,536
-constexpr int RUN_TILES = 4;                                      // of a run, at least, unless a consumer has fewer
+constexpr int PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS = 184;  // launched with 128; 256 x 72 + 256 x 184 = all 65,536
 constexpr int MOST_OUTS = 96, FEW_OUTS = 48;                      // of a block; strict: FEW_OUTS, whose weights have two parts
 // Floats, of 8 channels. + 4: a row begins 0 to 3 floats late (shift), and rows are whole 16 bytes.
 constexpr int STAGING_BUFFERS = 3, STAGING_ROW = TILE_M + 4, STAGING = 8 * STAGING_ROW;
@@ -158,14 +157,6 @@ template <int REGISTERS>
 DEVICE void warpgroup_reg_dealloc() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
 template <int REGISTERS>
 DEVICE void warpgroup_reg_alloc() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
-DEVICE uint4 ld_shared_v4_u32(uint32_t at) {
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
-    return v;
-}
-DEVICE void st_shared_v4_u32(uint32_t at, uint4 v) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
 DEVICE void st_shared_f32(uint32_t at, float v) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(v) : "memory"); }
 DEVICE void st_shared_v2_u32_if(bool exists, uint32_t address, uint32_t a, uint32_t b) {
     asm volatile("{\n.reg .pred exists;\nsetp.ne.u32 exists, %3, 0;\n@exists st.shared.v2.u32 [%0], {%1, %2};\n}"
@@ -237,10 +228,8 @@ struct Plan {
     bool paired;                             // rows of x begin at multiples of 8 bytes, and so do pairs of columns that exist
     bool by_rows;                            // lines are rows
     int columns, pitch, rows;                // of a stage
-    unsigned inverse_pitch;                  // 2^32 / pitch, rounded up
     int lines, step, outs, stages, blocks;   // lines: of a sample; step: from tile to tile; blocks: of a group of outputs
-    int tiles_per_line, all_tiles, rounds, run_size, longer_runs;  // of all runs the first ones have a tile more than run_size
-    int64_t line_size;
+    int64_t line_size, tiles_per_line, all_tiles;
     const Element *__restrict__ x, *__restrict__ weight, *__restrict__ bias;  // bias: or null
     Element* __restrict__ out;
 
@@ -248,17 +237,8 @@ struct Plan {
     __host__ DEVICE int groups() const { return ceil_div(OUT_CHANNELS, outs); }
     DEVICE int64_t x_size() const { return static_cast<int64_t>(height) * width; }  // of a channel
     DEVICE int64_t out_size() const { return static_cast<int64_t>(out_h) * out_w; }
-};
-
-// A run of neighbouring tiles. All consumers have one in each round, side by side, so that neighbours are written together.
-struct Run {
-    int next, end;  // of the tiles that are left
-
-    DEVICE Run(const Plan& plan, int consumer, int round) {
-        const int run = (round * plan.blocks + blockIdx.x / plan.groups()) * CONSUMERS + consumer;
-        next = uniform(plan.run_size * run + smaller(run, plan.longer_runs));
-        end = next + plan.run_size + (run < plan.longer_runs);
-    }
+    // Blocks and their consumers take tiles in turn: this one, and then each CONSUMERS * blocks later.
+    DEVICE int64_t first_tile(int consumer) const { return blockIdx.x / groups() + static_cast<int64_t>(consumer) * blocks; }
 };
 
 struct Tile {
@@ -267,9 +247,9 @@ struct Tile {
                                   // row and column; column: the first position's column in the stage
     bool is_first, is_last;       // of its line
 
-    DEVICE Tile(const Plan& plan, int number) {
-        const int line = number / plan.tiles_per_line, in_line = number - line * plan.tiles_per_line;
-        const int64_t begin = static_cast<int64_t>(in_line) * plan.step;
+    DEVICE Tile(const Plan& plan, int64_t number) {
+        const int64_t line = number / plan.tiles_per_line, in_line = number - line * plan.tiles_per_line;
+        const int64_t begin = in_line * plan.step;
         sample = line / plan.lines;
         is_first = in_line == 0, is_last = in_line + 1 == plan.tiles_per_line;
         size = (is_last ? plan.line_size : begin + plan.step) - begin;
@@ -283,21 +263,25 @@ struct Tile {
 // A tile's output in one channel: positions [first, last), counted from the tile's first, begin 16-byte aligned unless the line
 // begins there. [whole_first, whole_last) of them go out by a bulk copy, in whole 16 bytes. Up to three are before and after.
 struct ChannelRange {
-    int shift, first, last, whole_first, whole_last;  // shift: of the tile's first position, in floats from 16 bytes
+    Element* out;                                     // the tile's first position
+    int shift, first, last, whole_first, whole_last;  // shift: of that position, in floats from 16 bytes
 
-    DEVICE ChannelRange(int shift, const Tile& tile) : shift(shift) {
-        first = tile.is_first ? 0 : -shift & 3;
-        last = tile.is_last ? tile.size : tile.size + (-(shift + tile.size) & 3);
-        whole_first = smaller(first + (-(shift + first) & 3), last);
-        whole_last = larger(last - (shift + last & 3), whole_first);
+    DEVICE ChannelRange(Element* channel, const Tile& tile) {
+        out = channel + tile.first;
+        shift = misalignment(out);
+        first = tile.is_first ? 0 : (4 - shift) % 4;
+        last = tile.is_last ? tile.size : tile.size + (4 - misalignment(out + tile.size)) % 4;
+        whole_first = smaller(first + (4 - (shift + first) % 4) % 4, last);
+        whole_last = larger(last - (shift + last) % 4, whole_first);
     }
     static DEVICE int misalignment(const Element* p) { return reinterpret_cast<uintptr_t>(p) / 4 % 4; }
 };
 
 // The pipeline of one consumer and its producer, at a stage and its parity. All 128 threads of a warpgroup arrive.
 struct Pipeline {
-    char* data;  // of the first stage; each has `data_bytes` and STAGE_MORE
+    char* const first;  // of its stages, each `data_bytes` and STAGE_MORE
     const int data_bytes, stages;
+    char* data = first;
     int stage = 0;
     uint32_t parity = 0;
 
@@ -307,7 +291,7 @@ struct Pipeline {
     DEVICE uint32_t empty() const { return full() + 8; }
     DEVICE void advance() {
         data += data_bytes + STAGE_MORE;
-        if (++stage == stages) data -= stages * (data_bytes + STAGE_MORE), stage = 0, parity ^= 1;
+        if (++stage == stages) stage = 0, data = first, parity ^= 1;
     }
 };
 
@@ -315,28 +299,19 @@ struct Pipeline {
 struct Cursor {
     const Element* sample;     // of x
     int row, left, row_pairs;  // as the tile has them; row pairs that its products read
-    int kept = 0, moved = 0;   // of these, the first `kept` are copied from the tile before, where they are `moved` later
     int channel = 0, row_pair = 0, column_pair = 0;
 
     DEVICE Cursor(const Plan& plan, const Tile& tile) : row(tile.row), left(tile.left) {
         sample = plan.x + tile.sample * IN_CHANNELS * plan.x_size();
         row_pairs = ((tile.column + TILE_M - 1 + QUADS - 1) / plan.pitch + TAP_ROWS) * PLANES;
     }
-    // Follows `before`, whose stages are there: all but their first row pairs are this tile's, too. At least the last are new.
-    DEVICE void keep(const Cursor& before) {
-        moved = (row - before.row) * PLANES;
-        kept = smaller(larger(before.row_pairs - moved, 0), row_pairs - PLANES);
-        row_pair = kept;
-    }
-    DEVICE void begin_again() { kept = 0, channel = 0, row_pair = 0, column_pair = 0; }
-    DEVICE bool begins_stage() const { return row_pair == kept && column_pair == 0; }
     // Moves to the next batch; returns whether it lies in the next stage.
     DEVICE bool next(const Plan& plan) {
         column_pair += WARP * BATCH_PASSES;
         if (column_pair < 2 * plan.pitch) return false;
         column_pair = 0, row_pair += PRODUCER_WARPS * BATCH_PAIRS;
         if (row_pair < row_pairs) return false;
-        row_pair = kept, ++channel;
+        row_pair = 0, ++channel;
         return true;
     }
 };
@@ -382,19 +357,17 @@ struct Block {
         return {reinterpret_cast<char*>(&shared + 1) + consumer * plan.stages * (bytes + STAGE_MORE), bytes, plan.stages};
     }
 
-    // A producer warpgroup: for each tile of its consumer, for each channel, fills a stage, batch by batch. A power of two
-    // comes from the first batch that is not all zeros, with room for values 31 times as large; a tile that copies rows has
-    // that of the tile before. Where a later batch needs more, the tile begins again in the stage that it has reached, and
-    // copies nothing: is_first tells the consumer to drop its sums. A thread's 16 loads of a batch are all in flight at once,
-    // before the wait for an empty stage; full stages hide their latency.
+    // A producer warpgroup: for each tile of its consumer, for each channel, fills a stage, batch by batch. A tile's power of
+    // two comes from its first batch that is not all zeros, with room for values 31 times as large. Where a later batch needs
+    // more, the tile begins again in the stage that it has reached: is_first tells the consumer to drop its sums. A thread's 16
+    // loads of a batch are all in flight at once, before the wait for an empty stage; full stages hide their latency.
     template <bool PAIRED>
     DEVICE void produce(int consumer) const {
         constexpr int FIRST_TARGET = 11, NO_EXPONENT = 1000;
         Pipeline pipeline = pipeline_of(consumer);
-        Run run(plan, consumer, 0);
-        if (run.next == run.end) return;
-        int round = 0;
-        Cursor at(plan, {plan, run.next});
+        int64_t number = plan.first_tile(consumer);
+        if (number >= plan.all_tiles) return;
+        Cursor at(plan, {plan, number});
         Batch values;
         load_batch<PAIRED>(at, values);
         int exponent = NO_EXPONENT, slot = 0;
@@ -408,17 +381,14 @@ struct Block {
                 if (begins || __uint_as_float(largest) * power_of_2(exponent) > LARGEST_FP16) {
                     exponent = scale_exponent(__uint_as_float(largest), FIRST_TARGET);
                     if (!begins) {
-                        at.begin_again();
+                        at.channel = 0, at.row_pair = 0, at.column_pair = 0;
                         load_batch<PAIRED>(at, values);
                         continue;
                     }
                 }
             }
-            if (at.begins_stage()) {
-                // Returns at once where a tile that began again has the stage already.
-                mbarrier_try_wait(pipeline.empty(), pipeline.parity ^ 1);
-                copy_kept(pipeline, at);
-            }
+            // Returns at once where a tile that began again has the stage already.
+            if (at.row_pair == 0 && at.column_pair == 0) mbarrier_try_wait(pipeline.empty(), pipeline.parity ^ 1);
             const int used_exponent = exponent == NO_EXPONENT ? 0 : exponent;
             store_batch(pipeline.address(), at, power_of_2(used_exponent), values);
             if (at.next(plan)) {  // at.channel is the next one
@@ -428,19 +398,9 @@ struct Block {
                 mbarrier_arrive(pipeline.full());
                 pipeline.advance();
                 if (is_last) {
-                    const bool follows = ++run.next < run.end;
-                    if (!follows) {
-                        if (++round == plan.rounds) break;
-                        run = Run(plan, consumer, round);
-                        if (run.next == run.end) break;  // so are all later runs
-                    }
-                    const Tile tile(plan, run.next);
-                    Cursor next_tile(plan, tile);
-                    const bool keeps = follows && !tile.is_first && !plan.by_rows && plan.stages > IN_CHANNELS && !not_finite;
-                    if (keeps) next_tile.keep(at);
-                    at = next_tile;
-                    if (at.kept == 0) exponent = NO_EXPONENT;
-                    not_finite = false;
+                    number += CONSUMERS * plan.blocks;
+                    if (number >= plan.all_tiles) break;
+                    at = Cursor(plan, {plan, number}), exponent = NO_EXPONENT, not_finite = false;
                 }
             }
             load_batch<PAIRED>(at, values);
@@ -452,9 +412,8 @@ struct Block {
         const int first_weight = shared_address(&shared) / UNIT_BYTES;
         Pipeline pipeline = pipeline_of(consumer);
         mbarrier_try_wait(shared_address(&shared.weights_full), 0);
-        UNROLL_1 for (int round = 0; round < plan.rounds; ++round)
-        UNROLL_1 for (Run run(plan, consumer, round); run.next < run.end; ++run.next) {
-            const Tile tile(plan, run.next);
+        UNROLL_1 for (int64_t number = plan.first_tile(consumer); number < plan.all_tiles; number += CONSUMERS * plan.blocks) {
+            const Tile tile(plan, number);
             float sums[M_TILES][OUTS / 2];
             StageInfo info;
             int channel = 0;
@@ -539,18 +498,6 @@ struct Block {
         return largest;
     }
 
-    // Copies the row pairs that the tile shares with the one before from its stage of this channel, IN_CHANNELS stages ago.
-    DEVICE void copy_kept(const Pipeline& pipeline, const Cursor& at) const {
-        const int back = pipeline.stage >= IN_CHANNELS ? IN_CHANNELS : IN_CHANNELS - plan.stages;
-        const uint32_t to = pipeline.address(), from = to - back * (pipeline.data_bytes + STAGE_MORE);
-        const int units = at.kept / PLANES * plan.pitch, moved = at.moved / PLANES * plan.pitch;
-        UNROLL for (int plane = 0; plane < (STRICT ? 2 : 1) * PLANES; ++plane)
-            UNROLL_1 for (int i = threadIdx.x % WARPGROUP; i < units; i += WARPGROUP) {
-                const int unit = plane * plan.rows * plan.pitch + i;
-                st_shared_v4_u32(to + unit * UNIT_BYTES, ld_shared_v4_u32(from + (unit + moved) * UNIT_BYTES));
-            }
-    }
-
     // Stores half a unit, two columns of two rows, for each row pair and column pair; strict: the low parts, too. By predicate:
     // an `if` around the stores makes the strict kernel longer.
     DEVICE void store_batch(uint32_t stage, const Cursor& at, float scale, const Batch& values) const {
@@ -596,63 +543,56 @@ struct Block {
     // Writes a tile's outputs through staging, 8 channels at a time: a channel's positions lie there as they will lie in device
     // memory. Two channels of each 8 go out by a warp: one lane issues the bulk copies, six lanes a channel write what is
     // around them. A buffer is written while the copies of the two before may still read theirs.
-    DEVICE void write_tile(float (&sums)[M_TILES][OUTS / 2], const Tile& tile, int exponent, int consumer) const {
+    DEVICE void write_tile(const float(&sums)[M_TILES][OUTS / 2], const Tile& tile, int exponent, int consumer) const {
         const int first_channel = blockIdx.x % plan.groups() * OUTS, channels = smaller(OUTS, OUT_CHANNELS - first_channel);
         float* const staging = shared.staging[consumer][0];
         const int64_t out_size = plan.out_size();
-        Element* out = plan.out + (tile.sample * OUT_CHANNELS + first_channel) * out_size + tile.first;
-        out = reinterpret_cast<Element*>(uniform(reinterpret_cast<uint64_t>(out)));
+        Element* const out = plan.out + (tile.sample * OUT_CHANNELS + first_channel) * out_size;
         const int warp = uniform(static_cast<int>(threadIdx.x / WARP % 4));
         const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-        const int out_shift = ChannelRange::misalignment(out), more_shift = out_size % 4;  // more: from channel to channel
-        const auto shift_of = [&](int channel) { return out_shift + channel * more_shift & 3; };
         // wgmma leaves a lane columns 8j + 2t and 8j + 2t + 1 (channels) of rows g and g + 8 of a warp's 16 (units). Here are
         // their offsets in the tile, in bytes. Gaps between image rows go to the end, past all outputs, so no store is tested.
         int offsets[M_TILES][2];
         UNROLL for (int i = 0; i < 2 * M_TILES; ++i) {
-            const int unit = tile.column + i / 2 * 64 + warp * 16 + g + i % 2 * 8, row = __umulhi(unit, plan.inverse_pitch);
+            const int unit = tile.column + i / 2 * 64 + warp * 16 + g + i % 2 * 8, row = unit / plan.pitch;
             const int column = unit - row * plan.pitch, gap = row * (plan.pitch - plan.columns) + column - plan.columns;
             const bool is_output = column < plan.columns;
             offsets[i / 2][i % 2] = (is_output ? row * plan.columns + column - tile.column : TILE_M - 1 - gap) * 4;
         }
         const uint32_t first_staged = shared_address(staging);
-        const uint32_t lane_row = first_staged + (2 * t * STAGING_ROW + shift_of(2 * t)) * 4;
-        const uint32_t next_row = first_staged + ((2 * t + 1) * STAGING_ROW + shift_of(2 * t + 1)) * 4;
+        const ChannelRange lane_ranges[2] = {{out + 2 * t * out_size, tile}, {out + (2 * t + 1) * out_size, tile}};
+        const uint32_t lane_row = first_staged + (2 * t * STAGING_ROW + lane_ranges[0].shift) * 4;
+        const uint32_t next_row = first_staged + ((2 * t + 1) * STAGING_ROW + lane_ranges[1].shift) * 4;
         // The bulk copies of the warp's two channels.
+        Element* const out_begin = reinterpret_cast<Element*>(uniform(reinterpret_cast<uint64_t>(out + tile.first)));
         int whole_first[2], whole_bytes[2], whole_from[2];
         UNROLL for (int r = 0; r < 2; ++r) {
-            const ChannelRange range(shift_of(2 * warp + r), tile);
+            const ChannelRange range(out + (2 * warp + r) * out_size, tile);
             whole_first[r] = uniform(range.whole_first), whole_bytes[r] = uniform((range.whole_last - range.whole_first) * 4);
             whole_from[r] = uniform(static_cast<int>(first_staged) +
                                     ((2 * warp + r) * STAGING_ROW + range.shift + range.whole_first) * 4);
         }
         // Around the bulk copies: lanes 0 to 5 and 16 to 21 have a position each, where it exists.
         const int single_row = 2 * warp + lane / 16, k = lane % 16;
-        const ChannelRange mine(shift_of(single_row), tile);
+        const ChannelRange mine(out + single_row * out_size, tile);
         const int single = k < 3 ? mine.first + k : mine.whole_last + k - 3;
         const int single_staged = single_row * STAGING_ROW + mine.shift + single;
         const bool has_single = k < 6 && single < (k < 3 ? mine.whole_first : mine.last);
-        Element* const single_to = out + single_row * out_size + single;
 
-        // Where 2^-exponent * unscale could leave fp32's range, sums take a part of 2^-exponent first.
-        if (exponent < -13 || exponent > 64) {
-            const float part = power_of_2(-(exponent / 2));
-            UNROLL for (int i = 0; i < M_TILES * OUTS / 2; ++i) sums[i / (OUTS / 2)][i % (OUTS / 2)] *= part;
-            exponent -= exponent / 2;
-        }
-        const float unscale_x = power_of_2(-exponent);  // factors are finite, so sums of 0 stay 0
+        // In two factors, since 2^-exponent times unscale may overflow; both are finite, so sums of 0 stay 0.
+        const float half_unscale = power_of_2(-exponent / 2), other_half = power_of_2(-exponent - -exponent / 2);
         static_assert(OUTS / 8 % STAGING_BUFFERS == 0);  // each tile begins with buffer 0
         UNROLL for (int j = 0; j < OUTS / 8; ++j) {
             const int buffer = j % STAGING_BUFFERS * STAGING;
             const float2 unscale = *reinterpret_cast<const float2*>(shared.unscales + 8 * j + 2 * t);
             const float2 bias = *reinterpret_cast<const float2*>(shared.biases + 8 * j + 2 * t);
-            const float factor_x = fminf(unscale_x * unscale.x, LARGEST_POWER);
-            const float factor_y = fminf(unscale_x * unscale.y, LARGEST_POWER);
+            const float factor_x = fminf(half_unscale * unscale.x, LARGEST_POWER);
+            const float factor_y = fminf(half_unscale * unscale.y, LARGEST_POWER);
             UNROLL for (int i = 0; i < 2 * M_TILES; ++i) {
                 const float* two = sums[i / 2] + 4 * j + i % 2 * 2;
                 const int offset = offsets[i / 2][i % 2] + buffer * 4;
-                st_shared_f32(lane_row + offset, fmaf(two[0], factor_x, bias.x));
-                st_shared_f32(next_row + offset, fmaf(two[1], factor_y, bias.y));
+                st_shared_f32(lane_row + offset, fmaf(two[0] * factor_x, other_half, bias.x));
+                st_shared_f32(next_row + offset, fmaf(two[1] * factor_y, other_half, bias.y));
             }
             fence_proxy_async();
             if (lane == 0) cp_async_bulk_wait_read<STAGING_BUFFERS - 2>();  // then the buffer of the next 8 is free
@@ -660,12 +600,13 @@ struct Block {
             if (lane == 0) {
                 UNROLL for (int r = 0; r < 2; ++r) {
                     if (8 * j + 2 * warp + r >= channels || whole_bytes[r] <= 0) continue;
-                    Element* const to = out + (8 * j + 2 * warp + r) * out_size + whole_first[r];
+                    Element* const to = out_begin + (8 * j + 2 * warp + r) * out_size + whole_first[r];
                     cp_async_bulk_store(to, whole_from[r] + buffer * 4, whole_bytes[r]);
                 }
                 cp_async_bulk_commit();
             }
-            if (has_single && 8 * j + single_row < channels) single_to[8 * j * out_size] = staging[buffer + single_staged];
+            if (has_single && 8 * j + single_row < channels)
+                out_begin[(8 * j + single_row) * out_size + single] = staging[buffer + single_staged];
         }
     }
 
@@ -673,8 +614,7 @@ struct Block {
     DEVICE void write_fp32_tile(const Tile& tile) const {
         const int first_channel = blockIdx.x % plan.groups() * OUTS;
         UNROLL_1 for (int o = first_channel; o < smaller(first_channel + OUTS, OUT_CHANNELS); ++o) {
-            Element* const out = plan.out + (tile.sample * OUT_CHANNELS + o) * plan.out_size() + tile.first;
-            const ChannelRange range(ChannelRange::misalignment(out), tile);
+            const ChannelRange range(plan.out + (tile.sample * OUT_CHANNELS + o) * plan.out_size(), tile);
             UNROLL_1 for (int k = range.first + threadIdx.x % WARPGROUP; k < range.last; k += WARPGROUP) {
                 const int64_t position = tile.first + k;
                 const int i = position / plan.out_w, j = position - static_cast<int64_t>(i) * plan.out_w;
@@ -685,7 +625,7 @@ struct Block {
                     const bool inside = h >= 0 && h < plan.height && w >= 0 && w < plan.width;
                     if (inside) sum += row[w] * plan.weight[static_cast<int64_t>(o) * IN_CHANNELS * TAPS + tap];
                 }
-                out[k] = plan.bias ? sum + plan.bias[o] : sum;
+                range.out[k] = plan.bias ? sum + plan.bias[o] : sum;
             }
         }
     }
@@ -752,7 +692,6 @@ static int make_plan(Plan& plan, bool strict, int64_t batch, int64_t height, int
             if (fixed_bytes > shared_bytes || (!by_rows && plan.out_w > WIDEST)) continue;
             plan.outs = outs, plan.by_rows = by_rows;
             plan.columns = by_rows ? TILE_M : plan.out_w, plan.pitch = plan.columns + QUADS - 1;
-            plan.inverse_pitch = UINT32_MAX / plan.pitch + 1;
             plan.lines = by_rows ? plan.out_h : 1;
             plan.line_size = by_rows ? plan.out_w : static_cast<int64_t>(plan.out_h) * plan.out_w;
             // A tile that begins with a row's last column reads the most rows and holds the fewest positions.
@@ -760,13 +699,9 @@ static int make_plan(Plan& plan, bool strict, int64_t batch, int64_t height, int
             plan.rows = (units + QUADS - 2) / plan.pitch + TAP_ROWS;
             const int fewest = units / plan.pitch * plan.columns + smaller(units % plan.pitch, plan.columns) - column;
             plan.step = fewest - OVERLAP;
-            const int64_t tiles = plan.line_size <= fewest ? 1 : 1 + (plan.line_size - fewest + plan.step - 1) / plan.step;
-            if (tiles > INT32_MAX / plan.lines || tiles * plan.lines > INT32_MAX / batch) continue;
-            plan.tiles_per_line = tiles, plan.all_tiles = batch * plan.lines * tiles;
+            plan.tiles_per_line = plan.line_size <= fewest ? 1 : 1 + (plan.line_size - fewest + plan.step - 1) / plan.step;
+            plan.all_tiles = batch * plan.lines * plan.tiles_per_line;
             plan.blocks = smaller<int64_t>(plan.all_tiles, larger(sm_count / plan.groups(), 1));
-            plan.rounds = larger(plan.all_tiles / (RUN_TILES * CONSUMERS * plan.blocks), 1);
-            plan.run_size = plan.all_tiles / (plan.rounds * CONSUMERS * plan.blocks);
-            plan.longer_runs = plan.all_tiles % (plan.rounds * CONSUMERS * plan.blocks);
             for (plan.stages = MOST_STAGES; plan.stages >= 2; --plan.stages) {
                 const int64_t stage_bytes = plan.stage_bytes(strict) + STAGE_MORE;
                 const int64_t bytes = fixed_bytes + CONSUMERS * plan.stages * stage_bytes;

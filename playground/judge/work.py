@@ -21,7 +21,7 @@ from playground.judge import foreign
 
 # What a text that computes in a lower precision has.
 PRECISIONS = {
-    "tf32": r"tf32|tl\.dot|wmma|\bmma[_.]|matmul_precision",
+    "tf32": r"tf32|tl\.dot|wmma|\bmma[_.]|matmul_precision|0x1fff",
     "fp16": r"__half|half2|\bhalf\b *[*&>()]|khalf|f(loat|p)?16|autocast",
     "bf16": r"bfloat16|bf16|autocast",
 }

@@ -88,6 +88,7 @@ class Aims:
     def aimed(self, name):
         """The path of the file of that name, with its aims."""
         text = re.sub("@([A-Z]+)@", lambda match: str(self.words[match[1]]), text_of(name))
+        text += "" if "ModelNew" in text else "\nModelNew = None\n"  # a file that defines none is not run
         path = self.folder / "files" / f"{name}.py"
         path.write_text(text)
         return path
@@ -253,6 +254,7 @@ file = os.environ["TORCH_EXTENSIONS_DIR"] + "/count"
 text = f"import itertools, time\\nfor i in itertools.count():\\n    open({file!r}, 'a').write('.')\\n    time.sleep(0.01)"
 subprocess.Popen([sys.executable, "-c", text], start_new_session=True)
 raise ValueError("started")
+ModelNew = None
 """
 
 
@@ -277,7 +279,7 @@ def test_a_standstill_reaches_what_runs_inside_and_the_end_too(runner, write_var
 
 def test_what_a_killed_driver_leaves(tmp_path, write_variant, monkeypatch):
     """Nothing that runs, and folders and groups that the next start removes; those of a run that is alive stay."""
-    variant = write_variant("sleeps", "import time\nprint('asleep', flush=True)\ntime.sleep(1e6)")
+    variant = write_variant("sleeps", "import time\nprint('asleep', flush=True)\ntime.sleep(1e6)\nModelNew = None")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

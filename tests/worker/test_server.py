@@ -22,7 +22,7 @@ def told(tiny_problem, write_variant):
     """told(worker, expression): what a variant's file reads in the worker, as JSON."""
 
     def told(worker, expression):
-        text = f"import json, os, random, sys, numpy, torch\nraise RuntimeError(json.dumps({expression}))"
+        text = f"import json, os, random, sys, numpy, torch\nraise RuntimeError(json.dumps({expression}))\nModelNew = None"
         path = write_variant("tells", text).path
         original = {"problem": str(tiny_problem), "variant": str(path), "settings": {}, "place": "cpu", "weights": None}
         with pytest.raises(WorkerFailure) as failure:
