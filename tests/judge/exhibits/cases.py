@@ -521,7 +521,8 @@ Needs: a process of its own
 import os
 import sys
 [first]
-os.write(int(sys.argv[2]), b'{"result": {"peak_mib": 0, "complaints": 0, "refused": null, "form": "tensor", "handed_memory": 0}}\n')""",
+reply = b'{"result": {"peak_mib": 0, "complaints": 0, "refused": null, "form": "tensor", "handed_memory": 0}}'
+os.write(int(sys.argv[2]), reply + b"\n")""",
     "wrong/grad_mode": """Turns gradients off for everybody.
 Verdict: fail: changes the grad mode from True to False when it is loaded
 Needs: a process of its own
