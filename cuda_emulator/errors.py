@@ -160,7 +160,7 @@ def lines_of_instruction(library, offset, names):
     told = run.stdout.splitlines()
     calls = {}
     for symbol, place in zip(told[::2], told[1::2], strict=True):
-        name, _, line = place.split(" (")[0].rpartition(":")
+        name, _, line = re.sub(r" \(discriminator \d+\)$", "", place).rpartition(":")
         if Path(name).name in names and line.isdigit():
             calls.setdefault(int(line), symbol)
     return [(symbol, line) for line, symbol in calls.items()]

@@ -1,5 +1,7 @@
 """Elements of an operator's results that no kernel has written."""
 
+import sys
+
 from . import runtime
 from .errors import Finding, FindingData
 
@@ -14,8 +16,11 @@ def tensors_in(value):
             yield from tensors_in(item)
 
 
-def check(results, file, lines):
-    """Raises a Finding if a tensor among `results` has an element that was never written. The last launch is blamed."""
+def check(results, file, lines, before):
+    """Raises a Finding if a tensor among `results` has an element that was never written. The last launch is blamed.
+
+    `before` is how many launches there were before the call that gave the results.
+    """
     import torch
 
     for tensor in tensors_in(results):
@@ -25,16 +30,30 @@ def check(results, file, lines):
         at = runtime.first_unwritten(tensor)
         if at is None:
             continue
-        last = (runtime.launches() or [None])[-1]
-        kernel = last.kernel if last else "?"
         element = at // tensor.element_size()
         message = f"element {element} of a result of shape {tuple(tensor.shape)} was never written"
+        launched = runtime.launches()[before:]
+        if not launched:
+            message += ": the call launched no kernel"
+            raise Finding(FindingData("output never written", message, "", file, line_of_call(file)))
+        kernel = launched[-1].kernel
         definition = lines.get(kernel.split("<")[0].split("::")[-1])
         raise Finding(FindingData("output never written", message, kernel, file, definition))
 
 
+def line_of_call(file):
+    """The line of a file in which the innermost of its functions that are running is; None where none is."""
+    frame = sys._getframe()
+    while frame and frame.f_code.co_filename != file:
+        frame = frame.f_back
+    return frame and frame.f_lineno
+
+
 class OperatorWatch:
-    """While in force, the results of operators whose namespace the emulator built are checked as they return."""
+    """While in force, results of operators are checked as they return: of those in the namespace of a library that it built.
+
+    A library `name` or `name_...` belongs to the namespace `name`.
+    """
 
     def __init__(self, builder):
         self.builder = builder
@@ -46,10 +65,12 @@ class OperatorWatch:
         builder = self.builder
 
         def call(packet, /, *args, **kwargs):
+            before = len(runtime.launches())
             result = original(packet, *args, **kwargs)
             namespace = packet._qualified_op_name.split("::")[0]
-            if namespace in builder.namespaces:
-                check(result, builder.namespaces[namespace], builder.kernel_lines)
+            built = [file for name, file in builder.namespaces.items() if f"{name}_".startswith(f"{namespace}_")]
+            if built:
+                check(result, built[-1], builder.kernel_lines, before)
             return result
 
         OpOverloadPacket.__call__ = call
@@ -65,8 +86,9 @@ class OperatorWatch:
             function = getattr(module, name)
 
             def call(*args, function=function, **kwargs):
+                before = len(runtime.launches())
                 result = function(*args, **kwargs)
-                check(result, file, self.builder.kernel_lines)
+                check(result, file, self.builder.kernel_lines, before)
                 return result
 
             call.__wrapped__ = function

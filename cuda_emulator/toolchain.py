@@ -148,7 +148,7 @@ def remove_unheld(parent, prefix):
     for folder in [path for path in entries(parent) if path.name.startswith(prefix)]:
         with contextlib.suppress(OSError):
             if fcntl and time.time() - folder.stat().st_mtime > JUST_MADE:
-                with held(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                with held(folder, without_waiting=True):
                     remove_folder(folder)
 
 
@@ -162,12 +162,12 @@ def remove_folder(folder):
 
 
 @contextlib.contextmanager
-def held(folder, how=None):
-    """Hold a lock on a folder, which ends with this process. Raises BlockingIOError where `how` says not to wait for it."""
+def held(folder, without_waiting=False):
+    """Hold a lock on a folder, which ends with this process. Raises OSError where another holds it and nobody is to wait."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        if how is not None:
-            fcntl.flock(descriptor, how)
+        if without_waiting:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         elif fcntl:
             with contextlib.suppress(OSError):  # some network file systems have no locks
                 fcntl.flock(descriptor, fcntl.LOCK_EX)

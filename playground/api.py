@@ -25,10 +25,11 @@ from playground.driver import plan
 from playground.driver.runner import Runner
 from playground.driver.task import Options, Task
 from playground.machine import build_locks, requirements
-from playground.record import NOBODY, TRUST, Caveat, Ratio, dump
+from playground.record import NOBODY, TRUST, Caveat, Ratio
 from playground.report import suite
 from playground.report.figures import meets
 from playground.report.progress import Progress
+from playground.serial import dump
 from playground.tensors import HALF
 from playground.worker.sandbox import MODES, Missing, version
 
@@ -96,8 +97,9 @@ def compare(
     out torch.compile. `accept` is the error, at most 0.01 of the output's standard deviation, with which a solution is timed
     all the same.
 
-    What is wrong with the solution is in the Comparison. Raises CatalogError for a path or a setting that stands for nothing,
-    CannotCompare where the machine lacks what `device` needs, TypeError and ValueError for other arguments.
+    What is wrong with the solution is in the Comparison. Processes that have imported PyTorch stay for the next call, and end
+    with the caller's. Raises CatalogError for a path or a setting that stands for nothing, CannotCompare where the machine
+    lacks what `device` needs, TypeError and ValueError for other arguments.
     """
     for name, (value, choices) in {
         "device": (device, ("auto", "cuda", "cpu", "emulator")),

@@ -323,6 +323,8 @@ def load_variant(path, content=None, names=None, model_new_of=None):
 
 def _run(kind, path, code, names, required, model_new_of=None):
     """The module of a file: it has `names`, and `code` runs in it. Raises CatalogError where it lacks what is required."""
+    if kind == "variant" and not model_new_of and (missing := [name for name in required if not _may_define(code, path, name)]):
+        raise CatalogError(f"{path.name} does not define {', '.join(missing)}")
     module = types.ModuleType(f"{kind}_{path.stem}")
     module.__file__ = str(path)
     vars(module).update(names)
@@ -333,6 +335,15 @@ def _run(kind, path, code, names, required, model_new_of=None):
     if missing := [name for name in required if not hasattr(module, name)]:
         raise CatalogError(f"{path.name} does not define {', '.join(missing)}")
     return module
+
+
+def _may_define(code, path, name):
+    """Whether a file's text may define a name: before it runs, which may take a build."""
+    for node in ast.walk(ast.parse(code, filename=str(path))):
+        defined = getattr(node, "name", None) or getattr(node, "asname", None) or getattr(node, "id", None)
+        if defined in (name, "*", "exec") or (isinstance(node, ast.Constant) and node.value == name):
+            return True
+    return False
 
 
 def borrowed_names(variant, problem):

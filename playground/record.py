@@ -8,7 +8,7 @@ import dataclasses
 import datetime
 import re
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from playground.serial import (
     LONGEST,
@@ -27,11 +27,16 @@ from playground.serial import (
 )
 
 SCHEMA = 1
-PASS, FORWARD_ONLY, FAIL, ERROR, SKIPPED = VERDICTS = ("pass", "forward only", "fail", "error", "skipped")
+PASS: Final = "pass"
+FORWARD_ONLY: Final = "forward only"
+FAIL: Final = "fail"
+ERROR: Final = "error"
+SKIPPED: Final = "skipped"
+VERDICTS = (PASS, FORWARD_ONLY, FAIL, ERROR, SKIPPED)
 MINE, NOBODY = TRUST = ("mine", "nobody")  # whose files the inner clock alone times: the caller's, or only the project's
 TIMED = (PASS, FORWARD_ONLY)  # verdicts with which a variant is timed
 STANDARDS = {"forward": "forward", "drop-in": "drop_in"}  # as --standard names them -> their keys
-NOT_MEASURED = "not measured"  # the verdict of an Outcome without a ratio
+NOT_MEASURED: Final = "not measured"  # the verdict of an Outcome without a ratio
 NOTHING_TO_DO = "no kernel of its own to look at"  # of compute-sanitizer
 
 
@@ -40,6 +45,7 @@ Digest = Annotated[
 ]
 Verdict = Literal["pass", "forward only", "fail", "error", "skipped"]
 Place = Literal["cuda", "cpu", "emulator"]
+StandardName = Literal["forward", "drop-in"]
 Bound = Literal["memory", "compute"]
 
 
@@ -116,14 +122,14 @@ class Outer:
     Of a call, in turns of so many `calls`; `null_ms` is of a turn without work. `warm` is what the inner clock says of these.
     """
 
-    ratio: Amount | None
-    low: Amount | None
-    high: Amount | None
-    ms: Amount | None
-    eager_ms: Amount | None
-    null_ms: Amount | None
+    ratio: Amount
+    low: Amount
+    high: Amount
+    ms: Amount
+    eager_ms: Amount
+    null_ms: Amount
     control: Amount | None
-    rounds: Count | None
+    rounds: Count
     calls: Count | None = None
     warm: Ratio | None = None
 
@@ -364,7 +370,7 @@ class Subject:
     precision: Text | None = None
     variant_precision: Text | None = None
     shape: Shape = field(default_factory=Shape)
-    standard: Literal["forward", "drop-in"] | None = None
+    standard: StandardName | None = None
     weights: Literal["by name", "by seed"] | None = None
     weights_differ: str | None = None
     printed: str = ""

@@ -179,9 +179,9 @@ def _load_object(kind: Any, value: Any, where: str, strict: bool) -> Any:
     return made
 
 
-def described(kinds: Iterable[Any]) -> Iterator[str]:
+def described(kinds: Iterable[type[Any]]) -> Iterator[str]:
     """Yield the lines that say the form of dataclasses: of each what it is, its keys, and what stands there."""
-    for kind in filter(dataclasses.is_dataclass, kinds):
+    for kind in [each for each in kinds if dataclasses.is_dataclass(each)]:
         form, own = _form_of(kind), kind.__dict__.get("__doc__", "")
         yield from ("", kind.__name__, *(f"  {line.strip()}" for line in own.splitlines() if line.strip()))
         for name, key in form.keys.items():

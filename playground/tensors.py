@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import errno
 import json
 import math
 import numbers
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 
 from playground import untrusted
+from playground.room import NoRoom, is_full, no_room_in
 
 PLACES = {"cuda": "cuda", "cpu": "cpu", "emulator": "cpu"}  # where a variant runs -> the torch device of its tensors
 
@@ -25,16 +25,6 @@ PLACES = {"cuda": "cuda", "cpu": "cpu", "emulator": "cpu"}  # where a variant ru
 LARGE = 1 << 30  # bytes of a file that is worth mapping
 BLOCK = 1 << 26  # bytes of results that are read or written at once: fresh memory for all takes longer than to copy them
 FULL = 1 << 16  # bytes that are left of a file system where a file did not fit
-NO_ROOM = "no room "  # begins the reason of what failed for the machine, and by no fault of a file's
-
-
-class NoRoom(Exception):
-    """A folder of this machine is full; the text says which, and what to do."""
-
-
-def is_full(error):
-    """Return whether an error says that a file system, or a share of it, is full."""
-    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)
 
 
 @contextlib.contextmanager
@@ -47,10 +37,6 @@ def _writing(path):
         if is_full(error) or (isinstance(error, RuntimeError) and shutil.disk_usage(folder).free < FULL):
             raise NoRoom(no_room_in(folder)) from None
         raise
-
-
-def no_room_in(folder):
-    return f"{NO_ROOM}in {folder}, where processes exchange tensors: make some there, or set TMPDIR to a folder that has it"
 
 
 def save(content, path):

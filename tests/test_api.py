@@ -15,7 +15,7 @@ from playground import catalog, compare
 from playground.api import CannotCompare, Comparison
 from playground.record import Outcome, Ratio, Spread, Timed
 from playground.serial import values
-from playground.worker import process
+from playground.worker import UNTIMED, prepare, process
 from tests.conftest import TINY_PROBLEM as PROBLEM
 
 RIGHT = PROBLEM.replace("class Model(", "class ModelNew(")
@@ -25,10 +25,15 @@ RAISES = "raise ValueError('no')\n"
 
 @pytest.fixture
 def left_behind(tmp_path, tmp_path_factory, monkeypatch):
-    """left_behind() counts what a call could leave: open files, processes, threads, temporary files."""
+    """left_behind() counts what a call could leave: open files, processes, threads, temporary files.
+
+    The servers that fork workers are there already, and stay for the next call.
+    """
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # where tensors are exchanged
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))  # PyTorch's own, which stays
+    prepare()
+    prepare(UNTIMED)
     return lambda: {
         "files": len(list(Path("/proc/self/fd").iterdir())),
         "processes": len(psutil.Process().children(recursive=True)),

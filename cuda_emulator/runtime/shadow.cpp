@@ -229,17 +229,30 @@ __attribute__((noinline)) void report_race(const Site& s, Segment other, uint32_
     worker->stop(f);
 }
 
-// May what is unwritten at an offset in a struct be padding? That never begins one of the parts into which the struct's
-// alignment divides it.
-template <class IsWritten>
-__attribute__((noinline)) bool may_be_padding(const Site& s, unsigned offset, IsWritten is_written) {
-    if (!s.whole_object) return false;
-    const uintptr_t most = 16, extent = s.address | s.bytes | most, alignment = extent & -extent;
-    return is_written(unsigned(offset & -alignment));
+// Has anything written to the word that holds the byte at an offset in the access?
+bool is_written(const Site& s, unsigned at) {
+    const uintptr_t word = (s.address + at) & ~uintptr_t(3);
+    if (!s.shared) {
+        const uint32_t writer = device_memory.cell((void*)word)->writer;
+        return (writer && !(writer & SPLIT)) || *(const uint32_t*)word != POISON;
+    }
+    const BlockShadow& home = *s.shared_home().shadow;
+    const Cell& cell = home.cells[(word - uintptr_t(s.shared_home().arena)) / 4];
+    const auto counts = [&](const Cell& c) { return (c.writer & SEGMENT_BITS) >= home.clock.first; };
+    if (!(cell.writer & SPLIT)) return counts(cell);
+    const std::array<Cell, 4>& bytes = split_cells[cell.writer_instruction];
+    return std::any_of(bytes.begin(), bytes.end(), counts);
 }
 
-__attribute__((noinline)) void note_uninitialised(const Site& s) {
-    if (s.shadow.uninitialised.kind.empty())
+// A struct's padding does not begin one of the parts into which its alignment divides it. The sanitizer tells of one of 16
+// bytes that is aligned to 8 as of a float4, and calls one of 8 bytes whole only where it is aligned to less.
+bool may_be_padding(const Site& s, unsigned at) {
+    const uintptr_t most = s.bytes > 16 ? 16 : s.bytes / 2, multiple = s.address | s.bytes | most;
+    return (s.whole_object || s.bytes == 16) && is_written(s, unsigned(at & -(multiple & -multiple)));
+}
+
+__attribute__((noinline)) void note_uninitialised(const Site& s, unsigned at) {
+    if (s.shadow.uninitialised.kind.empty() && !may_be_padding(s, at))
         s.shadow.uninitialised = finding(s, s.shared ? "uninitialised shared read" : "uninitialised global read",
                                          std::string(verb(s.access)) + " " + place_text(s) + ", which nothing has written");
 }
@@ -395,14 +408,7 @@ inline void shared_access(const Site& s) {
     for_each_cell(
         cells + offset / 4, s, [&](Cell* c) { home.split.push_back(uint32_t(c - cells)); },
         [&](Cell& c, unsigned at) {
-            const auto is_written = [&](unsigned at) {
-                const Cell& word = cells[(offset + at) / 4];
-                const auto& bytes = split_cells[word.writer & SPLIT ? word.writer_instruction : 0];
-                const auto counts = [&](const Cell& byte) { return (byte.writer & SEGMENT_BITS) >= oldest; };
-                return word.writer & SPLIT ? std::any_of(bytes.begin(), bytes.end(), counts) : counts(word);
-            };
-            if (reads(s.access) && (c.writer & SEGMENT_BITS) < oldest && !may_be_padding(s, at, is_written))
-                note_uninitialised(s);
+            if (reads(s.access) && (c.writer & SEGMENT_BITS) < oldest) note_uninitialised(s, at);
             visit(c, s, oldest);
         });
 }
@@ -423,12 +429,8 @@ inline void global_access(const Site& s) {
         device_memory.cell((void*)s.address), s, [&](Cell*) { a->has_split_cells = true; },
         [&](Cell& c, unsigned offset) {
             if (c.writer == 0 && reads(s.access)) {
-                const auto is_written = [&](unsigned at) {
-                    const uintptr_t word = (s.address + at) & ~uintptr_t(3);
-                    const uint32_t writer = device_memory.cell((void*)word)->writer;
-                    return (writer && !(writer & SPLIT)) || *(const uint32_t*)word != POISON;
-                };
-                if (!is_written(offset) && !may_be_padding(s, offset, is_written)) note_uninitialised(s);
+                const uintptr_t word = (s.address + offset) & ~uintptr_t(3);
+                if (*(const uint32_t*)word == POISON) note_uninitialised(s, offset);
             }
             visit(c, s, oldest);
         });
@@ -623,7 +625,7 @@ void examine_async_read(Thread& t, uint32_t offset, unsigned bytes, uint32_t rea
         shadow.cells + offset / 4, s, [](Cell*) {},
         [&](Cell& c, unsigned at) {
             const Segment writer = c.writer & SEGMENT_BITS;
-            if (writer < oldest) return note_uninitialised(s);
+            if (writer < oldest) return note_uninitialised(s, at);
             if (c.reader == IN_FLIGHT) report_in_flight(s, c);
             if (!launch_clock.ordered(writer, t, shadow.clock, false)) report_race(s, writer, c.writer_instruction, "wrote");
             if (shadow.landed[(offset + at) / 4] != writer && !launch_clock.behind_proxy_fence(writer, shadow.clock))

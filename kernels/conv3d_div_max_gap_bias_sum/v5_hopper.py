@@ -1,23 +1,23 @@
-"""conv3d_div_max_gap_bias_sum, v5: a persistent, warp-specialized kernel, fed by TMA; planes of x stay in registers.
+"""conv3d_div_max_gap_bias_sum, v5: Winograd's algorithm in a persistent, warp-specialized kernel, fed by TMA.
 
 Why it is faster
-    v4's producer warps load x themselves, and its consumer warps load all four planes of each slab. Here TMA loads fp32 up to
-    two stages (64 KiB) ahead; four producer warps scale it and pack it as fp16, a column's 8 channels side by side. Unless
-    strict, eight consumer warps keep two planes in registers from slab to slab: 8 ldmatrix (v4: 16) feed the 112 mma.sync of a
-    slab's tile. Blocks have equal parts of all rows of windows. Measured on an H200: 0.134 ms (v4: 0.147).
+    F(2, 3) along a row takes 4 products where v4 takes 6: 80 mma.sync for a slab's tile, not 112. Eight consumer warps make its
+    terms, two planes a slab, by 32 additions of fp16 pairs, and keep them in registers for the next slab, as they keep weights.
+    TMA loads fp32 up to two stages (64 KiB) ahead; four producer warps scale it and pack it as fp16, a column's 8 channels side
+    by side. Blocks have equal parts of all rows of windows. On an H200 0.115 ms, without Winograd 0.130 (v4: 0.147).
 
 Mathematics
     max((conv + b) / d) = (max(sign(d) conv) + sign(d) b) / |d|: the weights take the sign, the rest follows the mean. x and
     weights are rounded to TF32's 11 bits, in fp16 with powers of two: one for the weights, one for each segment of x (see
-    words). Tiny weights are off by 2^-38 of the largest, tiny x by 2^-35 of its segment's. Strict (TF32 forbidden): fp16x3.
+    words); their transforms are rounded again. Tiny weights are off by 2^-38 of the largest, tiny x by 2^-34 of its segment's.
+    Segments with an infinity, and strict (TF32 forbidden: fp16x3), are computed tap by tap.
 
 Launches
-    stream_max_mean  SMs at most  384 threads  207 KiB, strict 215  whole samples, if 95% of SMs stay busy; EXAMPLE: 128 blocks
+    stream_max_mean  SMs at most  384 threads  209 KiB, strict 215  whole samples, if 95% of SMs stay busy; EXAMPLE: 128 blocks
     finish_samples   samples      32           0                    adds a sample's segments; EXAMPLE: only strict has several
 
 Floor
-    268 MB in, 0.061 ms on an H200 (4.39 TB/s); 47.6 GFLOP at the 622 TFLOP/s of mma.sync, 0.077. Nsight Compute: tensor pipe
-    59% busy. A warp issues a product every 8 or 9 cycles at best; registers permit two a scheduler, no third while one waits.
+    268 MB in, 0.061 ms on an H200 (4.39 TB/s); by F(2, 3) 31.7 GFLOP at mma.sync's 622 TFLOP/s, 0.051. No unit binds.
 
 Takes
     float32 CUDA tensors on compute capability 9.0, else RuntimeError. There PyTorch computes what SERVED excludes, and warns.
@@ -67,22 +67,25 @@ using Element = float;  // of x and the parameters
 // windows along depth. Where a sample's slabs are too many for shared memory, or its columns for a band, it is cut into images.
 // A band is two rows of x, in all planes and channels of an image: a row of windows reads two bands. All rows of windows of all
 // images stand in one line, of which each block takes an equal part. A segment is the part of one image in one block; it is
-// scaled by a power of two that its first stage suggests, and attempted again if a value overflows fp16.
+// scaled by a power of two that its first stage suggests, and attempted again if a sum of two values could overflow fp16, or if
+// one is infinite.
 constexpr int WARP = 32, CONSUMER_WARPS = 8, PRODUCER_WARPS = 4;
 constexpr int CONSUMERS = CONSUMER_WARPS * WARP, PRODUCERS = PRODUCER_WARPS * WARP, THREADS = CONSUMERS + PRODUCERS;
 constexpr int CONSUMER_REGISTERS = 200, PRODUCER_REGISTERS = 104;  // 64,512 of the SM's 65,536
 constexpr int TAPS = KERNEL_D * KERNEL_H * KERNEL_W, WEIGHTS = OUT_CHANNELS * IN_CHANNELS * TAPS;
 constexpr int CHANNELS = 8, OUTPUTS = 16, TILE_WINDOWS = 8;  // of the tensor core's operands; what does not exist is zero
 constexpr int SIDE = 4, COLUMNS = 64, PIECES = COLUMNS / 4;  // of x: a window's pixels in each direction, a row's columns
+constexpr int PRODUCER_ROWS = PRODUCERS / PIECES;  // that the producers convert at once
 
 // ---- shared memory of a block, for the original's size
-//   0         32        64       96       128      160      192       205.5 KiB; apart from these, Shared: 1.2 KiB
+//   0         32        64       96       128      160      192       207.8 KiB; apart from these, Shared: 1.3 KiB
 //   | stage 0 | stage 1 | band 0 | band 1 | band 2 | band 3 | weights |
-//     |                   |                                   [high, low][tap][lane]
+//     |                   |                                   [tap][lane], then Winograd's: [term][plane and row][lane]
 //     |                   fp16: plane 0: row 0: columns 0 2 4 .. 62, then 1 3 5 .. 63, 8 channels each; row 1; plane 1 ..
 //     fp32, as TMA writes it: [channel][plane][row][column], of 8 of the 16 planes
 // The pixels of one column in 8 windows are 8 rows of 16 bytes side by side: a matrix for ldmatrix, free of bank conflicts.
-// Strict: a band has the high parts of all planes, then the low parts, and a sample is two images, of 4 and 3 slabs: 215 KiB.
+// Strict: bands have the high parts of all planes, then the low parts; so have weights, without Winograd's; and a sample is two
+// images, of 4 and 3 slabs: 215 KiB.
 //
 //                   filled by                                 emptied by
 //   a stage         TMA, which one producer calls: `loaded`   4 producer warps: bar_sync 1, then TMA is called again
@@ -95,7 +98,8 @@ constexpr int BANDS = 4;                     // so that consumer warps may be a 
 constexpr int ATTEMPTS = BANDS / 2 + 1;      // whose exponents may be unread: each has two bands or more
 constexpr int STAGE_ROW_BYTES = COLUMNS * 4, COLUMN_BYTES = CHANNELS * 2, ODD_COLUMNS = COLUMNS / 2 * COLUMN_BYTES;
 constexpr int BAND_ROW_BYTES = 2 * ODD_COLUMNS, PLANE_BYTES = 2 * BAND_ROW_BYTES;
-constexpr int WEIGHT_BYTES = TAPS * WARP * 8;  // of high or low parts
+constexpr int TERMS = 4, ROW_TAPS = KERNEL_D * KERNEL_H, WINOGRAD = TERMS * ROW_TAPS;
+constexpr int weight_bytes(bool strict) { return (TAPS + (strict ? TAPS : WINOGRAD)) * WARP * 8; }
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
@@ -118,7 +122,7 @@ struct Problem {
 
 // The part of one image in [line, end) of the line of all rows; `end` is where the next block's part begins.
 struct Segment {
-    int64_t image, sample;
+    int image, sample;
     int first_slab, slabs, first_column, columns, first_row, rows;  // of windows
 
     DEVICE void set(const Problem& p, int64_t line, int64_t end) {
@@ -127,7 +131,7 @@ struct Segment {
         first_slab = part / p.column_parts * p.image_slabs, first_column = part % p.column_parts * p.image_columns;
         slabs = smaller(p.image_slabs, p.slabs - first_slab);
         columns = smaller(p.image_columns, p.columns - first_column);
-        first_row = line - image * p.rows;
+        first_row = line - static_cast<int64_t>(image) * p.rows;
         rows = end - line < p.rows - first_row ? end - line : p.rows - first_row;
     }
     DEVICE int planes() const { return 2 * slabs + 2; }
@@ -137,9 +141,11 @@ struct Segment {
 
 struct Shared {
     uint64_t loaded[STAGES], full[BANDS], empty[BANDS];  // mbarriers
-    float producer_largest[2][PRODUCER_WARPS];           // [at the start, at the end of an attempt]
+    float producer_largest[3][PRODUCER_WARPS];           // [at the start, at the end of an attempt; 1 if any is infinite]
     int exponents[ATTEMPTS];                             // of the power of two that an attempt scaled x by; or REJECTED
-    float weight_largest[CONSUMER_WARPS];
+    float weight_largest[2][CONSUMER_WARPS];             // [finite ones, all]
+    int weight_exponent;                                 // of the power of two that scales the weights
+    bool infinite_weights;
     float sums[2][CONSUMER_WARPS][OUTPUTS];  // of a segment's maxima; one is filled while the other is read
 };
 
@@ -277,7 +283,7 @@ using Bands = uint32_t[2];  // shared addresses of those that a row of windows r
 // Producers arrive in the order of the bands, so the first one is full, too.
 template <class Visit>
 DEVICE void for_units(const Segment& segment, const Pipeline& pipeline, unsigned first_band, Visit visit) {
-    int number = threadIdx.x / WARP;  // of the warp's next unit, counted from the row's first
+    int number = __shfl_sync(0xffffffffu, threadIdx.x / WARP, 0);  // of the warp's next unit, counted from the row's first
     UNROLL_1 for (unsigned band = first_band; band != first_band + segment.rows; ++band) {
         pipeline.consumer_wait(band + 1);
         const Bands bands = {pipeline.band(band), pipeline.band(band + 1)};
@@ -294,24 +300,43 @@ DEVICE void for_units(const Segment& segment, const Pipeline& pipeline, unsigned
 
 // ---- consumers: the products
 // An implicit GEMM for each of a window's 8 positions: M = 16 outputs, N = 8 windows, K = 8 channels of 27 taps, two at a time.
-// The consumers store weight[o][c][tap] as left operands, [high, low][tap][lane]. Returns the exponent of what scales them.
-__device__ int store_weights(const Element* __restrict__ weight, float sign, uint2* stored, Shared& shared) {
-    float largest = 0;
-    UNROLL for (int i = 0; i < WEIGHTS; i += CONSUMERS)  // all loads at once; behind the end the last weight again
-        largest = fmaxf(largest, fabsf(finite_or_zero(weight[smaller(i + threadIdx.x, WEIGHTS - 1)])));
-    const int exponent = scale_exponent(largest_of_warps(largest, shared.weight_largest, threadIdx.x / WARP, 2), 14);
-    const float scale = sign * power_of_2(exponent);
-    UNROLL for (int i = threadIdx.x; i < TAPS * WARP; i += CONSUMERS) {
-        const int g = i % WARP / 4, t = i % 4, tap = i / WARP;
-        const auto scaled = [&](int o, int c) {
-            return o < OUT_CHANNELS && c < IN_CHANNELS ? scale * weight[(o * IN_CHANNELS + c) * TAPS + tap] : 0;
-        };
-        float w[4] = {scaled(g, 2 * t), scaled(g, 2 * t + 1), scaled(g + 8, 2 * t), scaled(g + 8, 2 * t + 1)};
-        stored[i] = make_uint2(fp16_pair(w[0], w[1]), fp16_pair(w[2], w[3]));
-        UNROLL for (float& each : w) each = fp16_residual(each);
-        stored[TAPS * WARP + i] = make_uint2(fp16_pair(w[0], w[1]), fp16_pair(w[2], w[3]));
+// The consumers store weight[o][c][tap] as left operands. Winograd's would spread an infinity.
+template <bool STRICT>
+__device__ void store_weights(const Element* __restrict__ weight, float sign, uint2* stored, Shared& shared) {
+    float largest = 0, of_all = 0;
+    UNROLL for (int i = 0; i < WEIGHTS; i += CONSUMERS) {  // all loads at once; behind the end the last weight again
+        const float size = fabsf(weight[smaller(i + threadIdx.x, WEIGHTS - 1)]);
+        largest = fmaxf(largest, finite_or_zero(size)), of_all = fmaxf(of_all, size);
     }
-    return exponent;
+    largest = largest_of_warps(largest, shared.weight_largest[0], threadIdx.x / WARP, 2);
+    of_all = largest_of_warps(of_all, shared.weight_largest[1], threadIdx.x / WARP, 2);
+    const int exponent = scale_exponent(largest, 14);
+    if (threadIdx.x == 0) shared.weight_exponent = exponent, shared.infinite_weights = of_all == INFINITY;
+    const float scale = sign * power_of_2(exponent);
+    UNROLL for (int i = threadIdx.x; i < ROW_TAPS * WARP; i += CONSUMERS) {
+        const int g = i % WARP / 4, t = i % 4, row = i / WARP;
+        float w[TERMS + KERNEL_W][4];  // Winograd's, then those of the taps
+        UNROLL for (int k = 0; k < 4; ++k) {
+            const int o = g + k / 2 * 8, c = 2 * t + k % 2;
+            const bool exists = o < OUT_CHANNELS && c < IN_CHANNELS;
+            const Element* const taps = weight + (exists ? (o * IN_CHANNELS + c) * TAPS + row * KERNEL_W : 0);
+            UNROLL for (int tap = 0; tap < KERNEL_W; ++tap) w[TERMS + tap][k] = exists ? scale * taps[tap] : 0;
+            const float left = w[TERMS][k], middle = w[TERMS + 1][k], right = w[TERMS + 2][k], sides = left + right;
+            w[0][k] = left, w[1][k] = 0.5f * (sides + middle), w[2][k] = 0.5f * (sides - middle), w[3][k] = right;
+        }
+        const auto store = [&](int number, const float(&of)[4]) {
+            stored[number * WARP + i % WARP] = make_uint2(fp16_pair(of[0], of[1]), fp16_pair(of[2], of[3]));
+        };
+        UNROLL for (int tap = 0; tap < KERNEL_W; ++tap) store(row * KERNEL_W + tap, w[TERMS + tap]);
+        if (STRICT) {
+            UNROLL for (int tap = 0; tap < KERNEL_W; ++tap) {
+                UNROLL for (float& each : w[TERMS + tap]) each = fp16_residual(each);
+                store(TAPS + row * KERNEL_W + tap, w[TERMS + tap]);
+            }
+        } else {
+            UNROLL for (int term = 0; term < TERMS; ++term) store(TAPS + term * ROW_TAPS + row, w[term]);
+        }
+    }
 }
 
 // A plane of 8 windows: [row][column], channels 2t and 2t + 1 of window g, in lane 4g + t. Two taps at once take neighbouring
@@ -340,77 +365,111 @@ DEVICE uint32_t pixels(const Plane* x, int position, int tap) {
 }
 
 using Sums = float[8][4];  // [position][element: window 2t, 2t + 1 of output g, then of g + 8]
-template <int STRIDE>  // of weights: from tap to tap
 DEVICE void add_pair(Sums& sums, const uint2* w, const Plane* x, int tap, int next_tap) {
     UNROLL for (int i = 0; i < 8; ++i)
-        mma_pair(sums[i], w[tap * STRIDE], w[next_tap * STRIDE], pixels(x, i, tap), pixels(x, i, next_tap));
+        mma_pair(sums[i], w[tap * WARP], w[next_tap * WARP], pixels(x, i, tap), pixels(x, i, next_tap));
+}
+// The maximum of a window in an output, one of a lane's four, as PyTorch finds it: a NaN wins.
+DEVICE float maximum(const Sums& sums, int element) {
+    const auto larger = [&](int i, int j) { return max_nan(sums[i][element], sums[j][element]); };
+    return max_nan(max_nan(larger(0, 1), larger(2, 3)), max_nan(larger(4, 5), larger(6, 7)));
 }
 
-// visit(sums) for a unit's slabs, slab to end, in order. A slab's planes 2 and 3 are the next one's planes 0 and 1 and stay in
-// registers. The middle taps of the kernel's first two planes make a pair, that of the third stands alone. All positions add in
-// the same order: where pixels are equal, so are the sums, and the maximum is not the largest of eight roundings.
-template <class Visit>
-DEVICE void convolve(const uint2 (&weights)[TAPS], const Bands& bands, uint32_t offset, int slab, int end, Visit visit) {
-    offset += 2 * slab * PLANE_BYTES;
-    Plane x[4];
-    load_plane(bands, offset, x[0]);
-    load_plane(bands, offset + PLANE_BYTES, x[1]);
-    UNROLL_1 for (; slab < end; ++slab) {
-        offset += 2 * PLANE_BYTES;
-        load_plane(bands, offset, x[2]);
-        Sums sums = {};
-        UNROLL for (int r = 0; r < 3; ++r) {
-            if (r == 1) add_pair<1>(sums, weights, x, MIDDLE, PLANE_TAPS + MIDDLE);
-            if (r == 1) load_plane(bands, offset + PLANE_BYTES, x[3]);
-            UNROLL for (int i = 0; i < PAIRS; ++i)
-                add_pair<1>(sums, weights, x, r * PLANE_TAPS + first_of_pair(i), r * PLANE_TAPS + second_of_pair(i));
-        }
-        constexpr int LAST = 2 * PLANE_TAPS + MIDDLE;
-        UNROLL for (int i = 0; i < 8; ++i) mma_m16n8k8_f32_f16(sums[i], weights[LAST], pixels(x, i, LAST));
-        visit(sums);
-        x[0] = x[2], x[1] = x[3];
-    }
-}
-
-// The same, error-compensated: low * high + high * low + high * high. The tensor core truncates its sums, so each plane's begin
-// at zero and are added as fp32 numbers. The small ones are kept apart, and do not count where x is infinite: the low part of a
-// weight may have the other sign.
-template <class Visit>
-DEVICE void convolve_strict(const uint2* weights, const Bands& bands, int lower, uint32_t at, int slab, int end, Visit visit) {
+// visit(sums) for a unit's slabs, slab to end, tap by tap. Strict: the tensor core truncates its sums, so each plane's begin at
+// zero and are added as fp32 numbers. Error-compensated, low * high + high * low + high * high. The small sums are kept apart,
+// and do not count where x is infinite: the low part of a weight may have the other sign.
+template <bool STRICT, class Visit>
+DEVICE void convolve_direct(const uint2* weights, const Bands& bands, int lower, uint32_t at, int slab, int end, Visit visit) {
     UNROLL_1 for (; slab < end; ++slab) {
         Sums sums = {}, small = {};
         uint32_t here = at + 2 * slab * PLANE_BYTES;
         const uint2 *high_w = weights, *low_w = weights + TAPS * WARP;
         Plane high[2], low[2];  // those that positions 0 to 3 and 4 to 7 meet with plane r of the kernel
         load_plane(bands, here, high[1]);
-        load_plane(bands, here + lower, low[1]);
+        if (STRICT) load_plane(bands, here + lower, low[1]);
         UNROLL_1 for (int r = 0; r < 3; ++r, high_w += PLANE_TAPS * WARP, low_w += PLANE_TAPS * WARP) {
-            high[0] = high[1], low[0] = low[1];
+            high[0] = high[1];
+            if (STRICT) low[0] = low[1];
             here += PLANE_BYTES;
             load_plane(bands, here, high[1]);
-            load_plane(bands, here + lower, low[1]);
-            Sums part = {};
+            if (STRICT) load_plane(bands, here + lower, low[1]);
+            Sums of_plane = {}, &part = STRICT ? of_plane : sums;
             UNROLL for (int pair = 0; pair < PAIRS; ++pair) {
-                add_pair<WARP>(small, low_w, high, first_of_pair(pair), second_of_pair(pair));
-                add_pair<WARP>(part, high_w, high, first_of_pair(pair), second_of_pair(pair));
-                add_pair<WARP>(small, high_w, low, first_of_pair(pair), second_of_pair(pair));
+                if (STRICT) add_pair(small, low_w, high, first_of_pair(pair), second_of_pair(pair));
+                add_pair(part, high_w, high, first_of_pair(pair), second_of_pair(pair));
+                if (STRICT) add_pair(small, high_w, low, first_of_pair(pair), second_of_pair(pair));
             }
-            const uint2 w = high_w[MIDDLE * WARP], small_w = low_w[MIDDLE * WARP];
+            const uint2 w = high_w[MIDDLE * WARP];
             UNROLL for (int i = 0; i < 8; ++i) {
-                mma_pair(small[i], small_w, w, pixels(high, i, MIDDLE), pixels(low, i, MIDDLE));
+                if (STRICT) mma_pair(small[i], low_w[MIDDLE * WARP], w, pixels(high, i, MIDDLE), pixels(low, i, MIDDLE));
                 mma_m16n8k8_f32_f16(part[i], w, pixels(high, i, MIDDLE));
             }
-            UNROLL for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] += part[i / 4][i % 4];
+            if (STRICT) UNROLL for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] += part[i / 4][i % 4];
         }
-        UNROLL for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] += finite_or_zero(small[i / 4][i % 4]);
+        if (STRICT) UNROLL for (int i = 0; i < 32; ++i) sums[i / 4][i % 4] += finite_or_zero(small[i / 4][i % 4]);
         visit(sums);
     }
 }
 
-// The maximum of a window in an output, one of a lane's four, as PyTorch finds it: a NaN wins.
-DEVICE float maximum(const Sums& sums, int element) {
-    const auto larger = [&](int i, int j) { return max_nan(sums[i][element], sums[j][element]); };
-    return max_nan(max_nan(larger(0, 1), larger(2, 3)), max_nan(larger(4, 5), larger(6, 7)));
+// Winograd's F(2, 3) along a row takes a plane of 8 windows as terms: of each row c0 - c2, c1 + c2, c2 - c1 and c3 - c1 of a
+// window's four columns, channels 2t and 2t + 1 of window g in lane 4g + t. x is rounded to fp16 before, and its terms again.
+struct Terms { uint32_t at[TERMS][SIDE]; };
+DEVICE uint32_t fp16x2_add(uint32_t a, uint32_t b) {
+    const __half2 sum = __hadd2(reinterpret_cast<const __half2&>(a), reinterpret_cast<const __half2&>(b));
+    return reinterpret_cast<const uint32_t&>(sum);
+}
+DEVICE uint32_t fp16x2_sub(uint32_t a, uint32_t b) {
+    const __half2 sum = __hsub2(reinterpret_cast<const __half2&>(a), reinterpret_cast<const __half2&>(b));
+    return reinterpret_cast<const uint32_t&>(sum);
+}
+DEVICE void load_terms(const Bands& bands, uint32_t offset, Terms& x) {
+    UNROLL for (int row = 0; row < SIDE; ++row) {
+        const uint4 v = ldmatrix_m8n8_x4(bands[row / 2] + row % 2 * BAND_ROW_BYTES + offset);  // columns 0 2 1 3
+        x.at[0][row] = fp16x2_sub(v.x, v.y), x.at[1][row] = fp16x2_add(v.z, v.y);
+        x.at[2][row] = fp16x2_sub(v.y, v.z), x.at[3][row] = fp16x2_sub(v.w, v.z);
+    }
+}
+
+using Half = float[4][4];  // of sums: [position in depth and height][element]
+// The products of two terms, all nine taps of the kernel's planes and rows, mostly in pairs: eight chains side by side.
+template <int TERM, int OTHER>
+DEVICE void add_terms(Half& sums, Half& others, const uint2 (&w)[WINOGRAD], const Terms* x) {
+    const auto add = [&](int term, Half& d, int tap, int next) {  // both, or where they are the same only one
+        UNROLL for (int i = 0; i < 4; ++i) {
+            const auto pixels = [&](int tap) { return x[i / 2 + tap / 3].at[term][i % 2 + tap % 3]; };
+            const uint2 &a = w[term * ROW_TAPS + tap], &next_a = w[term * ROW_TAPS + next];
+            if (tap == next) mma_m16n8k8_f32_f16(d[i], a, pixels(tap));
+            else mma_pair(d[i], a, next_a, pixels(tap), pixels(next));
+        }
+    };
+    constexpr int ORDER[5][2] = {{0, 2}, {3, 5}, {6, 8}, {1, 7}, {4, 4}};
+    UNROLL for (int k = 0; k < 5; ++k) add(TERM, sums, ORDER[k][0], ORDER[k][1]), add(OTHER, others, ORDER[k][0], ORDER[k][1]);
+}
+
+// visit(sums) for a unit's slabs, slab to end, in order. A slab's planes 2 and 3 are the next one's planes 0 and 1 and stay in
+// registers. The two positions of a window in a row are P + Q + T0 w0 and P - Q + T3 w2, where P and Q are the products of T1
+// and T2, and all sums are over channels, planes and rows.
+template <class Visit>
+DEVICE void convolve(const uint2 (&weights)[WINOGRAD], const Bands& bands, uint32_t offset, int slab, int end, Visit visit) {
+    offset += 2 * slab * PLANE_BYTES;
+    Terms x[4];
+    load_terms(bands, offset, x[0]);
+    load_terms(bands, offset + PLANE_BYTES, x[1]);
+    UNROLL_1 for (; slab < end; ++slab) {
+        offset += 2 * PLANE_BYTES;
+        load_terms(bands, offset, x[2]);
+        load_terms(bands, offset + PLANE_BYTES, x[3]);
+        Sums sums = {};  // of the left positions, then of the right ones
+        Half &left = reinterpret_cast<Half&>(sums[0]), &right = reinterpret_cast<Half&>(sums[4]);
+        add_terms<1, 2>(left, right, weights, x);
+        UNROLL for (int i = 0; i < 16; ++i) {
+            const float p = left[i / 4][i % 4], q = right[i / 4][i % 4];
+            left[i / 4][i % 4] = p + q, right[i / 4][i % 4] = p - q;
+        }
+        add_terms<0, 3>(left, right, weights, x);
+        visit(sums);
+        x[0] = x[2], x[1] = x[3];
+    }
 }
 
 // A warp writes a sample's result: with a bias the sum over outputs, else the average of each. Lane o has output o's sum.
@@ -427,31 +486,40 @@ DEVICE void write_result(const Problem& p, int64_t sample, float sum) {
 }
 
 // ---- the kernel: producer warps, then consumer warps
-constexpr int FIRST_TARGET = 11, LAST_TARGET = 15, REJECTED = 1000;  // the first leaves room for values 31 times as large
+constexpr int FIRST_TARGET = 10, LAST_TARGET = 14;  // the first leaves room for values 31 times as large, both for a sum of two
+constexpr int REJECTED = 1000, INFINITE = 2000;     // an attempt that is made again; the second one, tap by tap
 
 using Piece = float[CHANNELS * 4];  // four columns of a row, in all channels
-DEVICE float load_piece(uint32_t from, int channel_bytes, Piece& v) {  // returns the largest finite size
+DEVICE void load_piece(uint32_t from, int channel_bytes, Piece& v) {
     UNROLL for (int c = 0; c < CHANNELS; ++c) {
         const float4 four = ld_shared_v4_f32(from + c * channel_bytes);
         v[4 * c] = four.x, v[4 * c + 1] = four.y, v[4 * c + 2] = four.z, v[4 * c + 3] = four.w;
     }
-    float all = 0, finite = 0;
-    UNROLL for (int i = 0; i < CHANNELS * 4; ++i) all = fmaxf(all, fabsf(v[i]));
-    if (all < INFINITY) return all;
+}
+DEVICE float largest_finite(const Piece& v, bool& infinite) {
+    float parts[4] = {}, finite = 0;  // four chains side by side
+    UNROLL for (int i = 0; i < CHANNELS * 4; ++i) parts[i % 4] = fmaxf(parts[i % 4], fabsf(v[i]));
+    const float all = fmaxf(fmaxf(parts[0], parts[1]), fmaxf(parts[2], parts[3]));
+    if (all < INFINITY) return all;  // a NaN goes its way: every position that reads it has it in a term
+    infinite = true;
     UNROLL for (int i = 0; i < CHANNELS * 4; ++i) finite = fmaxf(finite, fabsf(finite_or_zero(v[i])));
     return finite;
 }
-// A piece goes to its row as fp16, a column's channels side by side. Every other group of four lanes swaps its two pairs of
-// columns, so that a quarter-warp's stores touch all banks.
-DEVICE void store_piece(uint32_t row, int piece, const Piece& v) {
-    uint4 columns[4];
+// A piece as fp16, a column's channels side by side.
+struct Packed { uint4 columns[4]; };
+DEVICE Packed packed(const Piece& v) {
+    Packed p;
     UNROLL for (int k = 0; k < 4; ++k)
-        columns[k] = make_uint4(fp16_pair(v[k], v[4 + k]), fp16_pair(v[8 + k], v[12 + k]), fp16_pair(v[16 + k], v[20 + k]),
-                                fp16_pair(v[24 + k], v[28 + k]));
+        p.columns[k] = make_uint4(fp16_pair(v[k], v[4 + k]), fp16_pair(v[8 + k], v[12 + k]), fp16_pair(v[16 + k], v[20 + k]),
+                                  fp16_pair(v[24 + k], v[28 + k]));
+    return p;
+}
+// Every other group of four lanes swaps its two pairs of columns, so that a quarter-warp's stores touch all banks.
+DEVICE void store_packed(uint32_t row, int piece, const Packed& p) {
     const bool turned = piece / 4 % 2;
     const uint32_t first = row + (2 * piece + turned) * COLUMN_BYTES, second = row + (2 * piece + !turned) * COLUMN_BYTES;
     UNROLL for (int odd = 0; odd < 2; ++odd) {
-        const uint4 a = columns[odd], b = columns[2 + odd];
+        const uint4 a = p.columns[odd], b = p.columns[2 + odd];
         st_shared_v4_u32(first + odd * ODD_COLUMNS, turned ? b : a);
         st_shared_v4_u32(second + odd * ODD_COLUMNS, turned ? a : b);
     }
@@ -473,45 +541,55 @@ DEVICE void produce(const CUtensorMap& x, const Problem& problem, const Pipeline
             const int column = 2 * segment.first_column, row = 2 * (segment.first_row + k / band_stages);
             const int plane = 2 * segment.first_slab + k % band_stages * problem.stage_planes;
             mbarrier_arrive_expect_tx(pipeline.loaded(n), problem.stage_bytes);
-            tma_load_5d(pipeline.stage(n), x, column, row, plane, 0, static_cast<int>(segment.sample), pipeline.loaded(n));
+            tma_load_5d(pipeline.stage(n), x, column, row, plane, 0, segment.sample, pipeline.loaded(n));
         };
         int exponent = 0;
         for (bool exact = false, accepted = false; !accepted; exact = true) {  // exact: by all values, not the first stage
             if (thread == 0)
                 for (int k = 0; k < smaller(STAGES, count); ++k) load_stage(k);
             float largest = 0;
+            bool infinite = false;
             int k = 0;
             UNROLL_1 for (int i = 0; i < segment.bands(); ++i) {
                 const unsigned band = first_band + i;
                 UNROLL_1 for (int plane = 0; plane < segment.planes(); plane += problem.stage_planes, ++k) {
                     const uint32_t from = pipeline.stage(first_stage + k) + piece * 16;
-                    const int rows = 2 * smaller(problem.stage_planes, segment.planes() - plane);
+                    const int rows = 2 * smaller(problem.stage_planes, segment.planes() - plane), first_row = thread / PIECES;
                     Piece v;
                     pipeline.stage_wait(first_stage + k);
                     if (k == 0 && !exact) {
-                        UNROLL_1 for (int row = thread / PIECES; row < rows; row += PRODUCERS / PIECES)
-                            largest = fmaxf(largest, load_piece(from + row * STAGE_ROW_BYTES, channel_bytes, v));
+                        UNROLL_1 for (int row = first_row; row < rows; row += PRODUCER_ROWS) {
+                            load_piece(from + row * STAGE_ROW_BYTES, channel_bytes, v);
+                            largest = fmaxf(largest, largest_finite(v, infinite));
+                        }
                         const float of_all = largest_of_warps(largest, shared.producer_largest[0], thread / WARP, 1);
                         exponent = scale_exponent(of_all, FIRST_TARGET);
                     }
                     if (plane == 0) pipeline.producer_acquire(band);
                     const uint32_t to = pipeline.band(band) + plane * PLANE_BYTES;
-                    UNROLL_1 for (int row = thread / PIECES; row < rows; row += PRODUCERS / PIECES) {
-                        largest = fmaxf(largest, load_piece(from + row * STAGE_ROW_BYTES, channel_bytes, v));
-                        UNROLL for (int e = 0; e < 4 * CHANNELS; ++e) v[e] *= power_of_2(exponent);
-                        store_piece(to + row * BAND_ROW_BYTES, piece, v);
+                    if (first_row < rows) load_piece(from + first_row * STAGE_ROW_BYTES, channel_bytes, v);
+                    UNROLL_1 for (int row = first_row; row < rows; row += PRODUCER_ROWS) {
+                        largest = fmaxf(largest, largest_finite(v, infinite));
+                        UNROLL for (float& each : v) each *= power_of_2(exponent);
+                        uint32_t to_row = to + row * BAND_ROW_BYTES;
                         if (STRICT) {
-                            UNROLL for (int e = 0; e < 4 * CHANNELS; ++e) v[e] = fp16_residual(v[e]);
-                            store_piece(to + problem.band_bytes / 2 + row * BAND_ROW_BYTES, piece, v);
+                            store_packed(to_row, piece, packed(v));
+                            UNROLL for (float& each : v) each = fp16_residual(each);
+                            to_row += problem.band_bytes / 2;
                         }
+                        const Packed last = packed(v);  // the next piece is on its way while this one is stored
+                        const int next = row + PRODUCER_ROWS;
+                        if (next < rows) load_piece(from + next * STAGE_ROW_BYTES, channel_bytes, v);
+                        store_packed(to_row, piece, last);
                     }
                     bar_sync(1, PRODUCERS);  // all have read the stage
                     if (thread == 0 && k + STAGES < count) load_stage(k + STAGES);
                 }
                 if (k == count) {  // consumers read the exponent behind the last band's mbarrier
                     largest = largest_of_warps(largest, shared.producer_largest[1], thread / WARP, 1);
-                    accepted = exact || largest * power_of_2(exponent) <= 65504;  // fp16's largest
-                    if (thread == 0) shared.exponents[attempt % ATTEMPTS] = accepted ? exponent : REJECTED;
+                    const bool direct = largest_of_warps(infinite, shared.producer_largest[2], thread / WARP, 1) > 0;
+                    accepted = exact || (!direct && largest * power_of_2(exponent) <= 32752);  // half of fp16's largest
+                    if (thread == 0) shared.exponents[attempt % ATTEMPTS] = accepted ? exponent : direct ? INFINITE : REJECTED;
                     exponent = scale_exponent(largest, LAST_TARGET);
                 }
                 pipeline.producer_commit(band);
@@ -521,7 +599,7 @@ DEVICE void produce(const CUtensorMap& x, const Problem& problem, const Pipeline
     }
 }
 
-// A consumer warp keeps its units' sums of maxima in registers; unless strict, the weights, too, 54 a thread. At a segment's
+// A consumer warp keeps its units' sums of maxima in registers; unless strict, the weights, too, 72 a thread. At a segment's
 // end the first one adds the warps' sums: to segment_sums (segments, OUTPUTS), null where each sample is a segment.
 template <bool STRICT>
 __global__ void __launch_bounds__(THREADS, 1)
@@ -536,17 +614,18 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
     warpgroup_reg_alloc<CONSUMER_REGISTERS>();
     uint2* const stored = reinterpret_cast<uint2*>(memory + STAGES * problem.stage_bytes + BANDS * problem.band_bytes);
-    const int weight_exponent = store_weights(problem.weight, copysignf(1, problem.divisor), stored, shared);
+    store_weights<STRICT>(problem.weight, copysignf(1, problem.divisor), stored, shared);
     const int64_t end = problem.first_line(blockIdx.x + 1);
     bar_sync(2, CONSUMERS);
     const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    uint2 weights[TAPS];
-    if (!STRICT) UNROLL for (int tap = 0; tap < TAPS; ++tap) weights[tap] = stored[tap * WARP + lane];
-    unsigned first_band = 0, attempt = 0;
+    uint2 weights[WINOGRAD];
+    if (!STRICT) UNROLL for (int i = 0; i < WINOGRAD; ++i) weights[i] = stored[(TAPS + i) * WARP + lane];
+    unsigned first_band = 0, attempt = 0, turn = 0;
     Segment segment;
-    for (int64_t line = problem.first_line(blockIdx.x), turn = 0; line < end; line += segment.rows, turn ^= 1) {
+    for (int64_t line = problem.first_line(blockIdx.x); line < end; line += segment.rows, turn ^= 1) {
         segment.set(problem, line, end);
         float totals[2];  // of outputs g and g + 8
+        bool direct = STRICT || shared.infinite_weights;
         int exponent;
         do {
             totals[0] = totals[1] = 0;
@@ -557,14 +636,15 @@ __global__ void __launch_bounds__(THREADS, 1)
                     UNROLL for (int i = 0; i < 4; ++i) totals[i / 2] += exist[i % 2] ? maxima[i] : 0;
                 };
                 const uint32_t offset = matrix_row(lane, window);
-                if constexpr (STRICT)
-                    convolve_strict(stored + lane, bands, problem.band_bytes / 2, offset, slab, slabs_end, take_maxima);
+                if (STRICT || direct)
+                    convolve_direct<STRICT>(stored + lane, bands, problem.band_bytes / 2, offset, slab, slabs_end, take_maxima);
                 else
                     convolve(weights, bands, offset, slab, slabs_end, take_maxima);
             });
             first_band += segment.bands();
             exponent = shared.exponents[attempt++ % ATTEMPTS];
-        } while (exponent == REJECTED);
+            direct |= exponent == INFINITE;
+        } while (exponent >= REJECTED);
         UNROLL for (int i = 0; i < 2; ++i) {
             totals[i] += __shfl_xor_sync(0xffffffffu, totals[i], 1);
             totals[i] += __shfl_xor_sync(0xffffffffu, totals[i], 2);
@@ -576,9 +656,9 @@ __global__ void __launch_bounds__(THREADS, 1)
         float sum = 0;
         if (lane < OUTPUTS)
             for (int other = 0; other < CONSUMER_WARPS; ++other) sum += shared.sums[turn][other][lane];
-        sum = ldexpf(sum, -exponent - weight_exponent);
+        sum = ldexpf(sum, -exponent - shared.weight_exponent);
         if (!segment_sums) write_result(problem, segment.sample, sum);
-        else if (lane < OUTPUTS) segment_sums[(segment.image + blockIdx.x) * OUTPUTS + lane] = sum;
+        else if (lane < OUTPUTS) segment_sums[static_cast<int64_t>(segment.image + blockIdx.x) * OUTPUTS + lane] = sum;
     }
 }
 
@@ -609,7 +689,7 @@ static Problem planned(int64_t batch, int depth, int height, int width, bool str
         p.stage_planes = ceil_div(planes, ceil_div(planes, STAGE_PLANES));
         p.stage_bytes = CHANNELS * p.stage_planes * 2 * STAGE_ROW_BYTES;
         p.band_bytes = (strict ? 2 : 1) * planes * PLANE_BYTES;
-        p.dynamic_bytes = STAGES * p.stage_bytes + BANDS * p.band_bytes + 2 * WEIGHT_BYTES;
+        p.dynamic_bytes = STAGES * p.stage_bytes + BANDS * p.band_bytes + weight_bytes(strict);
     } while (p.image_slabs > 1 && p.dynamic_bytes + static_cast<int>(sizeof(Shared)) > limit);
     p.image_columns = p.columns < COLUMNS / 2 ? p.columns : COLUMNS / 2 - 2;  // even, as v4's loads of 16 bytes need it
     p.column_parts = ceil_div(p.columns, p.image_columns);

@@ -27,10 +27,14 @@ def enter(command, arguments=None):
     from playground.command import options
 
     try:
-        options.refuse_typos(command, arguments)
+        judges = options.refuse_typos(command, arguments)
     except (CatalogError, OSError) as complaint:
         print(complaint, file=sys.stderr)
         return 2
+    if judges:
+        from playground.worker import UNTIMED, prepare
+
+        prepare(UNTIMED)  # PyTorch is imported there and here at once
     from playground.command import main
 
     return getattr(main, command)(arguments)

@@ -10,8 +10,8 @@ from playground.driver import runner
 from playground.emulator import step
 from playground.machine import build_locks, requirements
 from playground.nvidia import sanitizer
-from playground.record import DocumentError
 from playground.report import document
+from playground.serial import DocumentError
 from playground.worker import sandbox
 
 

@@ -158,14 +158,14 @@ def _add_common(parser):
 def refuse_typos(command, arguments):
     """Parse the arguments of "run_all" or "compare" and look its names up, for which PyTorch is not needed.
 
-    Raises CatalogError for a name that stands for nothing, OSError for one that no file can have; exits with status 2 where the
-    options are wrong.
+    Returns whether this machine will judge something. Raises CatalogError for a name that stands for nothing, OSError for one
+    that no file can have; exits with status 2 where the options are wrong.
     """
     if command == "run_all":
-        for name in (run_all_parser().parse_args(arguments).models or "").split(","):
-            if name:
-                catalog.find_model(name)
-        return
+        given = run_all_parser().parse_args(arguments)
+        for name in filter(None, (given.models or "").split(",")):
+            catalog.find_model(name)
+        return not given.list
     does, given = parse_compare(arguments)
     if does in (MODEL, "--watch", "--profile") and not Path(given.model).is_dir():
         model = catalog.find_model(given.model)
@@ -180,6 +180,7 @@ def refuse_typos(command, arguments):
             catalog.find_any_variant(name, given.model)
     elif does == "--new":
         catalog.find_model(given.new[0])
+    return does in EVERYWHERE and not given.cluster
 
 
 def parse_compare(arguments):

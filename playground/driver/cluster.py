@@ -17,7 +17,10 @@ import tempfile
 import threading
 import uuid
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import dask
 import distributed
@@ -26,12 +29,15 @@ from rich.console import Console
 
 from playground.catalog import Impossible
 from playground.driver import plan, runner
-from playground.machine import environment
+from playground.driver.task import Options, Task
+from playground.machine.environment import cpu_name
 from playground.machine.memory import MEMORY, judged_at_once
-from playground.record import Device, dump, load_result
+from playground.record import Ceilings, Device, Result, load_result
 from playground.report.progress import Progress
+from playground.serial import dump
 from playground.worker import kill_all
 from playground.worker.failures import internal_error
+from playground.worker.referee_client import describe_machine
 
 LOCAL, HERE = "local", "127.0.0.1"
 RETRIES = 2  # of a pair whose worker was lost; a running scheduler has its own allowed-failures
@@ -42,7 +48,7 @@ TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology"
 
 
 @contextlib.contextmanager
-def connected(where, side_by_side=True, without_gpu=1):
+def connected(where: str, side_by_side: bool = True, without_gpu: int = 1) -> Iterator["Cluster"]:
     """Yield the Cluster of "local", whose workers end with the block, or of a running scheduler. Raises Impossible without one.
 
     Without `side_by_side` a local worker judges one pair at a time. Without a GPU there are `without_gpu` of them.
@@ -65,7 +71,7 @@ def connected(where, side_by_side=True, without_gpu=1):
         yield Cluster(client, is_local)
 
 
-def _local_workers(side_by_side, without_gpu):
+def _local_workers(side_by_side: bool, without_gpu: int) -> dict[str, Any]:
     """Dask's specification of a worker for each GPU of this machine, or of so many where there is none."""
     gpus = [str(number) for number in range(torch.cuda.device_count())]
     if gpus and (named := os.environ.get("CUDA_VISIBLE_DEVICES")):
@@ -84,7 +90,7 @@ def _local_workers(side_by_side, without_gpu):
 class _Worker(distributed.Worker):
     """Keeps to its processors, as all does that it starts. Ctrl-C, which a terminal sends here too, is compare.py's to hear."""
 
-    def __init__(self, *arguments, processors=None, **more):
+    def __init__(self, *arguments: Any, processors: set[int] | None = None, **more: Any) -> None:
         if processors:
             os.sched_setaffinity(0, processors)
         if threading.current_thread() is threading.main_thread():
@@ -92,11 +98,12 @@ class _Worker(distributed.Worker):
         super().__init__(*arguments, **more)
 
 
-def shares(count):
+def shares(count: int) -> list[set[int]]:
     """Return the processors that this process may use as `count` equal sets of whole cores; all in each if there are fewer."""
-    cores = {}
+    cores: dict[tuple[int, ...], set[int]] = {}
     for processor in sorted(os.sched_getaffinity(0)):
-        folder, core = Path(TOPOLOGY.format(processor)), (0, processor)
+        folder = Path(TOPOLOGY.format(processor))
+        core: tuple[int, ...] = 0, processor
         with contextlib.suppress(OSError, ValueError):  # hyperthreads share one
             core = tuple(int((folder / name).read_text()) for name in ("physical_package_id", "core_id"))
         cores.setdefault(core, set()).add(processor)
@@ -108,18 +115,18 @@ def shares(count):
 class Cluster:
     """Workers that judge pairs. `lost` counts those that were lost while they did."""
 
-    def __init__(self, client, is_local):
+    def __init__(self, client: Any, is_local: bool) -> None:
         self._client = client
         self._is_local = is_local
         self.lost = 0
 
-    def ask(self, function, *arguments):
+    def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return what a function says on a worker's machine; it raises here what it raises there."""
         if self._is_local:
             return function(*arguments)
         return self._client.submit(function, *arguments, pure=False, priority=1).result()
 
-    def results(self, tasks, options):
+    def results(self, tasks: Sequence[Task], options: Options) -> Iterator[tuple[Task, Result]]:
         """Yield (task, result) of each as soon as it is there. What is under way ends with the generator."""
         run = uuid.uuid4().hex
         hosts = Counter(address.rpartition(":")[0] for address in self._client.nthreads())
@@ -139,14 +146,14 @@ class Cluster:
                 self._client.cancel(list(futures), force=True)
                 self._client.run(_end, run)
 
-    def _heard(self, event):
+    def _heard(self, event: Any) -> None:
         _, said = event
         if said.get("action") == "remove-worker" and not said.get("expected") and (pairs := said.get("processing-tasks")):
             self.lost += 1
             print(f"a worker was lost; the pairs that it had ({len(pairs)}) are tried again", file=sys.stderr)
 
 
-def _outcome(future, task):
+def _outcome(future: Future[Any], task: Task) -> Result:
     try:
         return future.result()
     except distributed.KilledWorker as killed:
@@ -158,13 +165,13 @@ def _outcome(future, task):
 
 # ---- on a worker
 
-_ceilings = {}  # of this machine: measured once
-_running = {}  # Runner -> the run that it is of
-_ended = set()  # runs
+_ceilings: dict[str, Ceilings] = {}  # of this machine: measured once
+_running: dict[runner.Runner, str] = {}  # Runner -> the run that it is of
+_ended: set[str] = set()  # runs
 _preparing = threading.Lock()
 
 
-def judge(task, texts, options, run, shared_by):
+def judge(task: Task, texts: tuple[bytes | None, ...], options: Options, run: str, shared_by: int) -> Result:
     """Return the result of a task whose files have these texts. `shared_by`: so many workers share this host's memory."""
     with _preparing:
         slot = _prepare(shared_by)
@@ -189,7 +196,7 @@ def judge(task, texts, options, run, shared_by):
 
 
 @functools.cache
-def _prepare(shared_by):
+def _prepare(shared_by: int) -> threading.BoundedSemaphore:
     """Make this process one like compare.py's. Returns what bounds how many pairs are judged at once; those timed are apart.
 
     Dask's nannies set the threads of OpenMP and others to 1, which would slow down all that is timed on a CPU.
@@ -203,7 +210,7 @@ def _prepare(shared_by):
     return threading.BoundedSemaphore(judged_at_once())
 
 
-def _at(named, folder, text):
+def _at(named: Any, folder: Path, text: bytes | None) -> Any:
     """A model or variant as a file of the same name in a folder; the project's own variants stay where they are."""
     if getattr(named, "is_catalogued", False) or text is None:
         return named
@@ -214,12 +221,12 @@ def _at(named, folder, text):
 
 
 @functools.cache
-def _device(place):
-    name = environment.describe_apart().gpu if place == "cuda" else environment.cpu_name()
+def _device(place: str | None) -> tuple[str | None, str, str]:
+    name = describe_machine().gpu if place == "cuda" else cpu_name()
     return name, socket.gethostname(), str(distributed.get_worker().name)
 
 
-def _renamed(result, moved):
+def _renamed(result: Result, moved: dict[str, str]) -> Result:
     """A result in which paths of the folder are those of the user's files."""
     text = json.dumps(dump(result))
     for here, there in moved.items():
@@ -227,7 +234,7 @@ def _renamed(result, moved):
     return load_result(json.loads(text))
 
 
-def _end(run):
+def _end(run: str) -> None:
     _ended.add(run)
     for one in [one for one, of in list(_running.items()) if of == run]:
         kill_all(one)

@@ -6,23 +6,37 @@ import json
 import operator
 import sys
 import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from playground.catalog import Impossible
 from playground.driver import plan
 from playground.driver.runner import Runner
-from playground.machine.environment import describe_apart
-from playground.record import SCHEMA, Document, DocumentError, dump, load_result
+from playground.driver.task import Options, Task
+from playground.record import SCHEMA, Document, Environment, Result, Subject, load_result
 from playground.report import document
+from playground.report.output import Output
 from playground.report.progress import Progress
+from playground.serial import DocumentError, dump
 from playground.worker import spent
 from playground.worker.failures import internal_error
+from playground.worker.referee_client import describe_machine
 
 FINAL = ("pass", "forward only", "fail", "skipped")  # an error may have been the machine's
 WRITING_PAUSE = 20  # times what writing a document took, which so takes at most 5% of a run
 WHAT_COUNTS = ("quick", "training", "strict", "max_autotune", "sanitize", "trust")  # of the options: what two runs must share
 
 
-def measure(tasks, options, file=None, resume=None, add=lambda finished: finished, show=None, cluster=None):
+def measure(
+    tasks: Sequence[Task],
+    options: Options,
+    file: Output | None = None,
+    resume: Path | None = None,
+    add: Callable[[Document], Document] = lambda finished: finished,
+    show: Callable[[Document], Any] | None = None,
+    cluster: Any = None,
+) -> Document:
     """Return the document of a run, here or on a cluster.Cluster.
 
     Every result is written to `file`, an Output, as soon as it is there, of a run of thousands by and by, but always before the
@@ -49,7 +63,7 @@ def measure(tasks, options, file=None, resume=None, add=lambda finished: finishe
     return record.finished(add)
 
 
-def _run_on(cluster, tasks, options, record):
+def _run_on(cluster: Any, tasks: Sequence[Task], options: Options, record: "_Record") -> None:
     with Progress() as progress:
         progress.expect(len(tasks))
         for task, row in cluster.results(tasks, options):
@@ -59,12 +73,12 @@ def _run_on(cluster, tasks, options, record):
     record.environment |= {"lost_workers": cluster.lost}
 
 
-def _run_here(tasks, options, record):
+def _run_here(tasks: Sequence[Task], options: Options, record: "_Record") -> None:
     with Progress() as progress:
         runner = Runner(options, progress)
         record.environment |= {"seed": runner.seed}
 
-        def keep(results):
+        def keep(results: list[Result]) -> Any:
             with progress.aside():
                 progress.draw(record.keep(results))
 
@@ -76,13 +90,20 @@ def _run_here(tasks, options, record):
 class _Record:
     """The results so far, in the order of the tasks. `ask(function, ...)` calls it on the machine where they are measured."""
 
-    def __init__(self, tasks, options, file, show, ask):
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        options: Options,
+        file: Output | None,
+        show: Callable[[Document], Any],
+        ask: Callable[..., Any],
+    ) -> None:
         self._tasks = tasks
         self._show = show
         self._file = file
         self._ask = ask
         self._identities = [_identity(task.subject) for task in tasks]
-        self._rows = {}
+        self._rows: dict[Any, Result] = {}
         self._write_again = 0.0  # the moment
         chosen = dataclasses.asdict(options)
         counted = {name: chosen[name] for name in WHAT_COUNTS}
@@ -90,7 +111,7 @@ class _Record:
         isolation = ask(options.isolation, [task for task in tasks if not task.settled])
         self.environment = {"options": counted | later, "sandbox": isolation}
 
-    def take_over(self, file):
+    def take_over(self, file: Path) -> None:
         """Keep the rows of the document in `file` that are results of these tasks, and say on stderr how many."""
         try:
             earlier = document.read(file)
@@ -108,11 +129,14 @@ class _Record:
         final = {_identity(row): row for row in rows if row.verdict in FINAL}
         self._rows = {key: dataclasses.replace(row, standard=standards[key]) for key, row in final.items() if key in standards}
         changed = len(final) - len(self._rows)
-        told = f"--resume {file}: {len(self._rows)} of {len(self._tasks)} results taken over"
+        errors = {_identity(row) for row in rows} & standards.keys() - self._rows.keys()
+        new = len(self._tasks) - len(self._rows) - len(errors)
+        counts = {"kept": len(self._rows), "judged again after an error": len(errors), "new": new}
+        told = f"--resume {file}: " + ", ".join(f"{n} {what}" for what, n in counts.items() if n)
         more = f"; {changed} in it {'is' if changed == 1 else 'are'} of another file or at other settings" if changed else ""
         print(told + more, file=sys.stderr)
 
-    def settle(self):
+    def settle(self) -> list[Task]:
         """Keep the results of the tasks that cannot run. Returns those that are left."""
         settled = [plan.settled(task) for task in self._tasks if task.settled]
         if settled or self._rows:
@@ -120,7 +144,7 @@ class _Record:
         pairs = zip(self._tasks, self._identities, strict=True)
         return [task for task, identity in pairs if identity not in self._rows and not task.settled]
 
-    def keep(self, results):
+    def keep(self, results: list[Result]) -> Any:
         """Write and show what is new. Returns what `show` gives."""
         new = {_identity(row): row for row in results}
         if not new.keys() <= self._rows.keys():
@@ -129,7 +153,7 @@ class _Record:
                 self.write()
         return self._show(self.document())
 
-    def _sound(self, identity, row):
+    def _sound(self, identity: Any, row: Result) -> Result:
         """The row; an error in its place where it breaks the contract: the judge's mistake costs one result, not the run."""
         try:
             load_result(dump(row))
@@ -137,37 +161,37 @@ class _Record:
             return plan.settled(self._tasks[self._identities.index(identity)], "error", *internal_error(complaint))
         return row
 
-    def write(self):
+    def write(self) -> None:
         """Write what was kept, if there is anything, unless the file is a pipe, which gets all at once."""
         if self._rows and self._file and not self._file.is_special:
             began = time.monotonic()
             self._write(self.document())
             self._write_again = time.monotonic() + WRITING_PAUSE * (time.monotonic() - began)
 
-    def finished(self, add):
+    def finished(self, add: Callable[[Document], Document]) -> Document:
         """The document, which is in the file by now."""
         finished = add(self.document())
         self._write(finished)
         return finished
 
-    def _write(self, content):
+    def _write(self, content: Document) -> None:
         if self._file:
             self._file.write(lambda path: document.write(content, path))
 
-    def document(self):
+    def document(self) -> Document:
         rows = [self._rows[key] for key in self._identities if key in self._rows]
         environment = dataclasses.replace(self._environment(), complete=len(rows) == len(self._tasks))
         return Document(schema=SCHEMA, environment=environment, results=rows)
 
-    def _environment(self):
+    def _environment(self) -> Environment:
         return dataclasses.replace(self._described, **self.environment)
 
     @functools.cached_property
-    def _described(self):
-        return self._ask(describe_apart)
+    def _described(self) -> Environment:
+        return self._ask(describe_machine)
 
 
-def _identity(row):
+def _identity(row: Subject) -> tuple[Any, ...]:
     """What tells a row's task from others, the same before and after JSON."""
     settings = json.dumps(row.shape.settings, sort_keys=True)
     return row.model, row.variant, row.ran_on, settings, row.model_sha256, row.source_sha256

@@ -1,21 +1,31 @@
 """Which tasks a run has: where each variant runs, at which sizes, and which pairs of a suite cannot run at all."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from playground import catalog
 from playground.driver.session import named_failure
-from playground.driver.task import Task
-from playground.driver.verdict import DROP_IN, FORWARD, UNJUDGED, ended
+from playground.driver.task import Options, Task
+from playground.driver.verdict import UNJUDGED, ended
+from playground.judge.checks import DROP_IN, FORWARD
 from playground.judge.work import names_cuda
 from playground.machine import requirements
-from playground.record import compose
+from playground.record import Result, StandardName, compose
 from playground.report.figures import meets
+from playground.suite import Pair, Suite
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess
 
 LEAST_ACCURACY = 0.01  # of an output's spread: beyond it, wrong is no matter of accuracy
 
 
-def of_variants(model, variants, device, points, standard=None):
+def of_variants(
+    model: catalog.Model,
+    variants: Sequence[catalog.Variant],
+    device: str,
+    points: Sequence[dict[str, Any]],
+    standard: StandardName | None = None,
+) -> list[Task]:
     """Return a task for each variant that `device` concerns, at each of the points. Their settings win over the place's own.
 
     Without a `standard` the project's variants have to be drop-in, files from elsewhere to meet forward.
@@ -32,7 +42,7 @@ def of_variants(model, variants, device, points, standard=None):
     return sorted(tasks, key=lambda task: task.place != "cuda")
 
 
-def of_suite(suite, device, standard=None, lacks_gpu=None):
+def of_suite(suite: Suite, device: str, standard: StandardName | None = None, lacks_gpu: bool | None = None) -> list[Task]:
     """Return a task for each pair of a Suite, in its order; those that cannot be judged are settled.
 
     `lacks_gpu` says whether the machine that judges them has no GPU, or lacks what it needs; None asks this one.
@@ -40,7 +50,7 @@ def of_suite(suite, device, standard=None, lacks_gpu=None):
     return [_of_pair(pair, device, standard, lacks_gpu) for pair in suite.pairs]
 
 
-def _of_pair(pair, device, standard, lacks_gpu):
+def _of_pair(pair: Pair, device: str, standard: StandardName | None, lacks_gpu: bool | None) -> Task:
     facts = pair.facts()
     try:
         if pair.broken:
@@ -54,14 +64,14 @@ def _of_pair(pair, device, standard, lacks_gpu):
         return Task(model, unknown, None, pair.settings, pair=facts, settled=("error", str(complaint)))
     place = place_of(variant, device, lacks_gpu)
     settings = (model.settings(place) if place else {}) | pair.settings
-    elsewhere = ("skipped", pair.skipped or f"it does not run on --device {device}")
+    elsewhere: tuple[Literal["error", "skipped"], str] = "skipped", pair.skipped or f"it does not run on --device {device}"
     standard = standard or standard_of(variant)
     settled = elsewhere if pair.skipped or not place else None
     point, variant = pair.settings if pair.case else {}, placed(variant, place)
     return Task(model, variant, place, settings, point, standard, pair=facts, settled=settled, timed=pair.timed)
 
 
-def failed(tasks, rows):
+def failed(tasks: Sequence[Task], rows: Sequence[Result]) -> list[Task]:
     """Return the tasks that did not meet their standard in rows of an earlier document; each begins with what it failed on."""
     chosen, unmet = [], [row for row in rows if not meets(row) and row.verdict != "skipped"]
     for task in tasks:
@@ -73,12 +83,12 @@ def failed(tasks, rows):
     return chosen
 
 
-def failing_probe(row):
+def failing_probe(row: Result) -> str | None:
     """Return the first probe on which a variant was wrong; None where it was not that which it failed on."""
     return next((name for name, probe in row.checked.probes.items() if probe.complaint), None)
 
 
-def require_originals(tasks, options):
+def require_originals(tasks: Sequence[Task], options: Options) -> None:
     """Call the originals of files from elsewhere, or at other settings than the project's own, before anything is built.
 
     Raises CatalogError, which names the file, for one that does not run.
@@ -98,17 +108,17 @@ def require_originals(tasks, options):
                 raise catalog.CatalogError(f"{named_failure(task.model, failure)}{where}") from None
 
 
-def settled(task, *verdict):
+def settled(task: Task, *verdict: Any) -> Result:
     """Return the result of a task that is not judged: by a verdict, reason and details, or as the task is settled."""
-    return compose(task.subject, ended(UNJUDGED, *(verdict or task.settled)))
+    return compose(task.subject, ended(UNJUDGED, *(verdict or task.settled or ())))
 
 
-def standard_of(variant):
+def standard_of(variant: catalog.Variant) -> StandardName:
     """Return what a variant has to meet where nobody says it."""
     return DROP_IN if variant.is_catalogued else FORWARD
 
 
-def place_of(variant, device, lacks_gpu=None):
+def place_of(variant: catalog.Variant, device: str, lacks_gpu: bool | None = None) -> str | None:
     """Return where a variant runs: "cuda", "cpu" or "emulator"; None when it is of no concern to the device."""
     if variant.backend == "cpu":
         return "cpu" if device in ("auto", "cpu") else None
@@ -119,7 +129,7 @@ def place_of(variant, device, lacks_gpu=None):
     return device if device in ("cuda", "emulator") or variant.backend == "any" else None
 
 
-def placed(variant, place):
+def placed(variant: catalog.Variant, place: str | None) -> catalog.Variant:
     """Return the variant as it runs at a place: a file that does not tell where has the backend of the place."""
     backend = "cpu" if place == "cpu" else "cuda"
     return dataclasses.replace(variant, backend=backend) if variant.backend == "any" else variant

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from collections.abc import Callable, Iterator
 
 import cuda_emulator
 
@@ -11,12 +12,13 @@ LOOK_AGAIN = 0.5  # seconds
 
 
 @contextlib.contextmanager
-def told(tell):
+def told(tell: Callable[[str], None]) -> Iterator[None]:
     """Call `tell` once for each of MADE that some process begins to make while this lasts, and once when it is made."""
     is_over = threading.Event()
 
-    def watch():
-        begun, ended = set(), set()
+    def watch() -> None:
+        begun: set[str] = set()
+        ended: set[str] = set()
         while not is_over.wait(LOOK_AGAIN):
             for name, folder in ((folder.name, folder) for folder in cuda_emulator.own_folders()):
                 what, seconds = MADE[name]

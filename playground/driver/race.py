@@ -8,13 +8,18 @@ import contextlib
 import math
 import secrets
 import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
 from playground.machine.load import OtherLoad, Others, usable_processors
+from playground.record import Ceilings, Clocks, Ratio
 from playground.stopwatch import statistics
 from playground.stopwatch.timer import CpuClock, CudaClock
 from playground.stopwatch.workload import GRAPHED, WARM_UP_CALLS
 from playground.worker import WorkerFailure
+from playground.worker.replies import Started
 
 MIN_ROUNDS, MAX_ROUNDS = 9, 200
 FIRST_LOOK = statistics.ROUNDS_FOR_AN_INTERVAL  # rounds after which those that are far from the fastest are timed enough
@@ -58,27 +63,28 @@ class Side:
     `is_trusted` says that no judged file was ever loaded there.
     """
 
-    def __init__(self, name, mode, place, ask, is_trusted=True):
+    def __init__(self, name: str, mode: str, place: str, ask: Callable[..., Any], is_trusted: bool = True) -> None:
         self.name, self.mode, self.is_trusted = name, mode, is_trusted
-        self.rounds, self.disturbed = [], []  # the latter do not count
-        self.late = []  # for each call, whether the device was busy on other streams after the current one
-        self.flushes = []  # milliseconds, of the last round
-        self.launches = []  # milliseconds that the host took to launch each call
+        self.rounds: list[list[float]] = []
+        self.disturbed: list[list[float]] = []  # rounds that do not count
+        self.late: list[bool] = []  # for each call, whether the device was busy on other streams after the current one
+        self.flushes: list[float] = []  # milliseconds, of the last round
+        self.launches: list[float] = []  # milliseconds that the host took to launch each call
         self._settling_calls, self._batch_ms = SETTLING_CALLS[place], BATCH_MS[place]
         self._ask = ask
 
-    def start(self):
+    def start(self) -> Started:
         """Warm the side up. Returns the reply, which `resume` takes where it is already warm."""
         started = self.ask("start", seeds=[new_seed() for _ in range(WARM_UP_CALLS)])
         self.resume(started)
         return started
 
-    def resume(self, started):
+    def resume(self, started: Started) -> None:
         per_call = max(started.milliseconds, 1e-3) if math.isfinite(started.milliseconds) else self._batch_ms
         self._calls = max(1, min(MAX_CALLS, round(self._batch_ms / per_call)))
         self.peak_mib = started.peak_mib
 
-    def play(self, last_seed):
+    def play(self, last_seed: int) -> None:
         """Play one round: a number of calls that cannot be foreseen, the last of them on the content of `last_seed`."""
         calls = self._settling_calls + self._calls + secrets.randbelow(self._calls + 1)
         seeds = [new_seed() for _ in range(calls - 1)] + [last_seed]
@@ -91,18 +97,18 @@ class Side:
         self.flushes = answer.flush_ms[self._settling_calls :] if self.is_trusted else []
         self.launches += answer.launch_ms[self._settling_calls :] if self.is_trusted else []
 
-    def ask(self, request, **arguments):
+    def ask(self, request: str, **arguments: Any) -> Any:
         return self._ask(request, side=self.name, mode=self.mode, **arguments)
 
     @property
-    def samples(self):
+    def samples(self) -> list[float]:
         return [sample for samples in self.rounds for sample in samples]
 
     @property
-    def median(self):
+    def median(self) -> float:
         return statistics.summarise(self.samples).median
 
-    def back_to_back(self, count, held=2):
+    def back_to_back(self, count: int, held: int = 2) -> float:
         """Return milliseconds a call by the driver's own clock, of `count` calls with nothing between them."""
         self.ask("hold", seeds=[new_seed() for _ in range(held)])
         began = time.perf_counter()
@@ -117,7 +123,7 @@ class Patience:
     seconds: float
     whole: "Patience | None" = None
 
-    def spend(self, seconds):
+    def spend(self, seconds: float) -> None:
         self.seconds = max(0.0, self.seconds - seconds)
         if self.whole:
             self.whole.spend(seconds)
@@ -130,10 +136,10 @@ class Measured:
     """
 
     patience: Patience
-    ceilings: dict = field(default_factory=dict)
+    ceilings: dict[str, Ceilings] = field(default_factory=dict)
     flush_ms: float = math.inf
 
-    def is_disturbed(self, flushes):
+    def is_disturbed(self, flushes: Sequence[float]) -> bool:
         """Return whether too many of these flushes took too long; those of one round of all trusted sides, in milliseconds."""
         if not flushes:
             return False
@@ -151,16 +157,30 @@ class Race:
     PyTorch's Side, or None, `control_side` the control's where there is a reference.
     """
 
-    def __init__(self, place, variant, others, control, pids, measured, rivals, paused=contextlib.nullcontext):
+    def __init__(
+        self,
+        place: str,
+        variant: Side,
+        others: Sequence[Side],
+        control: Side | None,
+        pids: Sequence[int],
+        measured: Measured,
+        rivals: Callable[[], list[Side]],
+        paused: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> None:
         self._place, self.variant, self.others = place, variant, others
         self._everybody = [variant, *others, *filter(None, [control])]
         self.reference = next((side for side in others if side.name == "eager"), None)
         self.control_side = control if self.reference else None
         self._pids, self._measured, self._rivals, self._paused = pids, measured, rivals, paused
         self._played = self.rechecked = 0
+        self.clocks: list[Clocks | None] = []  # before and after
+        self.short_of_memory: str | None = None
         self._others = Others(*pids)
 
-    def run(self, seconds, patience, secret, rechecks, recheck):
+    def run(
+        self, seconds: float, patience: Patience, secret: Sequence[int], rechecks: int, recheck: Callable[[int], None]
+    ) -> None:
         """Play for `seconds`, disturbed rounds not counted: those are paid from `patience`.
 
         Results of `rechecks` rounds among the first MIN_ROUNDS are rechecked, by `recheck(seed)`, with seeds from `secret`.
@@ -194,19 +214,19 @@ class Race:
                     left = 0 if self._played == MIN_ROUNDS else ROUNDS_BETWEEN_LOOKS
                     recheck_in.add(self._played + secrets.randbelow(ROUNDS_BETWEEN_LOOKS))
 
-    def _play(self, running, secret, recheck):
+    def _play(self, running: Sequence[Side], secret: int | None, recheck: Callable[[int], None]) -> bool:
         """One round. Whether it was disturbed, and does not count. With a `secret` seed the variant's result is rechecked."""
         load = OtherLoad(*self._pids)
         for side in secrets.SystemRandom().sample(running, len(running)):
             is_rechecked = side is self.variant and secret is not None
             try:
                 with contextlib.nullcontext() if side is self.variant else self._paused(), load.watched():
-                    side.play(secret if is_rechecked else new_seed())
+                    side.play(secret if secret is not None and is_rechecked else new_seed())
             except WorkerFailure as failure:
                 if side is self.variant:
                     raise
                 raise BaselineFailed(side.name, str(failure)) from failure
-            if is_rechecked:
+            if secret is not None and is_rechecked:
                 recheck(secret)
                 self.rechecked += 1
         self._played += 1
@@ -216,29 +236,31 @@ class Race:
             try:
                 disturbed |= self._measured.is_disturbed(flushes) or self.is_shared()
             except WorkerFailure as failure:
-                raise BaselineFailed(self.reference.name, str(failure)) from failure
+                raise BaselineFailed("eager", str(failure)) from failure
         if disturbed:
             for side in running:
                 side.disturbed.append(side.rounds.pop())
             time.sleep(PAUSE)
         return disturbed
 
-    def is_shared(self):
+    def is_shared(self) -> bool:
         """Return whether another process works on the GPU at present."""
         if self._place != "cuda" or not self.reference or self._measured.flush_ms == math.inf:
             return False
         took = self.reference.ask("flush_in_a_row", flush_ms=self._measured.flush_ms)["milliseconds"]
         return took > SLOW_FLUSH * self._measured.flush_ms
 
-    def _those_that_matter(self):
-        control = [self.reference, self.control_side] if self.control_side else []
+    def _those_that_matter(self) -> list[Side]:
+        control = [side for side in (self.reference, self.control_side) if side] if self.control_side else []
         return list(dict.fromkeys([self.variant, *self._rivals(), *control]))
 
-    def control(self):
+    def control(self) -> Ratio | None:
         """Return how much longer the original takes as a baseline than in a process like a variant's; None without either."""
-        return self.control_side and statistics.paired_ratio(self.reference.rounds, self.control_side.rounds)
+        if not self.reference or not self.control_side:
+            return None
+        return statistics.paired_ratio(self.reference.rounds, self.control_side.rounds)
 
-    def luck(self):
+    def luck(self) -> float:
         """Return the share by which two processes that run the same code may differ, whatever their control says."""
         if self._place != "cuda":
             return 0.0
@@ -249,7 +271,7 @@ class Race:
             return GRAPHS_DIFFER_MS / fastest
         return max(LAUNCHES_DIFFER, LAUNCHES_DIFFER_MS / fastest)
 
-    def disturbance(self):
+    def disturbance(self) -> str | None:
         """Return what disturbed it so much that nothing can be said of the variant, in one line; None where nothing did."""
         too_few = len(self.variant.rounds) < MIN_ROUNDS
         for side in self._everybody:  # where there are too few others to show anything, those count after all
@@ -268,11 +290,11 @@ class Race:
         return f"the machine is busy ({'; '.join(self._others.busiest(most_cores_for_others(self._place)) or seen[:1])})"
 
 
-def most_cores_for_others(place):
+def most_cores_for_others(place: str) -> float:
     """Return how many processors other processes may keep busy while a round is played that counts."""
     there = len(usable_processors())
     return max(BUSY_CORES, there - CORES_FOR_A_GPU if place == "cuda" else BUSY_SHARE * there)
 
 
-def new_seed():
+def new_seed() -> int:
     return secrets.randbits(31)

@@ -12,29 +12,42 @@ import math
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
 
 import cuda_emulator
 from playground.driver.race import Measured, Patience
 from playground.driver.session import Session, SharedSession, load_candidate
+from playground.driver.task import Options, Task
 from playground.driver.timing import OUT_OF_MEMORY
 from playground.driver.verdict import UNJUDGED, ended, failed
+from playground.judge.footprint import Footprint
 from playground.judge.sample import IN_A_RUN
 from playground.machine import build_locks, ptxas
 from playground.machine.memory import MEMORY, MOST_JUDGED_AT_ONCE, builds_at_once, judged_at_once
-from playground.record import ERROR, Result, Subject, Unknown, compose
-from playground.tensors import NoRoom, is_full, no_room_in
-from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, kill_all, owner, sandbox, submit
+from playground.record import ERROR, Kernel, Result, Subject, Unknown, compose
+from playground.report.progress import Progress
+from playground.room import NoRoom, is_full, no_room_in
+from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, kill_all, owner, prepare, sandbox, submit
 from playground.worker.failures import internal_error
 from playground.worker.referee_client import GIVEN, sized_up
 
+S = TypeVar("S", bound=Subject)
+Finish = Callable[[Task, Result], None]
 LOOK_AGAIN = 0.5  # seconds
 SHARED_MEMORY = "/dev/shm"
-NICE, LATER, NICEST = 10, 3, 13  # of builds: what judges the first ones comes before, and their model before the next
+# Of builds: what judges the first ones comes before, and their model before the next. Beside a thread that waits actively,
+# niceness 3 leaves a build a third of a processor, 5 a quarter; 10 and 13 left it a tenth and a twentieth.
+NICE, LATER, NICEST = 3, 1, 5
 
 
 class Runner:
@@ -43,7 +56,7 @@ class Runner:
     `judge_slot` is held while a variant is judged, where several runners share a GPU; else a runner has one of its own.
     """
 
-    def __init__(self, options, progress, judge_slot=None):
+    def __init__(self, options: Options, progress: Progress, judge_slot: AbstractContextManager[Any] | None = None) -> None:
         self._options = options
         self._progress = progress
         self.seed = secrets.randbits(31)  # of the models' weights and of what is timed; every worker is told it
@@ -51,52 +64,60 @@ class Runner:
         self.measured = Measured(Patience(options.patience([])))
         self._is_alone = judge_slot is None
         self.judge_slot = judge_slot or contextlib.nullcontext()  # is held while a variant is judged, and not while it is timed
-        self._ready = {}  # {(is it never timed?, its Room): a worker that waits}
+        self._ready: dict[
+            tuple[bool, sandbox.Room | None], WorkerProcess
+        ] = {}  # {(is it never timed?, its Room): a worker that waits}
         self._taking = threading.RLock()
-        self._coming = []  # tasks that are still to be judged in a process of their own, in their order
-        self._folder, self._hold = None, contextlib.ExitStack()  # of all that processes exchange; it is not swept meanwhile
-        self._rooms = {}  # {id(task): (task, its Room)}
+        self._coming: list[Task] = []  # tasks that are still to be judged in a process of their own, in their order
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._hold = contextlib.ExitStack()  # of all that processes exchange; it is not swept meanwhile
+        self._rooms: dict[int, tuple[Task, sandbox.Room]] = {}  # {id(task): (task, its Room)}
         self._making_room = threading.RLock()
-        self._shared = {}  # {group: SharedSession}
-        self._footprints, self._sizing = {}, {}  # by group: its Footprint, and the lock of who asks for it
+        self._shared: dict[Any, SharedSession] = {}  # {group: SharedSession}
+        self._footprints: dict[Any, Footprint] = {}
+        self._sizing: dict[Any, threading.Lock] = {}  # by group: its Footprint, and the lock of who asks for it
         self.in_turn = threading.Lock()  # is held by a session that waits for memory: who comes first has it first
-        self._are_beside = False  # whether several models are judged at once
+        self.are_beside = False  # whether several models are judged at once
         self.is_over = False  # nobody needs to wait for anything any more
-        self._niceness = {}  # of builds, by the path of their model
+        self._niceness: dict[Path, int] = {}  # of builds, by the path of their model
         self._begun, self._judged, self._most_ahead = threading.Condition(), 0, 0  # how many builds are judged; may run ahead
 
-    def run(self, tasks, keep=lambda results: None):
+    def run(self, tasks: Sequence[Task], keep: Callable[[list[Result]], None] = lambda results: None) -> list[Result]:
         """Return one Result a task, in their order. Failures of a variant are its verdict; nothing of it is raised.
 
         One model comes after the other. `keep` is called with all that are finished whenever there is a new one.
         """
-        results, finishing = {}, threading.Lock()  # of those that are finished, by id(task)
+        results: dict[int, Result] = {}
+        finishing = threading.Lock()  # of those that are finished, by id(task)
 
-        def in_order():
+        def in_order() -> list[Result]:
             return [results[id(task)] for task in tasks if id(task) in results]
 
-        def finish(task, result):
+        def finish(task: Task, result: Result) -> None:
             with finishing:
                 if self.is_over:  # interrupted: that its worker was ended is no result
                     return
                 self._progress.done(*task.names(), result.verdict)
                 results[id(task)] = replace(result, phases=self._progress.phases(*task.names()))
-                self.close_room(task)
+                self.close_room(task, keep=result.verdict != ERROR)
                 keep(in_order())
 
         self.measured.patience = Patience(self._options.patience(tasks))
         self._progress.expect(len(tasks))
         self.is_over = False
+        if any(self._options.times(task) for task in tasks):
+            prepare()
         uses = collections.Counter(task.group for task in tasks)
         for task in tasks:
             if task.group not in self._shared:
                 self._shared[task.group] = SharedSession(functools.partial(self.session_for, task), uses[task.group])
         # Who shares an original comes one after the other: one waits for memory while it has what others are to give back.
-        models, groups = {}, {group: turn for turn, group in enumerate(self._shared)}
+        models: dict[Path, int] = {}
+        groups = {group: turn for turn, group in enumerate(self._shared)}
         for task in tasks:
             models.setdefault(task.model.path, len(models))
 
-        def turn(task):
+        def turn(task: Task) -> tuple[int, bool, int]:
             return models[task.model.path], task.place == "cpu", groups[task.group]
 
         ours = owner.set(self)
@@ -110,7 +131,7 @@ class Runner:
             owner.reset(ours)
         return in_order()
 
-    def _run(self, tasks, finish):
+    def _run(self, tasks: Sequence[Task], finish: Finish) -> None:
         """Build and judge the tasks in their order; builds run ahead."""
         on_gpu = any(task.place == "cuda" for task in tasks)
         # Where a model runs at several settings, its baselines compile the same kernels, and wait for locks.
@@ -119,22 +140,22 @@ class Runner:
         at_once = judged_at_once() if on_gpu and not self._options.sanitize and not has_points else 1
         models = dict.fromkeys(task.model.path for task in tasks)
         self._niceness = {path: min(NICEST, NICE + LATER * turn) if on_gpu else 0 for turn, path in enumerate(models)}
-        self._are_beside = at_once > 1
-        if self._are_beside and self._is_alone:
+        self.are_beside = at_once > 1
+        if self.are_beside and self._is_alone:
             self.judge_slot = threading.BoundedSemaphore(at_once)
         in_turn = [task for task in tasks if task.place != "emulator"]
         self._coming = list(in_turn)
         # Builds do not run ahead by more variants than there are processors: who judges needs those, too.
         self._judged, self._most_ahead = 0, builds_at_once() + MOST_JUDGED_AT_ONCE
         places = {id(task): place for place, task in enumerate(in_turn)}
-        judging = _Pool(2 * at_once if self._are_beside else 1, self)  # as many more may wait to be timed
+        judging = _Pool(2 * at_once if self.are_beside else 1, self)  # as many more may wait to be timed
         # Who waits for another pool's calls is left after it: what these have not begun is cancelled then.
         with judging, _Pool(builds_at_once(), self) as building:
             try:
                 built = {}
                 for task in tasks:
                     if task.place == "emulator":
-                        made = submit(building, self._check_and_time, task, task.subject, finish, build=True)
+                        made = submit(building, self._check_and_time, task, task.subject, finish, True)
                     else:
                         made = submit(building, self._build_in_turn, task, places[id(task)])
                     built[id(task)] = made
@@ -145,19 +166,21 @@ class Runner:
             finally:
                 self.is_over = True
 
-    def _build_in_turn(self, task, place):
+    def _build_in_turn(self, task: Task, place: int) -> Subject:
         """Build the variant at a place of the order: those before it are never kept waiting for it."""
         with self._begun:
             while not (place < self._judged + self._most_ahead or self.is_over):
                 self._begun.wait(LOOK_AGAIN)
         return self.build(task)
 
-    def _judge_all(self, built, judging, in_turn, finish):
+    def _judge_all(
+        self, built: dict[int, Future[Any]], judging: ThreadPoolExecutor, in_turn: list[Task], finish: Finish
+    ) -> None:
         """Judge and time what is built. What ran out of memory beside others is judged once more, alone."""
         postponed = []
 
-        def finish_or_postpone(task, result):
-            if self._are_beside and OUT_OF_MEMORY.search(f"{result.reason} {result.details} {result.caveats}"):
+        def finish_or_postpone(task: Task, result: Result) -> None:
+            if self.are_beside and OUT_OF_MEMORY.search(f"{result.reason} {result.details} {result.caveats}"):
                 postponed.append(task)
             else:
                 finish(task, result)
@@ -169,12 +192,12 @@ class Runner:
             self._shared[task.group] = SharedSession(functools.partial(self.session_for, task), 1)
             self._check_and_time(task, _build_alone(built[id(task)].result()), finish)
 
-    def _judge(self, build, task, finish):
+    def _judge(self, build: Future[Any], task: Task, finish: Finish) -> None:
         """Judge a variant when it is built. Where others are judged meanwhile, reference and baselines are ready then.
 
         On the CPU they take longest, for torch.compile.
         """
-        if self._are_beside and not (self.is_over or (build.done() and isinstance(build.result(), Result))):
+        if self.are_beside and not (self.is_over or (build.done() and isinstance(build.result(), Result))):
             with contextlib.suppress(Exception):  # it is raised again where the session is used
                 self._shared[task.group].session()
         subject = build.result()
@@ -184,7 +207,7 @@ class Runner:
         if not self.is_over:
             self._check_and_time(task, subject, finish)
 
-    def _check_and_time(self, task, subject, finish, build=False):
+    def _check_and_time(self, task: Task, subject: Subject, finish: Finish, build: bool = False) -> None:
         with self._shared[task.group] as shared:
             if isinstance(subject, Result) and not self._options.sanitizes(task):
                 result = subject
@@ -193,7 +216,7 @@ class Runner:
         self._leave(task)
         finish(task, result)
 
-    def close(self):
+    def close(self) -> None:
         """End what the variants of the last model shared, and what waits for the next."""
         for shared in self._shared.values():
             shared.close()
@@ -208,7 +231,7 @@ class Runner:
             self._hold.close()
             self._folder = None
 
-    def folder(self, group=None):
+    def folder(self, group: Any = None) -> Path:
         """Return where processes exchange tensors: of the whole run, or of those that share an original."""
         with self._making_room:
             if not self._folder:
@@ -220,7 +243,7 @@ class Runner:
                 (folder / GIVEN).mkdir(parents=True, exist_ok=True)
             return folder
 
-    def room(self, task):
+    def room(self, task: Task) -> sandbox.Room | None:
         """Return the sandbox of a task; None for one that has the rights of this user."""
         if not self._options.isolates(task):
             return None
@@ -228,34 +251,34 @@ class Runner:
             _make_emulator(str(task.variant.path), self._options.time_limit)
         with self._making_room:
             if id(task) not in self._rooms:
-                self._rooms[id(task)] = task, self.new_room(task, [task.variant.path])
+                self._rooms[id(task)] = task, self.new_room(task, [task.variant.path], _key_of(task))
             _, room = self._rooms[id(task)]
             return room
 
-    def new_room(self, task, shown):
-        """Return a sandbox that sees the task's problem and what its referee gives, and the files `shown`."""
+    def new_room(self, task: Task, shown: Sequence[Path], key: str | None = None) -> sandbox.Room:
+        """Return a sandbox that sees the task's problem and what its referee gives, and the files `shown`; `key`: see Room."""
         builds = Path(self._options.builds or build_locks.extensions_root() / build_locks.JUDGED)
         builds.mkdir(parents=True, exist_ok=True)
         shown = [task.model.path, self.folder(task.group) / GIVEN, *shown]
-        return sandbox.Room([path.absolute() for path in shown], self.folder(), builds)
+        return sandbox.Room([path.absolute() for path in shown], self.folder(), builds, key)
 
-    def close_room(self, task):
-        """Close the sandbox of a task, after the last process in it has ended."""
+    def close_room(self, task: Task, keep: bool = False) -> None:
+        """Close the sandbox of a task, after the last process in it has ended; `keep`: see Room.close."""
         with self._making_room:
             _, room = self._rooms.pop(id(task), (task, None))
         if room:
             if worker := self._ready.pop((task.place == "emulator", room), None):
                 worker.close()
-            room.close()
+            room.close(keep)
 
-    def build(self, task):
+    def build(self, task: Task) -> Subject:
         """Build the variant once, so that what is timed later finds it built. Return its Subject, a Result where that fails."""
         self._progress.started("build", *task.names())
         subject = self.answer(task.subject, lambda: self._build(task))
         self._progress.finished("build", *task.names(), subject.verdict if isinstance(subject, Result) else "built")
         return subject
 
-    def _build(self, task):
+    def _build(self, task: Task) -> Subject:
         subject = task.subject
         try:
             with WorkerProcess("candidate", self._options.time_limit, UNTIMED, room=self.room(task)) as worker:
@@ -271,14 +294,14 @@ class Runner:
             return subject
         return compose(subject, failed(UNJUDGED, failure))
 
-    def footprint(self, task, size_up):
+    def footprint(self, task: Task, size_up: Callable[[], Footprint]) -> Footprint:
         """Return the Footprint of the task's problem, which the first who needs it asks for; the others wait."""
         with self._sizing.setdefault(task.group, threading.Lock()):
             if task.group not in self._footprints:
                 self._footprints[task.group] = size_up()
         return self._footprints[task.group]
 
-    def _room_for_call(self, task):
+    def _room_for_call(self, task: Task) -> AbstractContextManager[Any]:
         """A context in which there is memory for one call of the variant."""
         footprint = self._footprints.get(task.group)
         if footprint is None:
@@ -286,7 +309,9 @@ class Runner:
         MEMORY.capacity(self.folder(), task.place == "cuda")
         return MEMORY.taken("call", footprint.of_call(task.place), lambda: self.is_over)
 
-    def room_for_judgement(self, task, size_up):
+    def room_for_judgement(
+        self, task: Task, size_up: Callable[[], Footprint]
+    ) -> tuple[AbstractContextManager[Any], float, bool]:
         """Return (a context in which there is memory for a judgement, the share of all results that has room there, whether
         there is for the baselines, too, while the reference is computed).
 
@@ -302,7 +327,7 @@ class Runner:
         is_ample = all(count <= capacity[what] for what, count in both.items())
         return MEMORY.taken("judgement", both if is_ample else needed, lambda: self.is_over), share, is_ample
 
-    def build_in(self, worker, task, subject):
+    def build_in(self, worker: WorkerProcess, task: Task, subject: Subject) -> tuple[Subject, WorkerFailure | None]:
         """Build the variant that `worker` has loaded. Return the subject with what that told, and its failure or None."""
         failure = None
         try:
@@ -314,7 +339,7 @@ class Runner:
             subject = replace(subject, ptxas=self._ptxas(worker))
         return subject, failure
 
-    def _ptxas(self, worker):
+    def _ptxas(self, worker: WorkerProcess) -> dict[str, list[Kernel]] | Unknown:
         """What ptxas says of the texts that a worker's variant has handed to load_inline."""
         if worker.room:  # nvcc would read, for this process, whatever file the text includes
             return Unknown("the text is not compiled outside of the sandbox")
@@ -324,7 +349,7 @@ class Runner:
             return Unknown("its process ended before it could be asked for its text")
         return ptxas.describe([ptxas.DeviceCode(each.text, tuple(each.flags)) for each in code.texts], code.capability)
 
-    def answer(self, subject, make):
+    def answer(self, subject: Subject, make: Callable[[], S]) -> S | Result:
         """Return what `make()` does. What goes wrong there, and not in a worker, costs one result, not a run of hours."""
         try:
             return make()
@@ -334,7 +359,7 @@ class Runner:
             why = (no_room_in(tempfile.gettempdir()), "") if is_full(exception) else internal_error(exception)
         return compose(subject, ended(UNJUDGED, ERROR, *why))
 
-    def worker_for(self, task):
+    def worker_for(self, task: Task) -> WorkerProcess:
         """Return the process in which a variant is judged and timed. While it is, the next one starts."""
         with self._taking:
             worker = self._ready.pop(self.start_ahead(task))
@@ -344,7 +369,7 @@ class Runner:
         worker.owner = owner.get()
         return worker
 
-    def start_ahead(self, task):
+    def start_ahead(self, task: Task) -> tuple[bool, sandbox.Room | None]:
         """Have a process wait for a task, until PyTorch is imported there, for seconds. Returns its key in `_ready`."""
         kind = task.place == "emulator", self.room(task)
         with self._taking:
@@ -353,14 +378,14 @@ class Runner:
                 self._ready[kind] = WorkerProcess("candidate", limit, environment, room=kind[1])
         return kind
 
-    def _leave(self, task):
+    def _leave(self, task: Task) -> None:
         """It has its process, or needs none any more."""
         self._coming = [each for each in self._coming if each is not task]
 
-    def session_for(self, task):
+    def session_for(self, task: Task) -> Session:
         return Session(task, self.original(task), self._options, self._progress, self)
 
-    def original(self, task):
+    def original(self, task: Task) -> dict[str, Any]:
         """Return how a worker makes the original of a task."""
         return {
             "problem": str(task.model.path),
@@ -375,11 +400,11 @@ class Runner:
 class _Pool(ThreadPoolExecutor):
     """Makes calls side by side, at most so many at once. What one raises ends all, and the workers of the Runner `run`."""
 
-    def __init__(self, most, run):
+    def __init__(self, most: int, run: "Runner") -> None:
         super().__init__(most)
         self._run = run
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind: Any, *_: Any) -> None:
         if kind:
             kill_all(self._run)
         self.shutdown(cancel_futures=True)
@@ -390,14 +415,20 @@ def _build_alone(subject: Subject) -> Subject:
     return Subject(**{each.name: getattr(subject, each.name) for each in fields(Subject)})
 
 
+def _key_of(task: Task) -> str | None:
+    """What builds of a task may be used for again: its own files alone, since both of them run where these are built."""
+    files = [task.hashes["source_sha256"], task.hashes["model_sha256"]]
+    return hashlib.sha256(repr([*files, sys.version, torch.__version__]).encode()).hexdigest()[:16] if all(files) else None
+
+
 @functools.cache
-def _make_emulator(file, limit):
+def _make_emulator(file: str, limit: float) -> None:
     """Make what emulated files share, as far as `file` takes it: in a sandbox it can be read and not written."""
     with WorkerProcess("candidate", limit, UNTIMED) as worker:
         worker.ask("make_emulator", file=file)
 
 
-def roomy_folder():
+def roomy_folder() -> str:
     """Return where tensors are exchanged: the folder that TMPDIR names, else memory where there is plenty, else the disk."""
     enough = 8 << 30
     if "TMPDIR" not in os.environ and os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free > enough:
@@ -405,7 +436,7 @@ def roomy_folder():
     return tempfile.gettempdir()
 
 
-def sweep():
+def sweep() -> Any:
     """Remove what runs and builds have left that were killed. Returns the locks of builds, as build_locks does."""
     cuda_emulator.sweep()
     sandbox.sweep({SHARED_MEMORY, tempfile.gettempdir()})

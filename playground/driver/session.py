@@ -7,22 +7,27 @@ import os
 import re
 import shutil
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from playground import catalog
 from playground.driver.preparations import told
 from playground.driver.race import Rejected
-from playground.driver.task import Task
+from playground.driver.task import Options, Task
 from playground.driver.timing import Stopwatch
 from playground.driver.verdict import UNJUDGED, Judged, doubted, ended, failed, found, judge, with_shapes
 from playground.machine import build_locks
 from playground.nvidia.sanitizer import examine, small_case
 from playground.record import ERROR, FAIL, NOT_MEASURED, NOT_TIMED, TIMED, Examination, Result, Shape, Subject, compose
-from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, submit
+from playground.report.progress import Progress
+from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, sandbox, submit
 from playground.worker.referee_client import RefereeClient
 from playground.worker.replies import Loaded
+
+if TYPE_CHECKING:
+    from playground.driver.runner import Runner
 
 S = TypeVar("S", bound=Subject)
 
@@ -33,11 +38,13 @@ class Session:
     `original` are the arguments with which a worker makes the original; `run` is the Runner. Threads may share a session.
     """
 
-    def __init__(self, task, original, options, progress, run):
+    def __init__(self, task: Task, original: dict[str, Any], options: Options, progress: Progress, run: "Runner") -> None:
         self._options = options
         self._progress = progress
         self._run = run
         self._unusable, self._description = None, {}
+        self._warming = threading.Lock()
+        self._warmed: Future[None] | None = None
         self._open = contextlib.ExitStack()
         memory = self._open.enter_context(contextlib.ExitStack())  # is given back when the processes have ended
         turn = contextlib.ExitStack()
@@ -59,18 +66,21 @@ class Session:
             turn.close()
             # Until PyTorch is imported there seconds pass: meanwhile the reference is computed.
             run.start_ahead(task)
-            if options.times(task):
+            # Of a suite's pairs many are wrong, and the others keep the device busy: what is not right needs no baselines.
+            are_sure = options.times(task) and not (task.pair and run.are_beside)
+            if are_sure:
                 self._stopwatch.start_processes()
             progress.started("truth", *task.names("float64"))
             self._description = self._referee.load(share)
             self._original["varied"] = self._description["varied"]  # the stopwatch has the same arguments
-            beside = ThreadPoolExecutor(max_workers=2)
+            self._beside = beside = ThreadPoolExecutor(max_workers=2)
             self._open.callback(beside.shutdown)
             self._open.callback(self._stopwatch.give_up)  # where nothing was right, what is to be timed beside it is in vain
-            prepared = submit(beside, self._referee.prepare)
+            self._prepared = prepared = submit(beside, self._referee.prepare)
             if not is_ample or options.max_autotune:  # what is chosen by timing is not chosen beside the reference
                 prepared.result()
-            self._warmed = submit(beside, self._stopwatch.warm_up if options.times(task) else lambda _: None, prepared)
+            if are_sure:
+                self._warm_up()
             prepared.result()
             progress.finished("truth", *task.names("float64"), "ready")
         except WorkerFailure as failure:
@@ -117,6 +127,13 @@ class Session:
                 result = self._time(judged.worker, task, result)
             return replace(result, printed=worker.printed())
 
+    def _warm_up(self) -> Future[None]:
+        """The future of what a variant is timed beside, which is prepared once."""
+        with self._warming:
+            if self._warmed is None:
+                self._warmed = submit(self._beside, self._stopwatch.warm_up, self._prepared)
+            return self._warmed
+
     def _described(self, task: Task, subject: S) -> S:
         """At what precision and size the variant is judged; of one that cannot be built, nothing is said."""
         about = self._description
@@ -159,8 +176,8 @@ class Session:
         try:
             self._progress.started("build" if build else "check", *names)
             loaded = load(worker)
-            declared = {"variant_precision": loaded.precision, "weights": loaded.weights, "weights_differ": loaded.difference}
-            subject = replace(subject, **declared)
+            declared: dict[str, Any] = {"weights": loaded.weights, "weights_differ": loaded.difference}
+            subject = replace(subject, variant_precision=loaded.precision, **declared)
             if build:
                 subject, failure = self._run.build_in(worker, task, subject)
                 if failure:
@@ -184,7 +201,7 @@ class Session:
         """The result with its times; what was rejected while it was timed is wrong."""
         names = task.names()
         try:
-            self._warmed.result()
+            self._warm_up().result()
             self._progress.started("time", *names)
             timed = self._stopwatch.time(worker, result)
         except Rejected as rejection:
@@ -196,41 +213,41 @@ class Session:
         self._progress.finished("time", *names, f"{timed.time_ms.median:.3g} ms" if timed.time_ms else NOT_MEASURED)
         return compose(result, timed)
 
-    def close(self):
+    def close(self) -> None:
         self._open.close()
 
 
 class SharedSession:
     """A session for `uses` uses, each a block under `with`, in several threads; the last one closes it."""
 
-    def __init__(self, make, uses):
+    def __init__(self, make: Callable[[], Session], uses: int) -> None:
         self._make = make
         self._uses_left = uses
-        self._session = None
+        self._session: Session | None = None
         self._lock = threading.Lock()
 
-    def session(self):
+    def session(self) -> Session:
         """Return the session, which is made when it is first asked for."""
         with self._lock:
             self._session = self._session or self._make()
             return self._session
 
-    def __enter__(self):
+    def __enter__(self) -> "SharedSession":
         return self
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception: Any) -> None:
         with self._lock:
             self._uses_left -= 1
             if not self._uses_left:
                 self.close()
 
-    def close(self):
+    def close(self) -> None:
         """Close the session. Safe to call twice."""
         if self._session:
             self._session.close()
 
 
-def named_failure(model, failure):
+def named_failure(model: catalog.Model, failure: WorkerFailure) -> str:
     """Return why an original does not run, behind the line, where that is known, in its file or in another that it uses."""
     if re.match(r"/.*?:\d+: ", str(failure)):
         return str(failure)
@@ -238,20 +255,24 @@ def named_failure(model, failure):
     return f"{place[1] if place else model.path}: {failure}"
 
 
-def load_candidate(worker, original, task, options, weights):
+def load_candidate(
+    worker: WorkerProcess, original: dict[str, Any], task: Task, options: Options, weights: str | None
+) -> Loaded:
     """Have a worker load the task's variant. Raises WorkerFailure."""
     arguments = candidate_arguments(original, task, options, weights, worker.room)
     return worker.ask("load", **arguments)
 
 
-def candidate_arguments(original, task, options, weights, room=None):
+def candidate_arguments(
+    original: dict[str, Any], task: Task, options: Options, weights: str | None, room: sandbox.Room | None = None
+) -> dict[str, Any]:
     """Return the arguments of candidate.load, with the file's content: what runs is what was hashed. Raises WorkerFailure."""
     builds, path = None, task.variant.path
     content = path.read_bytes() if os.access(path, os.R_OK) else None
     if content is not None and hashlib.sha256(content).hexdigest() != task.hashes["source_sha256"]:
         raise WorkerFailure(f"{path} has changed since this run read it; expected the same file to its end: run again")
     if not task.variant.is_catalogued:
-        builds = options.builds or f"{build_locks.JUDGED}/{task.hashes['source_sha256'][:16]}"
+        builds = options.builds or f"{build_locks.JUDGED}/{str(task.hashes['source_sha256'])[:16]}"
     builds = str(room.builds) if room else builds
     return original | {
         "variant": str(path),

@@ -2,11 +2,12 @@
 
 import functools
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from playground import catalog
-from playground.judge.checks import DROP_IN
-from playground.record import MINE, NOBODY, PairFacts, Shape, Subject
+from playground.record import MINE, NOBODY, PairFacts, Shape, StandardName, Subject
 from playground.worker import sandbox
 
 TRUSTED = "by a trusted author"
@@ -26,17 +27,17 @@ class Task:
 
     model: catalog.Model
     variant: catalog.Variant
-    place: str
-    settings: dict = field(default_factory=dict)
-    point: dict = field(default_factory=dict)
-    standard: str = DROP_IN
+    place: Any  # a record.Place; None for one that is settled
+    settings: dict[str, Any] = field(default_factory=dict)
+    point: dict[str, Any] = field(default_factory=dict)
+    standard: StandardName = "drop-in"
     pair: PairFacts | None = None
-    settled: tuple[str, str] | None = None
+    settled: tuple[Literal["error", "skipped"], str] | None = None
     first: str | None = None
     timed: bool = True
 
     @functools.cached_property
-    def hashes(self):
+    def hashes(self) -> dict[str, str | None]:
         """Return the hashes of the two files, as the result has them, read once; None where one cannot be read."""
         of_variant = {"source": catalog.sha256, "code": catalog.code_sha256, "kernels": catalog.kernels_sha256}
         files = {f"{what}_sha256": (hashed, self.variant.path) for what, hashed in of_variant.items()}
@@ -44,27 +45,18 @@ class Task:
         return {key: hashed(path) if os.access(path, os.R_OK) else None for key, (hashed, path) in files.items()}
 
     @property
-    def group(self):
+    def group(self) -> tuple[Any, ...]:
         """Return what shares an original: the same reference and the same baselines."""
         return self.model.path, self.place, repr(sorted(self.settings.items()))
 
     @property
     def subject(self) -> Subject:
         """Return what is known of the task before anything ran."""
-        return Subject(
-            model=self.model.name,
-            variant=self.variant.name,
-            backend=self.variant.backend,
-            ran_on=self.place,
-            shape=Shape(settings=self.settings),
-            standard=self.standard,
-            build_seconds=None,
-            built=False,
-            pair=self.pair,
-            **self.hashes,
-        )
+        of = {"model": self.model.name, "variant": self.variant.name, "backend": self.variant.backend, "ran_on": self.place}
+        known: dict[str, Any] = of | {"build_seconds": None, "built": False, **self.hashes}
+        return Subject(**known, shape=Shape(settings=self.settings), standard=self.standard, pair=self.pair)
 
-    def names(self, what=None):
+    def names(self, what: str | None = None) -> tuple[str, str]:
         """Return (model, variant) as progress shows them; `what` stands in the place of the variant."""
         point = [f"{name}={value}" for name, value in self.point.items()]
         return self.model.name, ", ".join([what or self.variant.name, *point])
@@ -102,23 +94,23 @@ class Options:
     trust: str = NOBODY
 
     @property
-    def seconds(self):
+    def seconds(self) -> float:
         return 1.0 if self.quick else 3.0
 
-    def patience(self, tasks):
+    def patience(self, tasks: Sequence[Task]) -> float:
         """Return the seconds that all timings of a run wait for a busy machine. The tests, which are busy, do not wait."""
         pairs = sum(task.pair is not None for task in tasks)
         return float(os.environ.get("PLAYGROUND_PATIENCE") or (10.0 if self.quick else 30.0) + PATIENCE_FOR_A_PAIR * pairs)
 
-    def times(self, task):
+    def times(self, task: Task) -> bool:
         """Return whether the task is timed where it is right."""
         return task.timed and task.place != "emulator" and not self.check_only
 
-    def isolates(self, task):
+    def isolates(self, task: Task) -> bool:
         """Return whether the task's processes run in a sandbox. What compute-sanitizer looks at does not."""
         return self.isolation([task]).startswith("on")
 
-    def proof(self, task):
+    def proof(self, task: Task) -> str | None:
         """Return what proves the task's speed-ups where no clock beyond its file's reach does; None where one does."""
         if task.variant.is_catalogued:
             return None
@@ -126,7 +118,7 @@ class Options:
             return TRUSTED
         return None if self.isolates(task) else NOT_PROVED
 
-    def isolation(self, tasks):
+    def isolation(self, tasks: Sequence[Task]) -> str:
         """Return 'on (bubblewrap 0.8.0)' where one of the tasks has a sandbox, or 'off (...)', with the reason."""
         if self.sandbox == "off":
             return "off (--sandbox off)"
@@ -141,6 +133,6 @@ class Options:
                 raise
             return f"off ({missing})"
 
-    def sanitizes(self, task):
+    def sanitizes(self, task: Task) -> bool:
         """Return whether compute-sanitizer is to look at the task, which it also does where the first call failed."""
         return self.sanitize and task.place == "cuda"

@@ -11,23 +11,54 @@ import os
 import re
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Any
 
 import psutil
 
 from playground.driver import outer
-from playground.driver.race import GRAPHED_BELOW_MS, WRONG_WHEN_TIMED, BaselineFailed, Patience, Race, Rejected, Side, new_seed
+from playground.driver.race import (
+    GRAPHED_BELOW_MS,
+    WRONG_WHEN_TIMED,
+    BaselineFailed,
+    Measured,
+    Patience,
+    Race,
+    Rejected,
+    Side,
+    new_seed,
+)
+from playground.driver.task import Options, Task
 from playground.driver.verdict import judge, permitted_to
 from playground.machine import clocks
 from playground.machine.load import OtherLoad
-from playground.record import MINE, NOT_MEASURED, Outcome, Timed, Timing, Unavailable, Unsupported, values
+from playground.record import (
+    MINE,
+    NOT_MEASURED,
+    Bound,
+    Interval,
+    Outcome,
+    Ratio,
+    Result,
+    Timed,
+    Timing,
+    Unavailable,
+    Unsupported,
+    Works,
+)
 from playground.report.figures import baseline_name
+from playground.report.progress import Progress
+from playground.serial import values
 from playground.stopwatch import floors, statistics
 from playground.stopwatch.baselines import distinct, names_for, peers, under
 from playground.stopwatch.workload import GRAPHED, step_of
-from playground.worker import WorkerFailure, WorkerProcess, pause_others, submit
-from playground.worker.referee_client import remove
+from playground.untrusted import File
+from playground.worker import WorkerFailure, WorkerProcess, pause_others, sandbox, submit
+from playground.worker.referee_client import RefereeClient, remove
+from playground.worker.replies import Started
 
 SETS = {"benchmark": "sets-cudnn-benchmark", "tf32": "sets-tf32"}  # setting of a baseline -> caveat of a variant
 RECHECKS = {"forward": 2, "weights": 1, "weights_and_input": 1}  # in the first rounds
@@ -61,39 +92,44 @@ class _Original:
     Where it fails it ends, and the next request begins with a new one.
     """
 
-    def __init__(self, make, load):
-        self.worker, self._is_loaded = None, False
+    def __init__(self, make: Callable[[], WorkerProcess], load: Callable[[WorkerProcess], Any]) -> None:
+        self.worker: WorkerProcess | None = None
+        self._is_loaded = False
         self._make, self._load = make, load
-        self._started = {}
+        self._started: dict[tuple[str, str], Started] = {}
 
-    def start(self):
+    def start(self) -> None:
         """Start the process, before there is anything that it could load."""
-        self.worker = self.worker or self._make()
+        self._process()
 
-    def ask(self, request, **arguments):
+    def _process(self) -> WorkerProcess:
+        self.worker = self.worker or self._make()
+        return self.worker
+
+    def ask(self, request: str, **arguments: Any) -> Any:
         try:
+            worker = self._process()
             if not self._is_loaded:
-                self.start()
-                self._load(self.worker)
+                self._load(worker)
                 self._is_loaded = True
-            return self.worker.ask(request, **arguments)
+            return worker.ask(request, **arguments)
         except WorkerFailure:
             self.close()
             raise
 
-    def resumes(self, side):
+    def resumes(self, side: Side) -> bool:
         """Return whether the process has run the side before, which is ready then."""
         if started := self._started.get((side.name, side.mode)):
             side.resume(started)
         return bool(started)
 
-    def warm_up(self, side):
+    def warm_up(self, side: Side) -> None:
         if not self.resumes(side):
             started = side.start()
             if not side.mode.startswith(GRAPHED):  # a worker keeps graphs of one mode only: each time one is captured
                 self._started[side.name, side.mode] = started
 
-    def close(self):
+    def close(self) -> None:
         if self.worker:
             self.worker.close()
         self.worker, self._is_loaded, self._started = None, False, {}
@@ -106,33 +142,44 @@ class Stopwatch:
     `original` are the arguments of baselines.load. The control runs in the `room`, as variants do in theirs.
     """
 
-    def __init__(self, task, original, referee, options, progress, measured, room=None):
+    def __init__(
+        self,
+        task: Task,
+        original: dict[str, Any],
+        referee: RefereeClient,
+        options: Options,
+        progress: Progress,
+        measured: Measured,
+        room: sandbox.Room | None = None,
+    ) -> None:
         self._task, self._original, self._referee, self._options = task, original, referee, options
         self._progress, self._measured = progress, measured
         limit, on_cpu = options.time_limit, task.place == "cpu"
         # What torch.compile makes for the CPU goes on beside a GPU's timings.
         self._baselines = _Original(lambda: WorkerProcess("baselines", limit, bears_a_gpu=on_cpu), self._load)
         self._control = _Original(lambda: WorkerProcess("candidate", limit, room=room), self._load_and_judge)
-        self._control_fails = None  # why
+        self._control_fails: str | None = None  # why
         self._is_given_up = False
-        self._unavailable, self._secret_seeds, self._work = {}, {}, {}
-        self._controls = {}  # by mode, of undisturbed timings
+        self._unavailable: dict[str, dict[str, str]] = {}
+        self._secret_seeds: dict[str, list[int]] = {}
+        self._work: dict[str, Works | None] = {}
+        self._controls: dict[str, list[Ratio]] = {}  # by mode, of undisturbed timings
         # Baselines and control have graphs of one mode at a time: a second thread's would end those that are being timed.
         self._in_use = threading.Lock()
 
-    def start_processes(self):
+    def start_processes(self) -> None:
         """Start the processes of baselines and control, before there is anything that they could load."""
         self._baselines.start()
         self._control.start()
 
-    def warm_up(self, prepared):
+    def warm_up(self, prepared: Future[Any]) -> None:
         """Start what the first timing compares with, which it does otherwise: the baselines, and beside them the control.
 
         The control is judged, and what timed results are held to is computed, once the future `prepared` says that the referee
         is. What finds no memory is tried again in the timing, when fewer processes need some.
         """
 
-        def start_control():
+        def start_control() -> None:
             prepared.result()
             self._start_control("forward", ())
             with contextlib.suppress(WorkerFailure):  # then the timing asks again
@@ -154,18 +201,18 @@ class Stopwatch:
             if OUT_OF_MEMORY.search(self._control_fails or ""):
                 self._control_fails = None
 
-    def give_up(self):
+    def give_up(self) -> None:
         """End what `warm_up` has not finished: nobody needs it any more."""
         self._is_given_up = True
         for worker in self.workers:
             worker.kill()
 
     @property
-    def workers(self):
+    def workers(self) -> list[WorkerProcess]:
         """Return the processes that are timed beside the variant's."""
         return [each.worker for each in (self._baselines, self._control) if each.worker]
 
-    def time(self, worker, result):
+    def time(self, worker: WorkerProcess, result: Result) -> Timed:
         """Return the Timed of a variant that `worker` has loaded and that is right. Raises Rejected, WorkerFailure."""
         with self._in_use:
             steps = ["forward", *(_training_modes(result) if self._options.training else ())]
@@ -173,9 +220,9 @@ class Stopwatch:
             if self._task.place == "cuda" and not NO_GRAPH & _tags(result):
                 modes = self._with_graphs(worker, result, modes)
             forward = values(modes.pop("forward"))
-            return Timed(**forward, training=modes or None, ceilings=self._measured.ceilings.get(self._task.place))
+            return Timed(**forward, training={**modes} or None, ceilings=self._measured.ceilings.get(self._task.place))
 
-    def _time_outside(self, worker, result, mode, timing, race):
+    def _time_outside(self, worker: WorkerProcess, result: Result, mode: str, timing: Timing, race: Race) -> Timing:
         """The timing of a mode within the bounds that the outer clock gives it; without those nothing is claimed.
 
         Skipped for the project's own files and those of a trusted author, whose times nobody forges.
@@ -190,19 +237,19 @@ class Stopwatch:
         claims = "eager" not in timing.speedup or timing.speedup["eager"].high > 1
         seconds = max(outer.SECONDS, self._options.seconds) if claims else 0
         try:
-            if outer.EAGER not in players:
+            if not race.reference or outer.EAGER not in players:
                 raise WorkerFailure("eager PyTorch's process has ended")
             with self._alone(worker):
                 given = self._task.place, mode, permitted_to(result), seconds, race.reference.median
                 seen = outer.measure(self._referee, players, *given)
-            least = outer.RESOLUTION_MS[self._task.place] / seen.calls
+            least = outer.RESOLUTION_MS[self._task.place] / (seen.calls or 1)
             if complaint := self._impossible(seen.ms + least, timing.work):
                 raise WorkerFailure(f"it sees {complaint}")
         except WorkerFailure as failure:
             return outer.withheld(timing, f"not timed by the outer clock: {str(failure).removeprefix('Unshareable: ')}")
         return outer.bounded(timing, seen, self._task.place, self._allowed(mode, race))
 
-    def _with_graphs(self, worker, result, modes):
+    def _with_graphs(self, worker: WorkerProcess, result: Result, modes: dict[str, Timing]) -> dict[str, Timing]:
         """`modes`, {step: its Timing}, of which those where launches count have the same under a CUDA graph, too.
 
         They come last, since a capture that fails may leave the process in a state of its own: none is tried after it.
@@ -222,7 +269,7 @@ class Stopwatch:
                 done[step] = replace(timing, graphed=Unavailable(str(failure)))
         return done
 
-    def _with_graph(self, worker, result, step, eager):
+    def _with_graph(self, worker: WorkerProcess, result: Result, step: str, eager: Timing) -> Timing:
         """The Timing of a step, `eager`, with that under a CUDA graph."""
         is_slow = not launches_bind(eager)
         slow = [name for name, each in eager.baselines_ms.items() if is_slow and each.median > LAUNCHES_COUNT_BELOW_MS]
@@ -234,7 +281,9 @@ class Stopwatch:
         notes = graphed.notes + graph_notes(eager, graphed)
         return replace(eager, graphed=replace(graphed, not_graphed=slow, notes=notes))
 
-    def _time_mode(self, worker, result, mode, not_graphed=(), control=None):
+    def _time_mode(
+        self, worker: WorkerProcess, result: Result, mode: str, not_graphed: Sequence[str] = (), control: Ratio | None = None
+    ) -> Timing:
         """The Timing of a mode. Baselines in `not_graphed` run as they are where the mode is under a CUDA graph.
 
         `control` is what to go by where this mode has no control of its own.
@@ -260,7 +309,7 @@ class Stopwatch:
             patience.spend(time.monotonic() - began)
             del self._secret_seeds[mode]  # the variant has met them
 
-    def _race(self, worker, result, mode, not_graphed, patience):
+    def _race(self, worker: WorkerProcess, result: Result, mode: str, not_graphed: Sequence[str], patience: Patience) -> Race:
         """A Race that was run. Raises what Race.run raises."""
         variant = Side(outer.VARIANT, mode, self._task.place, worker.ask, is_trusted=False)
         variant.start()
@@ -283,26 +332,26 @@ class Stopwatch:
                 raise Rejected("while it was timed, the processors or the priority of another process were changed")
         return race
 
-    def _short_of_memory(self, others):
+    def _short_of_memory(self, others: Sequence[Side]) -> str | None:
         """Why PyTorch may be slower than it is, beside a variant's process that stands still; None where nothing says so."""
         eager = next((side for side in others if side.name == "eager"), None)
         if not eager or self._task.place != "cuda":
             return None
-        free, needed = self._baselines.ask("free_memory")["mib"], min(ROOM_MIB, eager.peak_mib)
+        free, needed = self._baselines.ask("free_memory")["mib"], min(ROOM_MIB, eager.peak_mib or 0.0)
         said = f"only {free:.3g} MiB of GPU memory are free beside it, PyTorch may need {needed:.3g}"
         return said if free < needed else None
 
-    def _pausing(self, worker):
+    def _pausing(self, worker: WorkerProcess) -> Callable[[], AbstractContextManager[Any]]:
         """What the variant's processes stand still under; those of the project's own files need not."""
         return contextlib.nullcontext if self._task.variant.is_catalogued else worker.stopped
 
-    def _standing(self):
+    def _standing(self) -> dict[int, Any]:
         """{pid: (its processors, its priority)} of the driver and of the trusted processes."""
         processes = map(psutil.Process, (os.getpid(), self._referee.worker.pid, *(each.pid for each in self.workers)))
         return {each.pid: (each.cpu_affinity() if hasattr(each, "cpu_affinity") else None, each.nice()) for each in processes}
 
     @contextlib.contextmanager
-    def _alone(self, worker):
+    def _alone(self, worker: WorkerProcess | None) -> Iterator[None]:
         """While it lasts, nothing else that this run has started runs: neither compilers nor what is judged meanwhile.
 
         Only what torch.compile makes for the CPU goes on beside a GPU, which takes a minute and few processors.
@@ -310,7 +359,9 @@ class Stopwatch:
         with pause_others({worker, self._referee.worker, *self.workers}, self._task.place == "cuda"), self._referee.reserved():
             yield
 
-    def _conclude(self, worker, result, mode, race, control, disturbance):
+    def _conclude(
+        self, worker: WorkerProcess, result: Result, mode: str, race: Race, control: Ratio | None, disturbance: str | None
+    ) -> Timing:
         """The Timing that follows from a race."""
         variant, others, eager = race.variant, race.others, race.reference
         if not control:
@@ -361,19 +412,19 @@ class Stopwatch:
             work=work,
         )
 
-    def _allowed(self, mode, race):
+    def _allowed(self, mode: str, race: Race) -> Interval | None:
         """The interval of a ratio of 1, by all controls of the mode so far; None where it has had none."""
         return statistics.spanning(self._controls[mode], race.luck()) if mode in self._controls else None
 
-    def _impossible(self, milliseconds, work):
+    def _impossible(self, milliseconds: float, work: Works | None) -> str | None:
         """What is wrong with a time in which these bytes cannot have moved; None where nothing is."""
-        if not work:
+        if not work or not work.certain:
             return None
         rates, on_cpu = self._measured.ceilings[self._task.place], self._task.place == "cpu"
         fastest = max(rates.read_bytes_per_second, rates.copy_bytes_per_second)
         return floors.impossible(milliseconds, work.certain.bytes, fastest, on_cpu)
 
-    def _secrets(self, mode):
+    def _secrets(self, mode: str) -> list[int]:
         """Seeds whose results the referee knows: the same for all variants, each of which meets them at a time of its own.
 
         One more than RECHECKS, for the last rounds. All are prepared before the first round: a pause would announce them.
@@ -387,7 +438,7 @@ class Stopwatch:
             self._secret_seeds[mode] = seeds
         return self._secret_seeds[mode]
 
-    def _recheck(self, variant, result, mode, outputs, seed):
+    def _recheck(self, variant: Side, result: Result, mode: str, outputs: File, seed: int) -> None:
         """Compare the last timed call's result, in an untrusted.File, with the float64 reference."""
         remove(outputs.held)
         variant.ask("result", outputs=str(outputs.path))
@@ -397,7 +448,9 @@ class Stopwatch:
             if comparison["complaint"]:
                 raise Rejected(f"{WRONG_WHEN_TIMED}{comparison['complaint']}")
 
-    def _own_clock(self, variant, eager, load, paused):
+    def _own_clock(
+        self, variant: Side, eager: Side | None, load: OtherLoad, paused: Callable[[], AbstractContextManager[Any]]
+    ) -> tuple[float, float]:
         """(milliseconds a call back to back, how many there may be by the variant's own times).
 
         `load` watches what runs besides the variant's process, which stands still under `paused()`.
@@ -409,7 +462,7 @@ class Stopwatch:
         limit = (1 + HIDDEN_SHARE) * claimed + HIDDEN_MS[place] + 2 * host
         return own_clock(variant, claimed, limit, load), limit
 
-    def _heed_own_clock(self, variant, seen, limit, load):
+    def _heed_own_clock(self, variant: Side, seen: float, limit: float, load: OtherLoad) -> list[str]:
         """Notes. Raises Rejected where the variant's own times cannot be true; `seen` and the rest are of _own_clock."""
         place, claimed, notes = self._task.place, variant.median, []
         if seen > limit + EXPLAINED_BY_HOST_MS[place]:
@@ -428,7 +481,7 @@ class Stopwatch:
             notes.append(f"back to back a call takes {seen:.3g} ms, on the device alone {claimed:.3g} ms: the former counts")
         return notes
 
-    def _start_baselines(self, mode, not_graphed, settings=()):
+    def _start_baselines(self, mode: str, not_graphed: Sequence[str], settings: Sequence[str] = ()) -> list[Side]:
         """A Side for each baseline that runs, under the variant's settings, too; why the others do not is kept."""
         given, place, step = self._options, self._task.place, step_of(mode)
         unavailable = self._unavailable.setdefault(mode, dict(self._unavailable.get(step, {})))
@@ -439,8 +492,9 @@ class Stopwatch:
             sides = [Side(name, own, place, self._baselines.ask) for name, own in modes.items()]
             if all(self._start_baseline(side, unavailable) for side in sides):
                 return sides
+        return []
 
-    def _start_baseline(self, side, unavailable):
+    def _start_baseline(self, side: Side, unavailable: dict[str, str]) -> bool:
         """Whether it runs, or nobody needs it any more."""
         names = self._task.names(baseline_name(side.name))
         if self._is_given_up or self._baselines.resumes(side):
@@ -454,7 +508,7 @@ class Stopwatch:
         self._progress.finished("baseline", *names, outcome)
         return side.name not in unavailable or self._is_given_up
 
-    def _start_control(self, mode, not_graphed):
+    def _start_control(self, mode: str, not_graphed: Sequence[str]) -> Side | None:
         """The Side of the original in a process that is started, loaded and judged as a variant's is; None where it fails.
 
         It runs as eager does: without a graph where that does.
@@ -467,21 +521,21 @@ class Stopwatch:
             self._give_up_control(str(failure))
         return None if self._control_fails else side
 
-    def _give_up_control(self, reason):
+    def _give_up_control(self, reason: str) -> None:
         """No control any more: where one process could not run the original, the next one will not."""
         self._control_fails = reason
         self._control.close()
 
-    def _load(self, worker):
+    def _load(self, worker: WorkerProcess) -> None:
         worker.ask("load", **self._original)
 
-    def _load_and_judge(self, worker):
+    def _load_and_judge(self, worker: WorkerProcess) -> None:
         loaded = replace(worker.ask("load", variant=None, **self._original), precision=None, weights="by name")
         judged = judge(worker, self._referee, self._task.place, loaded, with_mutants=False)
         if judged.failure:
             raise judged.failure
 
-    def _floor(self, result, mode):
+    def _floor(self, result: Result, mode: str) -> tuple[float | None, Bound | None, Works | None]:
         """(milliseconds, what binds, Works); each None where it cannot be counted, with the reason in `_unavailable`."""
         place = self._task.place
         work = self._count_work(mode)
@@ -492,39 +546,40 @@ class Stopwatch:
                 self._measured.ceilings[place] = ceilings
             else:
                 work = self._work[mode] = None
-        if not work:
+        if not work or not work.least:
             return None, None, None
         return *floors.floor(work.least, self._measured.ceilings[place], result.precision), work
 
-    def _count_work(self, mode):
+    def _count_work(self, mode: str) -> Works | None:
         """What `baselines.work` says of a mode; None where it cannot be counted."""
         if mode not in self._work:
             self._work[mode] = self._ask_for_floor(mode, "work", name=self._task.model.catalogued_as, counted=mode)
         return self._work[mode]
 
-    def _ask_for_floor(self, mode, request, **arguments):
+    def _ask_for_floor(self, mode: str, request: str, **arguments: Any) -> Any:
         """A reply of the baselines; None where there is none, with the reason in `_unavailable`: their process went with it."""
         try:
             return self._baselines.ask(request, **arguments)
         except WorkerFailure as failure:
             self._unavailable.setdefault(mode, {})["floor"] = str(failure)
+            return None
 
-    def close(self):
+    def close(self) -> None:
         self._baselines.close()
         self._control.close()
 
 
-def launches_bind(timings):
+def launches_bind(timings: Timing) -> bool:
     """Return whether eager PyTorch takes about as long as the host needs to launch it."""
     eager = timings.baselines_ms.get("eager")
     return bool(eager and timings.launch_ms and timings.launch_ms > LAUNCHES_BIND * eager.median > 0)
 
 
-def _is_measured(timings):
-    return bool(timings.outcome) and timings.outcome.verdict != NOT_MEASURED
+def _is_measured(timings: Timing) -> bool:
+    return timings.outcome is not None and timings.outcome.verdict != NOT_MEASURED
 
 
-def graph_notes(eager, graphed):
+def graph_notes(eager: Timing, graphed: Timing) -> list[str]:
     """Return what to say about a step under a CUDA graph where the baseline that counts without one is missing."""
     usual, against = (timings.outcome and timings.outcome.against for timings in (eager, graphed))
     if usual not in graphed.baselines_unavailable:
@@ -533,23 +588,23 @@ def graph_notes(eager, graphed):
     return [f"{baseline_name(usual)}, the fastest without a graph, could not be timed in one: {instead}"]
 
 
-def own_clock(side, claimed, limit, load=None):
+def own_clock(side: Side, claimed: float, limit: float, load: OtherLoad | None = None) -> float:
     """Return milliseconds a call back to back: the first measurement that is within the limit, or the least of several.
 
     Those beyond the first few, in case other programs took the processors, come after pauses, and some are short enough to fit
     between two turns. `load` watches all of them.
     """
 
-    def measured(count):
+    def measured(count: int) -> float:
         with load.watched() if load else contextlib.nullcontext():
             return side.back_to_back(count)
 
     seen = measured(3)
     count = max(3, min(1000, round(TRY_MS / max(seen, 0.01)), round(10 * TRY_MS / max(claimed, 0.01))))
-    tries = [(0, count)] * 3
+    tries = [(0.0, count)] * 3
     if limit < math.inf:
         short = max(3, min(count, round(SHORT_TRY_MS / max(seen, 0.01))))
-        tries += [each for pause in PAUSES for each in ((pause, count), *[(0, short)] * SHORT_TRIES)]
+        tries += [each for pause in PAUSES for each in ((pause, count), *[(0.0, short)] * SHORT_TRIES)]
     for pause, calls in tries:
         if seen <= limit < math.inf:
             break
@@ -558,7 +613,9 @@ def own_clock(side, claimed, limit, load=None):
     return seen
 
 
-def outcome(variant, others, result, control, disturbance=None):
+def outcome(
+    variant: Side, others: Sequence[Side], result: Result, control: Interval | None, disturbance: str | None = None
+) -> Outcome | None:
     """Return the Outcome of a variant beside the others; None without baselines.
 
     The verdict is "win", "tie" or "loss" against the fastest baseline that is at least as precise as the variant, by the
@@ -585,7 +642,7 @@ def outcome(variant, others, result, control, disturbance=None):
     )
 
 
-def _rivals(others, result):
+def _rivals(others: Sequence[Side], result: Result) -> list[Side]:
     """The fastest baseline at least as precise as the variant and, where that is another one, the fastest of all.
 
     Of all in PyTorch's own precision, that is: TF32 may be among them, fp16 only where the variant declares so little.
@@ -599,17 +656,17 @@ def _rivals(others, result):
     return [side for side in dict.fromkeys([best, *ranked[:1]]) if side]
 
 
-def _settings(result):
+def _settings(result: Result) -> tuple[str, ...]:
     """Names of baselines.SETTINGS: what the variant has set for its process, so that its baselines must have it, too."""
     return tuple(name for name, tag in SETS.items() if tag in _tags(result))
 
 
-def _tags(result):
+def _tags(result: Result) -> set[str]:
     """Those of a result's caveats."""
     return {caveat.tag for caveat in result.caveats}
 
 
-def _training_modes(result):
+def _training_modes(result: Result) -> list[str]:
     """The modes of which the check has compared gradients, and found them right and the file's own work."""
     gradients = result.checked.gradients
     if _tags(result) & {"no-gradient", "wrong-gradient", "gradient"} or not gradients or isinstance(gradients, Unsupported):

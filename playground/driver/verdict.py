@@ -39,8 +39,8 @@ from playground.record import (
     Standard,
     Standards,
     Unsupported,
-    values,
 )
+from playground.serial import values
 from playground.worker import WorkerFailure, WorkerProcess
 from playground.worker.referee_client import RefereeClient, erase, remove
 from playground.worker.replies import Differentiated, Loaded, Ran, TriedOut
@@ -141,7 +141,7 @@ def conclude(known: J, complaints: Sequence[Complaint]) -> J:
     ordered = sorted(told, key=lambda each: ((FORWARD, DROP_IN, None).index(each.costs), each.tag != FIRST))
     fatal = [each for each in ordered if each.costs == FORWARD]
     against = {"forward": [each.text for each in fatal], "drop_in": [each.text for each in ordered if each.costs]}
-    fails = ERROR if fatal and all(each.tag == "not-judged" for each in fatal) else FAIL
+    fails: Literal["fail", "error"] = ERROR if fatal and all(each.tag == "not-judged" for each in fatal) else FAIL
     return replace(
         known,
         verdict=fails if fatal else FORWARD_ONLY if against["drop_in"] else PASS,
@@ -184,11 +184,11 @@ class _Case:
         self._weights_differ, self._is_by_seed = loaded.difference, loaded.weights == "by seed"
         self._declared: str | float | None = loaded.precision
         self.outputs = referee.answers(worker).file(f"outputs-{worker.pid}")
-        self._uniform = set()  # probes on which the outputs are the same everywhere
+        self._uniform: set[str] = set()  # probes on which the outputs are the same everywhere
         self._suspects = sorted(self._text.may_compute_in) if self._text else None  # precisions that it may compute in
-        self.diagnosis = None  # the lines of a picture of the first wrong output
+        self.diagnosis: list[str] | None = None  # the lines of a picture of the first wrong output
         self._works = False  # whether code of the file's own is seen to be given tensors on the problem's own inputs
-        self._left = set()  # probes on which it is not
+        self._left: set[str] = set()  # probes on which it is not
         self._asked_for_backward = False
         watched = WATCHED if place == "cuda" else WATCHED[:1]
         for check in (*SIDE_EFFECTS, *watched):
@@ -209,11 +209,11 @@ class _Case:
         )
         return replace(UNJUDGED, check=check, accuracy=self._accuracy, findings=self._findings)
 
-    def takes(self, probe):
+    def takes(self, probe: str) -> bool:
         """Whether it is a probe for a variant that came by its weights as this one did."""
         return not check_of(probe).parameters if self._is_by_seed else probe != OF_SEEDS
 
-    def try_probe(self, probe):
+    def try_probe(self, probe: str) -> None:
         """Outputs and gradients on a probe, if they are not known yet."""
         if probe in self.probes:
             return
@@ -224,7 +224,7 @@ class _Case:
         if not self._survive(check.caveat.tag, check.said, lambda: self._probe(probe)):
             self._note_probe(probe, None, complaint=self.complaints[-1].text)
 
-    def evaluate(self):
+    def evaluate(self) -> None:
         """Make all checks that were not made yet; none follows outputs that are wrong on the problem's own inputs."""
         if "random state" in self._referee.side_effects:
             self.complain("random", DRAWS, None)
@@ -241,35 +241,35 @@ class _Case:
             self._look_for_work()
             self._try_out_all()
 
-    def crashed(self, failure):
+    def crashed(self, failure: WorkerFailure) -> None:
         """Say what ended it after a failure, such as a second call of a variant whose kernel did not build."""
         self.complain("crash", str(failure), FORWARD)
         self.worker = self._renew() if self._renew else self.worker
 
-    def _is_wrong(self, probe):
+    def _is_wrong(self, probe: str) -> bool:
         return probe in self.probes and bool(self.probes[probe].complaint)
 
-    def complain(self, tag, text, costs):
+    def complain(self, tag: str, text: str, costs: str | None) -> None:
         caveat = CAVEATS[tag]
         remedy = caveat.remedy if costs == DROP_IN else None
         line = self._text.line_of(caveat.line) if self._text and caveat.line else None
         self.complaints.append(Complaint(tag, f"{text}; {remedy}" if remedy else text, costs, line))
 
-    def _ask(self, what, **arguments):
+    def _ask(self, what: str, **arguments: Any) -> Any:
         erase(self.outputs.held)  # what an earlier call wrote is no answer
         return self.worker.ask(what, outputs=str(self.outputs.path), **arguments)
 
-    def _ask_on(self, what, probe, **arguments):
+    def _ask_on(self, what: str, probe: str, **arguments: Any) -> Any:
         return self._ask(what, inputs=self._referee.inputs(probe), **arguments)
 
-    def _ask_referee(self, what, probe):
+    def _ask_referee(self, what: str, probe: str) -> Any:
         return self._referee.ask(what, probe=probe, file=str(self.outputs.held))
 
-    def _compare(self, what, probe, **more):
+    def _compare(self, what: str, probe: str, **more: Any) -> Any:
         more |= {"suspects": self._suspects} if what == "outputs" else {}
         return self._referee.compare(what, probe, str(self.outputs.held), self._declared, **more)
 
-    def _survive(self, tag, circumstance, check):
+    def _survive(self, tag: str, circumstance: str | None, check: Callable[[], Any]) -> bool:
         """Do a check that can only cost drop-in: a crash there is a caveat, and so is what the emulator finds.
 
         Returns whether the check came to its end.
@@ -288,7 +288,7 @@ class _Case:
             self.worker = self._renew()
             return False
 
-    def _probe_further(self):
+    def _probe_further(self) -> None:
         """The probes that can only cost drop-in, at the own size where the reduced one does not suit the variant."""
         changes_parameters = "weights unchanged" in self._referee.side_effects
         for probe in (name for name in PROBES if name not in REQUIRED):
@@ -302,12 +302,12 @@ class _Case:
                     self.try_probe(probe + AT_OWN_SIZE)
 
     @property
-    def _rejects_reduced(self):
+    def _rejects_reduced(self) -> bool:
         """Whether the variant refuses the reduced size, is wrong there, or leaves it to PyTorch."""
         note = self.probes["normal"].note if "normal" in self.probes else None
         return (note or "").startswith(REFUSES) or self._is_wrong("normal") or "normal" in self._left
 
-    def _probe(self, probe):
+    def _probe(self, probe: str) -> None:
         """Outputs on one probe, and gradients where it has any. All but those of the problem's own inputs may be refused."""
         prepared = self._referee.prepared(probe)
         if prepared["unusable"]:
@@ -356,14 +356,14 @@ class _Case:
             self._survive("no-gradient", "when a gradient is wanted", lambda: self._differentiate(probe))
         return None
 
-    def _leave(self, probe):
+    def _leave(self, probe: str) -> None:
         """Say, once a size, that PyTorch computes it: no fault, and no work of the variant's."""
         if size_of(probe) not in map(size_of, self._left):
             said = {"batch 1": "at batch size 1", "odd": "at odd sizes"}.get(size_of(probe), f"at the {size_of(probe)} size")
             self.complain("sizes", f"PyTorch computes it {said}", None)
         self._left.add(probe)
 
-    def _cause_in_strides(self, probe):
+    def _cause_in_strides(self, probe: str) -> str:
         """'; ...' where the outputs are right once the file's own code is given contiguous tensors; "" where they are not."""
         if probe != "own":
             return ""
@@ -375,7 +375,7 @@ class _Case:
             return ""
         return f"; {strided} is not contiguous, and its data_ptr is read as if it were: right with .contiguous()"
 
-    def _graded(self, probe, compared):
+    def _graded(self, probe: str, compared: dict[str, Any]) -> dict[str, Any]:
         """The comparison on a probe of the problem's own inputs; keeps the class of accuracy, and permits what that does.
 
         Float32 in another order of adding is permitted to all, what is less exact only where the caller accepts it.
@@ -384,7 +384,7 @@ class _Case:
         figures = {"error": compared["max_error"], "limit": compared["allowed"]}
         found = self._class_of(probe, compared) if compared["complaint"] else self._declared or AS_PYTORCH
         if worst is None or (compared["complaint"] and CLASSES.index(found) > CLASSES.index(worst.kind)):
-            self._accuracy = Accuracy(kind=found, **figures, accepted=worst.accepted if worst else None)
+            self._accuracy = Accuracy(kind=str(found), **figures, accepted=worst.accepted if worst else None)
         if not compared["complaint"]:
             if worst and worst.kind == AS_PYTORCH and figures["error"] > worst.error:
                 self._accuracy = replace(worst, **figures)
@@ -398,20 +398,20 @@ class _Case:
             if lost := self._lost_by_accepting():
                 return compared | {"complaint": f"{complaint}; accepting it would accept '{lost}', too"}
             self._declared = self._accept
-            self._accuracy = replace(self._accuracy, accepted=self._accept)
+            self._accuracy = replace(self._accuracy, accepted=self._accept) if self._accuracy else None
         else:
             return compared | {"complaint": complaint}
         self.complain("accuracy", _under(probe, complaint), DROP_IN)
         return self._compare("outputs", probe)
 
-    def _class_of(self, probe, compared):
+    def _class_of(self, probe: str, compared: dict[str, Any]) -> str:
         """The class of accuracy of wrong outputs; a lower precision only where the file's text may compute in it."""
-        found = self._ask_referee("grade", probe)["class"]
+        found: str = self._ask_referee("grade", probe)["class"]
         if found not in LOWER or self._suspects is None or found in self._suspects:
             return found
         return next((f"approximate to {limit:g}" for limit in APPROXIMATE if compared["max_error"] <= limit), WRONG)
 
-    def _reordered(self, probe, compared):
+    def _reordered(self, probe: str, compared: dict[str, Any]) -> dict[str, Any]:
         """The comparison on another probe, where float32 in another order of adding costs no more than exactness."""
         error = compared["max_error"]
         if not compared["complaint"] or self._declared or error is None or error > APPROXIMATE[-1]:
@@ -422,7 +422,7 @@ class _Case:
         self.complain("accuracy", _under(probe, f"{compared['complaint']} (accuracy: {FLOAT32})"), DROP_IN)
         return self._compare("outputs", probe)
 
-    def _lost_by_accepting(self):
+    def _lost_by_accepting(self) -> str | None:
         """The name of a wrong version of the original that could not be told from it any more; None without one.
 
         A function in the place of one that looks alike, such as a GELU by tanh, is what is accepted, and does not count.
@@ -431,7 +431,7 @@ class _Case:
         strict, accepting = (self._referee.mutants(probes, False, limit)["survivors"] for limit in (None, self._accept))
         return next((name for name in accepting if name not in strict and LOOK_ALIKE not in name), None)
 
-    def _tag_of_outputs(self, probe, compared):
+    def _tag_of_outputs(self, probe: str, compared: dict[str, Any]) -> str:
         """What a wrong output on a probe beyond the problem's own inputs is due to."""
         if compared["stale"]:
             return "stale-weights"
@@ -441,23 +441,23 @@ class _Case:
         by_values = self._is_wrong("scaled") or (size_of(probe) == "own" and tag == "sizes")
         return "values" if by_values or tag in ("nan", "stale-weights") else tag
 
-    def _note_probe(self, probe, note, complaint=None):
+    def _note_probe(self, probe: str, note: str | None, complaint: str | None = None) -> None:
         self.probes[probe] = Probe(complaint=complaint, note=note)
 
-    def _note(self, probe, note):
+    def _note(self, probe: str, note: str | None) -> None:
         self.probes[probe] = replace(self.probes[probe], note=note)
 
-    def _behaved(self, check, complaint, note):
+    def _behaved(self, check: str, complaint: str | None, note: str | None) -> None:
         if check in self._behaviour and self._behaviour[check].complaint:
             return
         self._behaviour[check] = Entry(complaint=complaint, note=note)
         if complaint:
             self.complain(BY_NAME[check].caveat.tag, complaint, BY_NAME[check].costs)
 
-    def _has(self, *tags):
+    def _has(self, *tags: str) -> bool:
         return any(each.tag in tags for each in self.complaints)
 
-    def _differentiate(self, probe):
+    def _differentiate(self, probe: str) -> None:
         answer: Differentiated = self._ask_on("differentiate", probe)
         if refused := answer.unsupported:
             if self._gradients is None:
@@ -483,7 +483,7 @@ class _Case:
                 self.complain("gradient", "PyTorch's", None)
         return None
 
-    def _are_gradients_right(self, probe):
+    def _are_gradients_right(self, probe: str) -> bool:
         """Compare the gradients that were written last, and complain of what is wrong with them."""
         gradients = self._compare("gradients", probe, shared=self._is_by_seed)
         decided = [name for name, comparison in gradients.items() if comparison["decided"]]
@@ -512,7 +512,7 @@ class _Case:
             self.complain("no-gradient" if is_cut else "wrong-gradient", where + _and_more(wrong), DROP_IN)
         return not wrong
 
-    def _look_for_work(self):
+    def _look_for_work(self) -> None:
         """Whether code of the variant's own runs, and accounts for the result, at the size at which it is timed."""
         probe = next(each for each in OF_MUTANTS[::-1] if not self._referee.prepared(each)["unusable"])
         found: OwnWork = self._ask_on("work", probe)
@@ -523,7 +523,7 @@ class _Case:
         if wrong:
             self.complain("not-its-own-work", wrong, FORWARD)
 
-    def _decoration(self, found, probe):
+    def _decoration(self, found: OwnWork, probe: str) -> str | None:
         """Why the variant's kernels are for show; None where they are not, or where it has none."""
         if not found.own_calls:
             unbuilt = "the file holds kernels of its own, and none of them was built" if found.means_to_build else None
@@ -533,11 +533,11 @@ class _Case:
         return None
 
     @property
-    def _passed(self):
+    def _passed(self) -> list[str]:
         """The probes on which the outputs were compared and right."""
         return [name for name, entry in self.probes.items() if entry.max_error is not None and not entry.complaint]
 
-    def _probes_to_repeat(self):
+    def _probes_to_repeat(self) -> list[str]:
         """Two probes of one size that the variant passed: of the reduced size, or else of the problem's own.
 
         Where the output is the same everywhere, such as the zeros of a ReLU, an old result is right, and so is none.
@@ -548,7 +548,7 @@ class _Case:
         pairs = [sorted(group, key=self._uniform.__contains__)[:2] for group in (reduced, own) if len(group) > 1]
         return min(pairs, key=lambda pair: len(self._uniform & set(pair)))
 
-    def _try_out_all(self):
+    def _try_out_all(self) -> None:
         first, second = self._probes_to_repeat()
         step = next((name for name in ("step", "step" + AT_OWN_SIZE) if name in self._passed), None)
         for trial in STRESS_TESTS:
@@ -562,7 +562,7 @@ class _Case:
             elif not self._survive(trial.caveat.tag, trial.name, call):
                 self._behaviour[trial.name] = Entry(complaint=self.complaints[-1].text)
 
-    def count_mutants(self):
+    def count_mutants(self) -> None:
         """How many wrong versions of the original fail the probes that this variant passed."""
         gradients = bool(self._gradients) and not isinstance(self._gradients, Unsupported)
         skipped = (*FRESH, OF_SEEDS, *(name + size for name in ("autocast", EVAL) for size in ("", AT_OWN_SIZE)))
@@ -571,7 +571,7 @@ class _Case:
         rejected = f"{score['rejected']}/{score['counted']}"
         self._mutants = {"mutants_rejected": rejected, "mutants_survived": score["survivors"]}
 
-    def _try_out(self, trial, probes):
+    def _try_out(self, trial: str, probes: dict[str, str]) -> None:
         files = {position: self._referee.inputs(probe) for position, probe in probes.items()}
         done: TriedOut = self._ask("try_out", trial=trial, **files)
         if trial == "a CUDA graph" and (done.note or "").startswith("raises") and self._renew:
@@ -595,17 +595,17 @@ class _Case:
         self._behaved(trial, complaint, done.note)
 
 
-def _is_its_own(failure):
+def _is_its_own(failure: WorkerFailure) -> bool:
     """Whether a WorkerFailure is the variant's, not the machine's or the judge's."""
     return not (failure.is_of_machine or failure.is_of_judge or failure.role == "referee")
 
 
-def _under(probe, complaint):
+def _under(probe: str, complaint: str) -> str:
     circumstance = check_of(probe).said
     return f"{circumstance}: {complaint}" if circumstance else complaint
 
 
-def _and_more(complaints):
+def _and_more(complaints: Sequence[str]) -> str:
     return f", and {len(complaints) - 1} more" if len(complaints) > 1 else ""
 
 

@@ -8,15 +8,24 @@ import contextvars
 import dataclasses
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from playground.catalog import CatalogError
 from playground.driver.plan import failing_probe
 from playground.driver.runner import Runner
+from playground.driver.session import Session
+from playground.driver.task import Options, Task
 from playground.machine import build_locks
 from playground.record import Result
+from playground.report.progress import Progress
 from playground.worker import kill_all, owner
+
+if TYPE_CHECKING:
+    from playground.report.watch_screen import Screen
 
 POLL = 0.3  # seconds between looks at the files
 KILL_AGAIN = 0.1  # seconds: what is stopped may start a process more
@@ -38,17 +47,17 @@ class Watch:
     playground.report.watch_screen.Screen.
     """
 
-    def __init__(self, make_tasks, options, progress, screen):
+    def __init__(self, make_tasks: Callable[[], list[Task]], options: Options, progress: Progress, screen: "Screen") -> None:
         self._make_tasks = make_tasks
         self._options = options
         self._progress = progress
         self._screen = screen
         self._runner = Runner(options, progress)
         self._thread = ThreadPoolExecutor(max_workers=1)  # one for all: with it ends what it has started
-        self._sessions = {}  # {group: (hash of the problem's file, Session)}
-        self._results = {}  # {(model, variant, place, settings): result}
+        self._sessions: dict[Any, tuple[str | None, Session]] = {}  # {group: (hash of the problem's file, Session)}
+        self._results: dict[Any, Result] = {}  # {(model, variant, place, settings): result}
 
-    def run(self):
+    def run(self) -> None:
         """Judge at each save, until what ends it is raised in this thread: KeyboardInterrupt, as a rule."""
         tasks = self._make_tasks()
         try:
@@ -65,7 +74,7 @@ class Watch:
             self._forget()
             self._thread.shutdown()
 
-    def _round(self, tasks, files):
+    def _round(self, tasks: Sequence[Task], files: dict[Path, Any]) -> None:
         """Judge what is not as it was; a save meanwhile ends it without a result."""
         began, over = time.monotonic(), threading.Event()
         context = contextvars.copy_context()
@@ -95,17 +104,17 @@ class Watch:
             if not self._options.isolates(task):  # what is to run in a sandbox has one of its own, and new workers there
                 context.run(self._runner.start_ahead, task)
 
-    def _show(self, again, files, complaint=None):
+    def _show(self, again: Sequence[Again], files: dict[Path, Any], complaint: str | None = None) -> None:
         with self._progress.aside():
             self._screen.show(again, files, complaint)
 
-    def _stop(self, future, *owners):
+    def _stop(self, future: Future[Any], *owners: Any) -> None:
         """End the owners' workers until nothing waits for one any more."""
         while not wait([future], timeout=KILL_AGAIN).done:
             for each in owners:
                 kill_all(each)
 
-    def _judge_all(self, tasks, began, over):
+    def _judge_all(self, tasks: Sequence[Task], began: float, over: threading.Event) -> list[Again]:
         found = []
         for task in tasks:
             key = task.model.path, task.variant.path, task.place, repr(sorted(task.settings.items()))
@@ -120,8 +129,8 @@ class Watch:
             self._results[key] = result
         return found
 
-    def _judge(self, task):
-        def judge():
+    def _judge(self, task: Task) -> Result:
+        def judge() -> Result:
             session = self._session_of(task)
             subject = self._runner.build(task) if self._options.times(task) else task.subject
             if isinstance(subject, Result):
@@ -133,10 +142,10 @@ class Watch:
         finally:
             self._runner.close_room(task)
 
-    def _session_of(self, task):
+    def _session_of(self, task: Task) -> Session:
         """The session of the task's problem as it is now. Its workers stay when those of the round are ended."""
         problem, session = self._sessions.get(task.group, (None, None))
-        if problem != task.hashes["model_sha256"]:
+        if session is None or problem != task.hashes["model_sha256"]:
             if session:
                 del self._sessions[task.group]
                 session.close()
@@ -146,8 +155,8 @@ class Watch:
             self._sessions[task.group] = task.hashes["model_sha256"], session
         return session
 
-    def _forget(self):
-        def close():
+    def _forget(self) -> None:
+        def close() -> None:
             for _, session in self._sessions.values():
                 session.close()
             self._sessions = {}
@@ -156,12 +165,12 @@ class Watch:
         self._stop(self._thread.submit(close), self._runner)
 
 
-def _saved(files):
+def _saved(files: dict[Path, Any]) -> set[Path]:
     """The paths whose files are others than in `files`. One that is gone is being replaced."""
     return {path for path, stamp in files.items() if (now := _stamp(path)) and now != stamp}
 
 
-def _stamp(path):
+def _stamp(path: Path) -> Any:
     """What tells a save of a file, or None where it cannot be read."""
     with contextlib.suppress(OSError):
         found = path.stat()

@@ -6,8 +6,10 @@ behaviour.SideEffects.complaints. `python -m playground.judge.checks` prints the
 """
 
 from dataclasses import dataclass
+from typing import Final
 
-FORWARD, DROP_IN = "forward", "drop-in"
+FORWARD: Final = "forward"
+DROP_IN: Final = "drop-in"
 OWN, REDUCED, ONE, ODD = "own", "reduced", "batch 1", "odd"  # sizes at which a probe runs
 SHOWN = {"a late producer": "stream ordering"}  # names that people read otherwise than in the JSON, where they stay
 

@@ -21,12 +21,46 @@ from playground.judge import foreign
 
 # What a text that computes in a lower precision has.
 PRECISIONS = {
-    "tf32": r"tf32|tl\.dot|wmma|\bmma[_.]|matmul_precision",
+    "tf32": r"tf32|tl\.dot|wmma|\bmma[_.]|matmul_precision|0x1fff",
     "fp16": r"__half|half2|\bhalf\b *[*&>()]|khalf|f(loat|p)?16|autocast",
     "bf16": r"bfloat16|bf16|autocast",
 }
 TRITON_KERNEL = re.compile(r"@(?:triton\.)?(?:jit|autotune|heuristics)\b(?:.|\n)*?\ndef\s+(\w+)")
 _generator = torch.Generator().manual_seed(secrets.randbits(63))
+
+
+class WrongArguments(TypeError):
+    """A function that a file has built is called with other arguments than it takes."""
+
+
+def misfit(error):
+    """Return WrongArguments for what pybind11 raises of a call; None for another TypeError."""
+    match = re.match(
+        r"(\w+)\(\): incompatible function arguments\..*?\n +1\. \((.*?)\) -> .*?\n\nInvoked with: ?(.*)", str(error), re.DOTALL
+    )
+    if not match or "\n    2. " in str(error):  # of several overloads nobody knows which was meant
+        return None
+    name, taken, given = match[1], _split(match[2]), _split(match[3])
+    if len(taken) != len(given):
+        return WrongArguments(f"{name} takes {len(taken)} argument{'s' * (len(taken) != 1)}, got {len(given)}")
+    return WrongArguments(f"{name} takes ({match[2]}), got ({', '.join(map(_kind_of_repr, given))})")
+
+
+def _split(text):
+    """The parts of a list of arguments between the commas that stand in no bracket and no quotes."""
+    parts, depth = [""] if text.strip() else [], 0
+    for token in re.findall(r"'(?:\\.|[^'])*'|.", text, re.DOTALL):
+        depth += (token in "([{") - (token in ")]}")
+        if token == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += token
+    return [part.strip() for part in parts]
+
+
+def _kind_of_repr(text):
+    """What a value's repr says it is: tensor, 'a text', 1.5."""
+    return "torch.Tensor" if text.startswith(("tensor(", "Parameter containing")) else " ".join(text.split())[:40]
 
 
 class OwnCode:
@@ -88,7 +122,10 @@ class OwnCode:
             args = [self._made_contiguous(function, position, value) for position, value in enumerate(args, 1)]
             kwargs = {name: self._made_contiguous(function, name, value) for name, value in kwargs.items()}
         if not self.spoiling:
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            except TypeError as error:
+                raise misfit(error) or error from None
         with _undisturbed():
             given = named() or foreign.tensors_at([*args, *kwargs.values()])
             before = [value.clone() for value in given]

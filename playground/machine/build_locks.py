@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
-import torch
 
 JUDGED = "judged"  # the folder in torch's with one for each judged file that is not the project's
-ROOM = "builds-"  # begins the name of one there that a file in a sandbox writes to
+ROOM, KEPT = "builds-", "kept-"  # begin the names of those there that a file in a sandbox writes to; kept for its next run
 SECOND_LOOK = 0.25  # seconds; a builder closes its lock a moment before it removes it
 NETWORK_FILE_SYSTEMS = {"afs", "beegfs", "ceph", "cifs", "fuse.sshfs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "smbfs"}
 
@@ -31,6 +30,7 @@ def extensions_root() -> Path:
     """Return the directory in which torch keeps one build directory an extension."""
     if (directory := os.environ.get("TORCH_EXTENSIONS_DIR")) is not None:
         return Path(directory)
+    import torch
     from torch.utils import cpp_extension
 
     if torch.version.hip is not None:
@@ -75,7 +75,7 @@ def clear_stale_locks(root: Path | None = None, grace: float = 2.0) -> Locks:
 
 def _locks(root: Path) -> list[Path]:
     """Where locks may be. A link would lead elsewhere; what a file in a sandbox leaves is removed with its folder."""
-    judged = [folder for folder in _folders(root / JUDGED) if not folder.name.startswith(ROOM)]
+    judged = [folder for folder in _folders(root / JUDGED) if not folder.name.startswith((ROOM, KEPT))]
     return [folder / "lock" for above in (root, *judged) for folder in _folders(above)]
 
 

@@ -1,10 +1,8 @@
 """What a result was measured on: a description to store beside it, without the names and paths of the machine."""
 
-import json
 import os
 import platform
 import re
-import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +10,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from playground.record import CpuDetails, Environment, dump, load
+from playground.record import CpuDetails, Environment
 
 from . import requirements
 
@@ -48,13 +46,6 @@ def describe() -> Environment:
         ),
         memory_mib=psutil.virtual_memory().total // 2**20,
     )
-
-
-def describe_apart() -> Environment:
-    """Return what `describe` gives in a process of its own: this one must not initialise CUDA while something is timed."""
-    command = [sys.executable, "-m", "playground.machine.environment"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=PROJECT).stdout
-    return load(Environment, json.loads(said), "environment")
 
 
 def _gpus() -> list[dict]:
@@ -113,7 +104,3 @@ def _git_state() -> tuple[str | None, bool | None]:
     commit = requirements.output("git", "-C", str(PROJECT), "rev-parse", "HEAD")
     changes = requirements.output("git", "-C", str(PROJECT), "status", "--porcelain")
     return commit, None if changes is None else changes != ""
-
-
-if __name__ == "__main__":
-    print(json.dumps(dump(describe())))

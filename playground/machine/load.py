@@ -83,6 +83,36 @@ class Others:
         return (process for process in psutil.process_iter() if process.pid not in self._own)
 
 
+class Granted:
+    """What a machine has granted a family of processes: `seconds` of the clock, but for those in which they only waited for a
+    processor that others had. A system that does not count the waiting grants all.
+    """
+
+    def __init__(self):
+        self.seconds = 0.0
+        self._tasks = None  # of the last look: {thread: (nanoseconds on a processor, nanoseconds of waiting for one)}
+
+    def look(self, pids, seconds):
+        """Add the `seconds` since the last look, in which these processes were there. To be called again and again."""
+        before, self._tasks = self._tasks, _scheduled(pids)
+        if before is not None:
+            pairs = [(own, before.get(task, (0, 0))) for task, own in self._tasks.items()]
+            ran, waited = (1e-9 * sum(now[what] - then[what] for now, then in pairs) for what in (0, 1))
+            seconds = min(seconds, max(ran, seconds - waited))
+        self.seconds += seconds
+
+
+def _scheduled(pids):
+    """{thread: (nanoseconds on a processor, nanoseconds of waiting for one)} of processes, where Linux tells."""
+    found = {}
+    for pid in pids:
+        for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError, ValueError):  # it has ended
+                ran, waited, _ = map(int, file.read_text().split())
+                found[file.parent.name] = ran, waited
+    return found
+
+
 def usable_processors():
     """Return the processors that this process may run on.
 

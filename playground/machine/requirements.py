@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 LEAST_ROOM = 1 << 20  # bytes: less than any build takes
 INSTALL_PREFIX = Path("/usr/local")  # where NVIDIA's installers put cuda and cuda-<version>
 
@@ -51,6 +49,8 @@ def missing_for(backend: str) -> Missing | None:
         raise ValueError(f"backend must be 'cuda' or 'cpu', not {backend!r}")
     prepare_environment()
     if backend == "cuda":
+        import torch
+
         return missing_gpu() or missing_compiler() or missing_ninja() or missing_toolkit(torch.version.cuda)
     return missing_compiler() or missing_ninja()
 
@@ -74,6 +74,8 @@ def prepare_environment() -> None:
         if directory:  # behind all that is on PATH, or, if a ninja there does not run, before it
             path = os.environ.get("PATH", os.defpath).split(os.pathsep)
             os.environ["PATH"] = os.pathsep.join([directory, *path] if shutil.which("ninja") else [*path, directory])
+    import torch
+
     if torch.version.cuda:
         set_cuda_home(torch.version.cuda)
 
@@ -127,6 +129,8 @@ def missing_ninja() -> Missing | None:
 
 def missing_gpu() -> Missing | None:
     """Return a Missing for a torch without CUDA, no driver, one too old for torch, or no GPU."""
+    import torch
+
     if torch.version.cuda is None:
         what = f"torch {torch.__version__} is built without CUDA"
         return Missing(what, "install a CUDA build of torch (https://pytorch.org/get-started/locally)")

@@ -31,15 +31,13 @@ def sections(path):
     lines = [printable(line.expandtabs(4)) for line in path.read_text(encoding="utf-8", errors="replace").split("\n")]
     tree = parsed(path, "\n".join(lines))
     end = tree.body[0].end_lineno if ast.get_docstring(tree) else 0
-    pieces, title, before = [], "docstring" if end else "Python", ""
+    titles = dict(_titles(tree))
+    pieces, before = [], ""
     for number, text in enumerate(lines, start=1):
-        if opened := re.match(r'(\w+) = r?"""$', text):
-            title = TITLES.get(opened[1], opened[1])
+        title = "docstring" if number <= end else titles.get(number, "Python")
         if not pieces or pieces[-1][0] != title or (ENDS.search(before) and text[:1].strip(' )}"')):
             pieces.append((title, []))
         pieces[-1][1].append((number, text))
-        if number == end or (text == '"""' and number > end):
-            title = "Python"
         before = text
     found = {}
     for title, piece in pieces:
@@ -48,6 +46,16 @@ def sections(path):
         name = piece[0][1] if has_heading else "title" if title == "docstring" else _name(text)
         found.setdefault(title, {}).setdefault(name, []).extend(piece[: text.count("\n") + bool(text)])
     return found
+
+
+def _titles(tree):
+    """(line, title) of the lines of texts in another language: strings of several lines that the module gives a name."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and isinstance(node.value, ast.Constant):
+            name, value = node.targets[0].id, node.value.value
+            if isinstance(value, str) and node.end_lineno > node.lineno:
+                title = TITLES.get(name, TITLES["CUDA"] if "__global__" in value else name)
+                yield from ((line, title) for line in range(node.lineno, node.end_lineno + 1))
 
 
 def _name(text):

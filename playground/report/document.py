@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 from playground.catalog import code_sha256, sha256
-from playground.record import DocumentError, dump, load_document
+from playground.record import load_document
+from playground.serial import DocumentError, dump
 
 
 def write(document, path):

@@ -52,8 +52,7 @@ class Output:
 
     def _try_out(self, path):
         if not path.parent.exists():
-            path.parent.mkdir(parents=True)
-            _say(f"{self.option}: made the folder {path.parent}")
+            raise OSError(f"there is no folder {path.parent}; make it first")
         trial = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # where document.write_whole puts the text first
         try:
             with trial.open("wb") as file:

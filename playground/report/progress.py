@@ -15,6 +15,8 @@ from playground.report.text import one_line, with_unit
 
 SHOWN = {"truth": "reference"}  # stages by another name than in the JSON
 
+KNOWN = 0.25  # of the variants: with fewer, those that fail at once would make an estimate
+
 
 class Progress:
     """Live on a terminal, a line for each event in a pipe. Its methods may be called from several threads."""
@@ -97,7 +99,8 @@ class Progress:
 
     def _count(self):
         text = f"{self._counted} of {self._expected} variants done"
-        if not 1 < self._counted < self._expected:  # the first one's time is mostly what all share
+        is_known = self._counted >= max(2, KNOWN * self._expected)  # the first one's time is mostly what all share
+        if not is_known or self._counted == self._expected:
             return text
         left = (time.monotonic() - self._first) / (self._counted - 1) * (self._expected - self._counted)
         return f"{text}, about {f'{max(10, round(left, -1)):.0f} s' if left < 100 else f'{left / 60:.0f} min'} left"

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from playground.catalog import ROOT, ladder_order, reading_order
-from playground.record import NOT_TIMED, DocumentError, Environment, Result
+from playground.record import NOT_TIMED, Environment, Result
 from playground.report import drawing, figures, memories, page, published, speed_bars
 from playground.report.document import is_stale, read, write_whole
 from playground.report.text import NOTHING, grouped, markdown_cell, markdown_table, significant, with_unit
+from playground.serial import DocumentError
 
 COMMAND = "python -m playground.report.publish"
 README, SOLUTIONS, PICTURES = Path("README.md"), Path("docs/published_solutions.md"), Path("docs/pictures")

@@ -13,11 +13,12 @@ import statistics
 import sys
 from pathlib import Path
 
-from playground import record
-from playground.record import TIMED, Cases, MeanRatio, Over, Right, SuiteStandard, dump
+from playground import record, serial
+from playground.record import TIMED, Cases, MeanRatio, Over, Right, SuiteStandard
 from playground.report import document
 from playground.report.figures import headline
 from playground.report.text import grouped
+from playground.serial import dump
 
 STANDARDS = tuple(record.STANDARDS.values())
 THRESHOLDS = (0.0, 0.5, 1.0, 1.5, 2.0)
@@ -203,7 +204,7 @@ def main(arguments=None):
     given = parser.parse_args(arguments)
     try:
         found = facts(document.read(given.results))
-    except record.DocumentError as complaint:
+    except serial.DocumentError as complaint:
         sys.exit(str(complaint))
     document.write_whole(given.facts, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
 

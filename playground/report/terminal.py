@@ -16,6 +16,7 @@ CHECKED = (*WORDS, *ERRORS, "build s")  # of what was not timed
 TIMED = (*WORDS, *ERRORS, "median ms", "build s", "speed-up", "over", "of floor", "outcome")
 TIMES = ("", "median\nms", "p20-p80\nms", "speed-up", "interval", "peak\nMiB")
 SHOWN_LINES = 20  # of what a variant printed
+FEW_RESULTS = 3  # of one model, which need no table besides
 SHOWN_DETAILS = 8  # lines, without --verbose
 GRADIENTS = ("gradient of", "", "max error", "PyTorch's", "allowed")
 MODEL = operator.attrgetter("model")
@@ -127,6 +128,13 @@ class Details(View):
         self._checks = checks
         self._verbose = verbose
         self._model = None
+
+    def conclude(self, document):
+        """Print what many variants came to in one table, in the order in which they were given."""
+        for model, results in grouped(document.results, MODEL).items():
+            if len(results) > FEW_RESULTS:
+                self._console.print()
+                self._console.print(_model_table(self._console, model, results))
 
     def show(self, document):
         for model, results in grouped(document.results, MODEL).items():

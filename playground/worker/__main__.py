@@ -53,14 +53,13 @@ def give_back(request):
             torch.cuda.empty_cache()
 
 
-def main(request_fd, reply_fd, shared_fd, parent, limits, role):
+def main(channel, shared, parent, limits, role):
     end_with(parent)
     faulthandler.enable(all_threads=False)  # to stderr, where the driver finds the line in which the file crashed
     if limits:
         limit(limits)
-    channel = Channel(request_fd, reply_fd)
     answering = getattr(importlib.import_module(f"playground.worker.{role}"), role.title())()
-    answering.shared, answering.tell = shared_fd, lambda: channel.send(TOLD)
+    answering.shared, answering.tell = shared, lambda: channel.send(TOLD)
     while True:
         try:
             message = channel.receive()
@@ -81,4 +80,4 @@ def main(request_fd, reply_fd, shared_fd, parent, limits, role):
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:5]), json.loads(sys.argv[5]), sys.argv[6])
+    main(Channel(*map(int, sys.argv[1:3])), int(sys.argv[3]), int(sys.argv[4]), json.loads(sys.argv[5]), sys.argv[6])

@@ -5,6 +5,8 @@ import functools
 import importlib.machinery
 import inspect
 import os
+import re
+import sys
 import time
 from pathlib import Path
 from types import ModuleType
@@ -15,9 +17,10 @@ from torch.utils import _pytree
 import cuda_emulator
 from playground.judge import foreign, work
 from playground.machine import build_locks
-from playground.tensors import NO_ROOM, NoRoom, is_full
+from playground.room import NO_ROOM, NoRoom, is_full
 from playground.worker import light_headers
-from playground.worker.failures import describe
+from playground.worker.failures import describe, is_of_user
+from playground.worker.interface import WrongInterface
 
 
 class BuildWatch:
@@ -75,6 +78,10 @@ class BuildWatch:
                 implicit = "" if given.get("no_implicit_headers") else "#include <torch/types.h>\n"
                 flags = [str(flag) for flag in given.get("extra_cuda_cflags") or []]
                 self.device_code.append({"text": implicit + text, "flags": flags})
+            _require_declared(given)
+            if given.get("verbose") and not self._emulated:  # the compiler's output would not be in the exception
+                given, args, kwargs = given | {"verbose": False}, (), {**given, "verbose": False}
+                kwargs.pop("name")
             try:
                 library = self._built(function, given, (name, *args), kwargs)
                 self.failure, self.built = None, self.built or self._is_new(library, name, wall_clock)
@@ -130,6 +137,33 @@ class BuildWatch:
                 if file.stat().st_mtime >= wall_clock - file_system_resolution:
                     return True
         return False
+
+
+def _require_declared(given):
+    """Raise WrongInterface where load_inline's `functions` names what its cpp_sources do not declare."""
+    functions, declared = given.get("functions"), _joined(given.get("cpp_sources"))
+    names = [functions] if isinstance(functions, str) else list(functions or [])
+    code = re.sub(r"//[^\n]*|/\*.*?\*/", " ", declared, flags=re.DOTALL)
+    if "##" in code or re.search(r'#\s*include\s*"', code):  # it may make names, or have them from elsewhere
+        return
+    for name in names:
+        if not re.search(rf"\b{re.escape(name)}\b", code):
+            found = re.findall(r"\b(\w+)\s*\([^;{}]*\)\s*[;{]", code)
+            told = f"functions names {name}; cpp_sources declares {', '.join(dict.fromkeys(found)) or 'no function'}"
+            raise WrongInterface(f"{_place_of_word(name)}{told}")
+
+
+def _place_of_word(word):
+    """'FILE:LINE: ' of a word in quotes at or behind the line of the innermost call of the user's; "" without one."""
+    frame = sys._getframe()
+    while frame and not is_of_user(frame.f_code.co_filename):
+        frame = frame.f_back
+    if not frame:
+        return ""
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    lines = cuda_emulator.lines_of_file(file)[line - 1 : line + 30]
+    behind = (at for at, text in enumerate(lines) if re.search(rf"""["']{re.escape(word)}["']""", text))
+    return f"{file}:{line + next(behind, 0)}: "
 
 
 def _joined(sources):

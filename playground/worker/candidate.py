@@ -17,6 +17,7 @@ from playground.judge import behaviour, footprint, foreign, probes, work
 from playground.judge.checks import BY_NAME
 from playground.judge.precision import LOWER, forbid_tf32
 from playground.machine import build_locks
+from playground.room import NoRoom
 from playground.stopwatch import timer
 from playground.stopwatch.workload import fresh_inputs
 from playground.tensors import Results
@@ -304,7 +305,7 @@ class Candidate(Clocked):
                 tensors.save_results(Results(results), outputs)
             return True
         except Exception as exception:  # random numbers may well be refused
-            if isinstance(exception, tensors.NoRoom) or is_of_judge(exception):
+            if isinstance(exception, NoRoom) or is_of_judge(exception):
                 raise
             return False
 

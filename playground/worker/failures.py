@@ -2,15 +2,17 @@
 
 import os
 import re
+import subprocess
 import sysconfig
 import traceback
 from pathlib import Path
+from shutil import which
 
 import cuda_emulator
 from cuda_emulator import line_map, lines_of_file
 from playground import catalog
+from playground.room import NO_ROOM
 from playground.sweep import COMPILED
-from playground.tensors import NO_ROOM
 
 # "main.cpp:8:1: error: ..." of GCC and clang, "cuda.cu(8): error: ..." of nvcc
 COMPILER_ERROR = re.compile(
@@ -133,12 +135,33 @@ def _reason(exception):
         return f"out of memory: {_first_line(exception)}"
     if "Error building extension" in str(exception):
         return f"does not compile: {_compiler_error(exception)}"
+    if name == "WrongArguments" and (caller := _caller(exception)):
+        return f"{caller.filename}:{caller.lineno}: {_first_line(exception)}"
+    if undefined := re.search(r"undefined symbol: (_Z\w+)", str(exception)):
+        return _undefined(undefined[1], exception)
     if name == "EmulatorError":
         return _at_users_line(_first_line(exception), exception)
     if name in ("CatalogError", "Finding", "NoRoom", "WrongInterface"):
         return _first_line(exception)
     hint = WITHOUT_GPU if re.match(WANTS_GPU, str(exception)) else ""
     return f"{name}: {_first_line(exception)}{hint}"
+
+
+def _undefined(symbol, exception):
+    """What is wrong where a library lacks a function: its declaration and what is defined of that name, with their lines."""
+    signature = symbol
+    if symbol.startswith("_Z") and which("c++filt"):
+        signature = subprocess.run(["c++filt", symbol], capture_output=True, text=True).stdout.strip()
+    name, caller = re.split(r"[(<]", signature)[0].split("::")[-1], _caller(exception)
+    if not caller:
+        return f"{signature} is declared and not defined"
+    text = "\n".join(lines_of_file(caller.filename))
+    heads = re.finditer(rf"^.*?\b({re.escape(name)}\s*\([^;{{}}()]*\))\s*(?:const\s*)?([;{{])", text, re.MULTILINE)
+    found = {end: (text.count("\n", 0, head.start(1)) + 1, " ".join(head[1].split())) for head in heads for end in head[2]}
+    if ";" not in found:
+        return f"{caller.filename}:{caller.lineno}: {signature} is declared and not defined"
+    defined = f"defined in line {found['{'][0]} as {found['{'][1]}" if "{" in found else "not defined"
+    return f"{caller.filename}:{found[';'][0]}: {found[';'][1]} is declared here, and {defined}"
 
 
 def _first_line(exception):
@@ -152,8 +175,14 @@ def _compiler_error(exception):
     match, file, line = _first_error(exception)
     if match:
         return f"{file}:{line}: error: {match['text']}"[:400]
-    errors = [line.strip() for line in text.splitlines() if re.search(r"\berror\b\s*[:#]|: error|undefined", line)]
-    return errors[0][:300] if errors else text.splitlines()[0][:300]
+    lines = [line.strip() for line in text.splitlines()]
+    if undefined := next(filter(None, (re.search(r"undefined reference to [`'‘](.+?)['’]$", line) for line in lines)), None):
+        return _undefined(undefined[1], exception)
+    errors = [line for line in lines if re.search(r"\bld: (?!.*warning)|\berror\b\s*[:#]|: error", line)]
+    errors = [line for line in errors if not line.startswith("collect2: ")] or errors
+    command = r"(Error building extension '[^']*': )?\[\d+/\d+\] |FAILED:|ninja:|/\S+/(g\+\+|c\+\+|nvcc) "
+    without_command = [line for line in lines if line and not re.match(command, line)]
+    return next(iter(errors or without_command or lines))[:300]
 
 
 def _first_error(exception):
@@ -216,7 +245,7 @@ def _at_users_line(complaint, exception):
 def _line_without_semicolon(file, line, complaint):
     """The line that lacks the semicolon that a compiler expected, where it names that of the next token."""
     lines = lines_of_file(file)
-    match = re.search(r"expected (?:a )?.?;.?(?: before .(?P<next>[^\s\u2019']+))?", complaint)
+    match = re.search(r"expected (?:a |.,. or )?.?;.?(?: before .(?P<next>[^\s\u2019']+))?", complaint)
     if not match or not 1 < line <= len(lines) or not lines[line - 1].strip().startswith(match["next"] or ""):
         return line
     for number in range(line - 1, 0, -1):

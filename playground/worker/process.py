@@ -22,10 +22,10 @@ import psutil
 from cuda_emulator import CALL_OFF, SECONDS_TO_ANSWER
 from playground import untrusted
 from playground.catalog import ROOT
-from playground.machine.load import family, standing
-from playground.record import DocumentError
-from playground.tensors import NoRoom
-from playground.worker import replies, sandbox
+from playground.machine.load import Granted, family, standing
+from playground.room import NoRoom
+from playground.serial import DocumentError
+from playground.worker import replies, sandbox, server
 from playground.worker.channel import TOLD, Channel
 from playground.worker.failures import JUDGE_BROKE, SANDBOX_ALLOWS, crash_place, is_of_machine, without_our_frames
 
@@ -37,6 +37,8 @@ LOOK_AT_LIMITS = 0.2  # seconds between looks at what a process in a sandbox tak
 LOOKS_SHARE = 4
 MOST_REASON, MOST_DETAILS = 2000, 100_000  # characters of what a judged file can say
 LOOK_AGAIN = 0.5  # seconds between looks at whether a paused process goes on
+LOOK_AT_TIME = 2.0  # seconds between looks at what a process has got of the machine; or a quarter of its limit
+PATIENCE = 10  # times its limit: as long may one take by the clock that gets nothing
 SHOWN_BYTES = 8000  # of what a worker prints
 COMPILERS = re.compile(r"nvcc|cicc|ptxas|cudafe\+\+|ninja|cc1(plus)?|clang.*|.*g\+\+(-\d+)?|as|ld|collect2")
 # What a request of a variant's is, for a time limit's message.
@@ -58,7 +60,9 @@ OF_SIGNALS = 128  # an exit status beyond it, of a process in a sandbox, is a si
 _living = set()
 _living_lock = threading.Lock()
 _alone = threading.RLock()  # held while something is timed: no worker starts then
-owner = contextvars.ContextVar("owner", default=None)  # whose the workers are that are started in this context
+
+# Whose the workers are that are started in this context.
+owner: contextvars.ContextVar[object] = contextvars.ContextVar("owner", default=None)
 _over = weakref.WeakSet()  # owners whose run has been ended
 spent = collections.defaultdict(float)  # seconds by request, of all workers of this process
 
@@ -77,6 +81,16 @@ class WorkerFailure(Exception):
         self.role = role
         self.is_of_machine = is_of_machine(reason)
         self.is_of_judge = reason.startswith(JUDGE_BROKE)
+
+
+def prepare(environment=None):
+    """Begin to import PyTorch for the processes that will have this added to their environment."""
+    server.start(_variables(environment))
+
+
+def _variables(environment):
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, **(environment or {})}
 
 
 class WorkerProcess:
@@ -105,28 +119,20 @@ class WorkerProcess:
     def _start(self, environment):
         request_read, request_write = os.pipe()
         reply_read, reply_write = os.pipe()
-        parent, limits = (sandbox.PARENT, self.room.limits.of_process()) if self.room else (os.getpid(), {})
+        variables = _variables(environment)
         self.shared = untrusted.memory("shared")  # for the outer clock on a CPU, see clock.memory.Host
-        numbers = map(str, (request_read, reply_write, self.shared, parent))
-        command = [sys.executable, "-m", "playground.worker", *numbers, json.dumps(limits), self.role]
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        variables = {**os.environ, "PYTHONPATH": path, **(environment or {})}
-        if self.room:
-            command, variables = self.room.command(command), self.room.environment(environment)
         self._printed, self._output = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=self._printed,
-            stderr=self._output,
-            pass_fds=(request_read, reply_write, self.shared),
-            env=variables,
-            start_new_session=True,  # Ctrl-C reaches the driver alone, which then ends its workers
-        )
+        streams = self._printed.fileno(), self._output.fileno(), request_read, reply_write, self.shared
+        source = None if self.room else server.start(variables)
+        forked = source and source.fork(*streams)
+        self._process = forked or self._new_process(variables, environment, *streams)
         os.close(request_read)
         os.close(reply_write)
         os.set_blocking(request_write, False)  # nor does one that does not read its requests keep the driver waiting
         self._channel = Channel(reply_read, request_write)
+        if forked:
+            with contextlib.suppress(OSError):  # it has ended, which the first request says
+                self._channel.send({"environment": variables, "folder": str(Path.cwd()), "role": self.role})
         with _living_lock:
             _living.add(self)
         if self.room:
@@ -134,6 +140,23 @@ class WorkerProcess:
         self._guard = threading.Thread(target=self._look_at_limits, daemon=True) if self.room else None
         if self._guard:
             self._guard.start()
+
+    def _new_process(self, variables, environment, output, errors, request, reply, shared):
+        """A Popen with these variables; in a room with what that gives, and the `environment`."""
+        parent, limits = (sandbox.PARENT, self.room.limits.of_process()) if self.room else (os.getpid(), {})
+        numbers = map(str, (request, reply, shared, parent))
+        command = [sys.executable, "-m", "playground.worker", *numbers, json.dumps(limits), self.role]
+        if self.room:
+            command, variables = self.room.command(command), self.room.environment(environment)
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            pass_fds=(request, reply, shared),
+            env=variables,
+            start_new_session=True,  # Ctrl-C reaches the driver alone, which then ends its workers
+        )
 
     def _look_at_limits(self):
         """End a process in a sandbox that takes more than it may. One that is paused takes no more than before."""
@@ -192,15 +215,15 @@ class WorkerProcess:
         """
         request, failed = f"{self.role}.{what}", functools.partial(WorkerFailure, role=self.role)
         with self._asking:
-            began, latest = time.perf_counter(), time.monotonic() + self.limit - self._seconds_paused()
+            began, latest = time.perf_counter(), self._unpaused() + self.limit
             self._emulates |= request == "candidate.load" and arguments.get("place") == "emulator"
             try:
                 message = {"request": what, "arguments": arguments}
-                self._channel.send(message, functools.partial(self._is_in_time, latest))
-                reply = self._receive(latest)
+                self._channel.send(message, lambda: self._unpaused() < latest)
+                reply = self._receive()
                 if told and reply == TOLD:
                     told()
-                    reply = self._receive(latest)
+                    reply = self._receive()
             except TimeoutError:
                 found = (self._whereabouts() if self._emulates else "") or self._phase(what)
                 self.kill()
@@ -226,17 +249,18 @@ class WorkerProcess:
             self.kill()
             raise failed("wrote something else than a reply into its connection to the driver", self.output())
 
-    def _is_in_time(self, latest):
-        return self._paused_since or time.monotonic() < latest + self._seconds_paused()
-
-    def _receive(self, latest):
-        """The reply. Raises TimeoutError at the moment `latest`, and as much later as the process was paused."""
+    def _receive(self):
+        """The reply. Raises TimeoutError after the limit's seconds, in which the process was neither paused nor starved."""
+        granted, began = Granted(), self._unpaused()
+        seen = began
         while True:
-            left = latest + self._seconds_paused() - time.monotonic()
+            left = min(self.limit - granted.seconds, LOOK_AT_TIME, self.limit / 4)
             try:
                 return self._channel.receive(max(left, LOOK_AGAIN if self._paused_since else 0.0))
             except TimeoutError:
-                if left <= 0 and not self._paused_since:
+                last, seen = seen, self._unpaused()
+                granted.look(_families([self._process]), seen - last)
+                if not self._paused_since and (granted.seconds >= self.limit or seen - began >= PATIENCE * self.limit):
                     raise
 
     def _whereabouts(self):
@@ -261,9 +285,10 @@ class WorkerProcess:
             return ": while the original was run"
         return f": {PHASES[what]}" if self.role == "candidate" and what in PHASES else ""
 
-    def _seconds_paused(self):
+    def _unpaused(self):
+        """Seconds of the clock that stands still while the process is paused."""
         since = self._paused_since
-        return self._paused + (time.monotonic() - since if since else 0.0)
+        return (since or time.monotonic()) - self._paused
 
     def _cause_of_death(self):
         try:
@@ -409,7 +434,7 @@ def _part_of(file, count):
 
 
 def kill_family(process):
-    """End a Popen that has a session of its own, and everything it started."""
+    """End a Popen or Forked that has a session of its own, and everything it started."""
     _signal(_families([process]), signal.SIGKILL)
     process.wait()
 

@@ -21,6 +21,8 @@ from playground.judge.precision import CUT, LOWER, forbid_tf32
 from playground.judge.sample import SMALL, Sample
 from playground.judge.sizes import Sizes
 from playground.judge.tolerance import Reference, largest_difference, worst, wrong
+from playground.machine import environment
+from playground.serial import dump
 from playground.stopwatch import timer
 from playground.stopwatch.workload import fresh_inputs, step_of, upstream_for
 from playground.worker.failures import describe, is_of_judge
@@ -37,6 +39,10 @@ class Referee:
     """The original, its float64 reference on each probe, and the comparison with it."""
 
     size_up = staticmethod(footprint.size_up)
+
+    def environment(self):
+        """Return the Environment of a report, as JSON."""
+        return dump(environment.describe())
 
     def load(self, problem, settings, place, weights, seed, strict=False, precision=None, share=1.0, secret=0):
         """Make the original and save its weights to the file `weights`. `strict` forbids TF32; `precision` is one of HALF.

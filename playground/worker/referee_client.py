@@ -8,6 +8,8 @@ from playground import tensors, untrusted
 from playground.judge.footprint import Footprint
 from playground.judge.probes import AT_OWN_SIZE, OF_SEEDS, PROBES, size_of
 from playground.machine import memory
+from playground.record import Environment
+from playground.serial import load
 from playground.worker.process import UNTIMED, WorkerFailure, WorkerProcess
 
 SIZED_BY = ("problem", "settings", "place", "precision")  # of the arguments of referee.load
@@ -32,6 +34,12 @@ def erase(file):
 def sized_up(worker, original):
     """Return the footprint.Footprint of an original, as a worker tells that has loaded no variant's file yet."""
     return Footprint(**worker.ask("size_up", **{key: original[key] for key in SIZED_BY}))
+
+
+def describe_machine(limit=300.0):
+    """Return what environment.describe does, in a process of its own: this one must not initialise CUDA beside a timing."""
+    with WorkerProcess("referee", limit, UNTIMED) as worker:
+        return load(Environment, worker.ask("environment"), "environment")
 
 
 class RefereeClient:

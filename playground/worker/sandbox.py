@@ -28,7 +28,7 @@ from playground import untrusted
 from playground.catalog import IS_CLONE, MODELS, ROOT
 from playground.machine import build_locks
 from playground.machine.memory import free_on_host
-from playground.tensors import NO_ROOM, NoRoom, no_room_in
+from playground.room import NO_ROOM, NoRoom, no_room_in
 from playground.worker.failures import SANDBOX_ALLOWS
 
 INSTALL = "install bubblewrap 0.8.0 or newer (apt-get install bubblewrap)"
@@ -70,6 +70,7 @@ EVENTS = {
 }
 GROUP = "playground-"  # begins a group's name; the driver's process id follows
 RUN = "playground-run-"  # begins the name of the folder of a run
+MOST_KEPT, MOST_KEPT_BYTES = 32, 64 << 20  # folders; bytes of one
 MOST_ENTRIES = 20_000  # files and folders, in each of the two folders
 RESERVE, MOST_RESERVE = 0.02, GIB  # of the file system that these are on: less must not be free
 # What Python, torch and compilers say when they have reached a limit -> the limit's name.
@@ -161,17 +162,18 @@ class Room:
     Of these `exchange` is for its results and `builds` for its extensions; both are made new, in the folders named so. Every
     process of the file runs in the same room, and no other file does. `close` removes them. Raises NoRoom where the disk is
     full.
+
+    `key` says that the builds are kept for the next room of this key: who has the same files, which nobody else has written to.
     """
 
-    def __init__(self, shown, exchange, builds):
+    def __init__(self, shown, exchange, builds, key=None):
         self._shown = list(map(Path, shown))
         self.exchange = Path(tempfile.mkdtemp(prefix="results-", dir=exchange))
-        self.builds = Path(tempfile.mkdtemp(prefix=build_locks.ROOM, dir=builds))
-        self.answers, self._builds = untrusted.Folder(self.exchange), untrusted.Folder(self.builds)
         self._open = contextlib.ExitStack()
+        self.builds = (key and self._kept(Path(builds) / f"{build_locks.KEPT}{key}")) or self._new(builds)
+        self.answers, self._builds = untrusted.Folder(self.exchange), untrusted.Folder(self.builds)
         for folder in (self.answers, self._builds):
             self._open.callback(folder.close)
-        self._open.enter_context(cuda_emulator.held(self.builds))
         self._free = {folder: shutil.disk_usage(folder).free for folder in (self.exchange, self.builds)}
         self.limits = limits(self.exchange)
         self._groups = list(_groups(self.exchange.name, self.limits))
@@ -181,8 +183,30 @@ class Room:
                 self.close()
                 raise NoRoom(_no_room(folder, builds))
 
-    def close(self):
-        """Remove both, whatever names, modes and depths a file has left there. Safe to call twice."""
+    def _new(self, builds):
+        folder = Path(tempfile.mkdtemp(prefix=build_locks.ROOM, dir=builds))
+        self._open.enter_context(cuda_emulator.held(folder))
+        return folder
+
+    def _kept(self, folder):
+        """The folder of kept builds, which is this room's alone until it is closed; None where it is another's now."""
+        folder.mkdir(exist_ok=True)
+        try:
+            self._open.enter_context(cuda_emulator.held(folder, without_waiting=True))
+            os.utime(folder)
+        except OSError:
+            return None
+        for each in cuda_emulator.entries(folder):  # where a build was killed: nobody can put a link in its place meanwhile
+            if each.is_dir() and not each.is_symlink():
+                with contextlib.suppress(OSError):
+                    (each / "lock").unlink()
+        return folder
+
+    def close(self, keep=False):
+        """Remove both, whatever names, modes and depths a file has left there. Safe to call twice.
+
+        `keep` leaves builds that have a key where they are, unless they are large.
+        """
         for group in self._groups:
             for _ in range(40):  # the last process may be seen to end a moment before it leaves its group
                 with contextlib.suppress(OSError):
@@ -190,7 +214,8 @@ class Room:
                 if not group.exists():
                     break
                 time.sleep(0.05)
-        for folder in (self.exchange, self.builds):
+        is_kept = keep and self.builds.name.startswith(build_locks.KEPT) and self._builds.size(MOST_ENTRIES) <= MOST_KEPT_BYTES
+        for folder in (self.exchange, *([] if is_kept else [self.builds])):
             cuda_emulator.remove_folder(folder)
         self._open.close()
 
@@ -264,7 +289,10 @@ class Room:
 
 def sweep(exchange):
     """Remove what rooms have left whose driver was killed: `exchange` are the folders in which runs make theirs."""
-    cuda_emulator.remove_unheld(build_locks.extensions_root() / build_locks.JUDGED, build_locks.ROOM)
+    judged = build_locks.extensions_root() / build_locks.JUDGED
+    cuda_emulator.remove_unheld(judged, build_locks.ROOM)
+    for kept in sorted(judged.glob(f"{build_locks.KEPT}*"), key=os.path.getmtime)[:-MOST_KEPT]:
+        cuda_emulator.remove_unheld(judged, kept.name)
     for folder in exchange:
         cuda_emulator.remove_unheld(Path(folder), RUN)
     for parent in map(Path, GROUPS):

@@ -67,6 +67,10 @@ COMMAND_LINES = {
         f"compare {TINY} {SWEEP} --plot {{tmp}}/a.bmp",
         r"--plot .*a\.bmp: the name has to end with one of \.svg",
     ),
+    "json in no folder": (
+        f"compare {TINY} --json {{tmp}}/none/x.json",
+        r"--json .*x\.json: cannot be written: there is no folder .*none; make it first",
+    ),
     "json in a folder's place": (f"compare {TINY} --json {{tmp}}", r"--json .*: cannot be written: it is a folder"),
     "json where none can be": (f"compare {TINY} --json /proc/nowhere/a.json", r"--json /proc/nowhere/a\.json: cannot be writ"),
     "json below a file": (f"compare {TINY} --json {{problem}}/a.json", r"--json .*tiny\.py/a\.json: cannot be written: "),

@@ -583,14 +583,14 @@ void run(float* out, float*, int) {
     ),
     Pair(
         "host_memory",
-        "global memory out of bounds",
+        "host memory",
         r"""
 __global__ void kernel(float* out, const float* in) {
-    out[threadIdx.x] = in[threadIdx.x];  // here
+    out[threadIdx.x] = in[threadIdx.x];
 }
 void run(float* out, float* in, int) {
     float host[64] = {};
-    kernel<<<1, 64>>>(out, GAP);
+    kernel<<<1, 64>>>(out, GAP);  // here
 }
 """,
         wrong="host",
@@ -759,14 +759,14 @@ void run(float* out, float*, int) { kernel<<<1, 128>>>(out); }
         "too_much_shared_memory",
         "invalid launch",
         r"""
-__global__ void kernel(float* out) {  // here
+__global__ void kernel(float* out) {
     extern __shared__ float row[];
     row[threadIdx.x] = 1;
     out[threadIdx.x] = row[threadIdx.x];
 }
 void run(float* out, float*, int) {
     GAP
-    kernel<<<1, 64, 64 << 10>>>(out);
+    kernel<<<1, 64, 64 << 10>>>(out);  // here
 }
 """,
         wrong="",
@@ -776,10 +776,10 @@ void run(float* out, float*, int) {
         "too_many_threads",
         "invalid launch",
         r"""
-__global__ void kernel(float* out) {  // here
+__global__ void kernel(float* out) {
     if (threadIdx.x < 64) out[threadIdx.x] = 1;
 }
-void run(float* out, float*, int) { kernel<<<1, GAP>>>(out); }
+void run(float* out, float*, int) { kernel<<<1, GAP>>>(out); }  // here
 """,
         wrong="1025",
         right="1024",
@@ -788,10 +788,10 @@ void run(float* out, float*, int) { kernel<<<1, GAP>>>(out); }
         "grid_too_high",
         "invalid launch",
         r"""
-__global__ void kernel(float* out) {  // here
+__global__ void kernel(float* out) {
     out[blockIdx.y % 64 * 0 + (blockIdx.x | blockIdx.y)] = 1;
 }
-void run(float* out, float*, int) { kernel<<<dim3(1, GAP), 1>>>(out); }
+void run(float* out, float*, int) { kernel<<<dim3(1, GAP), 1>>>(out); }  // here
 """,
         wrong="65536",
         right="64",
@@ -1993,10 +1993,10 @@ void run(float* out, float*, int) {
         "invalid launch",
         r"""
 template <int MOST>
-__global__ void __launch_bounds__(MOST, 2) kernel(float* out) {  // here
+__global__ void __launch_bounds__(MOST, 2) kernel(float* out) {
     out[threadIdx.x] = 1;
 }
-void run(float* out, float*, int) { kernel<64><<<1, GAP>>>(out); }
+void run(float* out, float*, int) { kernel<64><<<1, GAP>>>(out); }  // here
 """,
         wrong="96",
         right="64",
@@ -2259,7 +2259,7 @@ struct Square : Shape {
     __device__ float area() const override { return side * side; }
 };
 __global__ void kernel(float* out) {
-    __shared__ alignas(Square) char memory[sizeof(Square)];
+    __shared__ alignas(8) char memory[sizeof(Square)];
     if (threadIdx.x == 0) new (memory) Square(3);  // here
     GAP
     out[threadIdx.x] = ((const Shape*)memory)->area();  // here

@@ -7,6 +7,7 @@ that have written them (or two threads write one), the last four may be unset, a
 import contextlib
 import ctypes
 import itertools
+import re
 
 import pytest
 import torch
@@ -16,16 +17,16 @@ from cuda_emulator.kernels import KernelLibrary
 
 # A type: what declares it, a number made of its value `v`, and a value made of `i`.
 TYPES = {
-    "float": ("", "v", "float(i)"),
-    "float3": ("", "v.x + v.y + v.z", "make_float3(i, 1, 2)"),
     "float4": ("", "v.x + v.w", "make_float4(i, 1, 2, 3)"),
     "half": ("", "__half2float(v)", "__float2half(i)"),
-    "Best": ("struct Best { float value; int index; };", "v.value + v.index", "Best{1.0f, i}"),
     "Padded": ("struct Padded { double value; int index; };", "v.value + v.index", "Padded{1.0, i}"),
     "Box": ("struct Box { float values[6]; };", "v.values[0] + v.values[5]", "Box{{1, 2, 3, 4, 5, float(i)}}"),
-    "Bits": ("struct Bits { unsigned a : 5, b : 11, c : 20; };", "v.a + v.b + v.c", "Bits{3u, 4u, unsigned(i)}"),
 }
 MORE_TYPES = {
+    "Bits": ("struct Bits { unsigned a : 5, b : 11, c : 20; };", "v.a + v.b + v.c", "Bits{3u, 4u, unsigned(i)}"),
+    "Best": ("struct Best { float value; int index; };", "v.value + v.index", "Best{1.0f, i}"),
+    "float3": ("", "v.x + v.y + v.z", "make_float3(i, 1, 2)"),
+    "float": ("", "v", "float(i)"),
     "char": ("", "v", "char(i)"),
     "double": ("", "v", "double(i)"),
     "char3": ("", "v.x + v.z", "make_char3(i, 1, 2)"),
@@ -87,7 +88,9 @@ READS = {  # of s[j] into `sum`
     "loop": "for (T v = s[j]; sum < 1; sum += 1) sum += look(v);",
     "cast": "sum = take(static_cast<const T&>(s[j]));",
     "moved": "sum = take(static_cast<T&&>(s[j]));",
-    "first_byte": "sum = *(volatile char*)&s[j];",
+    "first_byte": "sum = *(const char*)&s[j];",
+    "member": "sum = s[j]MEMBER;",
+    "volatile": "sum = ((volatile T*)s)[j]MEMBER;",
 }
 WRITES = {  # of s[j]
     "call": "s[j] = make(i);",
@@ -103,7 +106,7 @@ WRITES = {  # of s[j]
     "pointer": "T* to = &s[j]; *to = make(i);",
     "lambda": "[&] { s[j] = make(i); }();",
     "lambda_result": "s[j] = [&] { return make(i); }();",
-    "member": "s[j] = Holder(value).value;",
+    "held": "s[j] = Holder(value).value;",
     "virtual": "s[j] = taker->make(i);",
     "function_pointer": "s[j] = maker(i);",
     "template": "store(&s[j], make(i));",
@@ -111,8 +114,12 @@ WRITES = {  # of s[j]
     "memset": "memset(&s[j], 0, sizeof(T));",
     "placement": "new (&s[j]) T(value);",
     "array": "T v[2] = {make(i), make(i)}; s[j] = v[i % 2];",
-    "first_byte": "*(volatile char*)&s[j] = 1;",
+    "first_byte": "*(char*)&s[j] = 1;",
+    "member": "s[j]MEMBER = 1;",
+    "volatile": "((volatile T*)s)[j]MEMBER = 1;",
+    "increment": "s[j]MEMBER += 1;",
 }
+MEMBER = re.compile(r"\bv((?:\.\w+|\[\d\])*)")  # which a number is made of
 FAULTS = {"race": 1, "bounds": 2, "unset": 3}
 KINDS = {"race": "memory race", "bounds": "memory out of bounds", "unset": "uninitialised"}
 MEMORIES = {"global": 0, "shared": 1}
@@ -168,11 +175,13 @@ def text_of(types):
         text += HELPERS.replace("NUMBER", number).replace("VALUE", value)
         for access, ways in (("read", READS), ("write", WRITES)):
             for way, body in ways.items():
+                if "MEMBER" in body and "(" in number:
+                    continue  # a type without members of its own
                 name = f"{access}_{way}"
                 head, tail = KERNEL.replace("NAME", name).replace("INDEX", INDICES[access]).split("BODY")
                 text += head.replace("VALUE", value)
                 lines[kind, access, way] = text.count("\n") + 1
-                text += body + tail
+                text += body.replace("MEMBER", MEMBER.search(number)[1]) + tail
                 text += f'extern "C" void k{index}_{name}(T* given, float* out, int fault, int is_shared) '
                 text += f"{{ {name}<<<1, 32>>>(given, out, fault, is_shared); }}\n"
         text += f'extern "C" int size_{index}() {{ return sizeof(T); }}\n}}\n'
@@ -206,7 +215,7 @@ def missed_in(types):
                 places = [found.line, *found.callers] if found else []
                 if found and found.other:
                     places += [found.other.line, *found.other.callers]
-                if not found or KINDS[fault] not in found.kind.replace("shared ", "").replace("global ", "") + found.kind:
+                if not found or KINDS[fault] not in found.kind:
                     missed.append(case)
                 elif line not in places:
                     missed.append(f"{case} (not at line {line})")

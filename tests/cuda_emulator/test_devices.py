@@ -173,7 +173,7 @@ def test_streams_in_a_backward_pass(worker, tiny_problem, write_variant, tmp_pat
     worker.ask("load", **original, variant=str(write_variant("in_both_passes", IN_BOTH_PASSES).path))
     worker.ask("build", seed=0)
     files = {"inputs": str(tmp_path / "inputs"), "outputs": str(tmp_path / "outputs")}
-    assert not any(worker.ask("differentiate", **files).values())
+    assert not any(vars(worker.ask("differentiate", **files)).values())
     results = tensors.load_results(tmp_path / "outputs", 1 << 20)
     assert torch.equal(results.outputs[0], 2 * x) and torch.equal(results.gradients["input0"], 2 * upstream)
 
@@ -224,7 +224,7 @@ def test_a_file_that_goes_on_without_its_kernel_where_there_is_no_gpu_runs_it(ti
     original = {"problem": str(tiny_problem), "settings": {}, "place": "emulator", "weights": None, "seed": 0}
     with WorkerProcess("candidate", 120) as worker:
         worker.ask("load", **original, variant=str(write_variant("with_a_fallback", WITH_A_FALLBACK).path))
-        assert worker.ask("build", seed=0)["built"]
+        assert worker.ask("build", seed=0).built
 
 
 INSTALLED = """
@@ -251,3 +251,33 @@ assert cpp_extension.load_inline is other.load_inline is original and cpp_extens
 
 def test_uninstalling_puts_load_inline_back_wherever_it_was_imported():
     apart.run(INSTALLED)
+
+
+ASKS = """
+import torch
+
+found = {
+    "available": torch.cuda.is_available(), "count": torch.cuda.device_count(), "version": torch.version.cuda,
+    "capability": torch.cuda.get_device_capability(), "built": torch.backends.cuda.is_built(),
+    "memory": torch.cuda.get_device_properties(0).total_memory,
+}
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="cuda is a real device here")
+def test_a_file_that_asks_for_a_gpu_is_told_of_one_and_nobody_else():
+    before = torch.cuda.is_available, torch.version.cuda, type(torch.version)
+    answers, told = devices.Answers("judged.py"), {}
+    answers.begin()
+    try:
+        exec(compile(ASKS, "judged.py", "exec"), told)
+        assert not torch.cuda.is_available() and torch.cuda.device_count() == 0 and torch.version.cuda == before[1]
+        torch.Generator().manual_seed(1)  # torch's own code, which asks, too
+        assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))[0] == 2
+    finally:
+        answers.end()
+    assert told["found"] == {
+        **{"available": True, "count": 1, "version": devices.VERSION, "capability": (9, 0), "built": True},
+        "memory": devices.PROPERTIES.total_memory,
+    }
+    assert (torch.cuda.is_available, torch.version.cuda, type(torch.version)) == before

@@ -59,7 +59,7 @@ def kill_a_worker(process, file):
 
 def is_worker(process):
     try:
-        return any("playground.worker" in child.cmdline() for child in process.children())
+        return any("playground.worker" in " ".join(child.cmdline()) for child in process.children())
     except psutil.Error:
         return False
 

@@ -47,15 +47,22 @@ def test_it_says_how_much_that_is(record, earlier, capsys):
     file = earlier()
     record.take_over(file)
     assert record.settle() == []
-    assert capsys.readouterr().err == f"--resume {file}: 1 of 1 results taken over\n"
+    assert capsys.readouterr().err == f"--resume {file}: 1 kept\n"
 
 
 def test_a_changed_file_is_run_again(record, earlier, capsys):
     file = earlier(source_sha256="0" * 64)
     record.take_over(file)
     assert len(record.settle()) == 1
-    told = f"--resume {file}: 0 of 1 results taken over; 1 in it is of another file or at other settings\n"
+    told = f"--resume {file}: 1 new; 1 in it is of another file or at other settings\n"
     assert capsys.readouterr().err == told
+
+
+def test_an_error_is_judged_again_and_said(record, earlier, capsys):
+    file = earlier(verdict="error")
+    record.take_over(file)
+    assert len(record.settle()) == 1
+    assert capsys.readouterr().err == f"--resume {file}: 1 judged again after an error\n"
 
 
 def test_a_run_of_something_else_is_refused(record, earlier):

@@ -1,5 +1,6 @@
 """What the threads of a run share."""
 
+import contextlib
 import errno
 import math
 import tempfile
@@ -17,9 +18,10 @@ from playground.driver import plan, runner
 from playground.driver.runner import Runner
 from playground.driver.session import SharedSession, candidate_arguments
 from playground.driver.task import PATIENCE_FOR_A_PAIR, Options, Task
+from playground.driver.timing import Stopwatch
 from playground.driver.verdict import UNJUDGED, Judged
 from playground.machine.memory import MOST_JUDGED_AT_ONCE, builds_at_once
-from playground.record import UNCHECKED, Caveat, Judgment, Result, Subject, compose
+from playground.record import NOT_TIMED, UNCHECKED, Caveat, Judgment, Result, Subject, compose
 from playground.report.progress import Progress
 from playground.worker import WorkerFailure, WorkerProcess
 
@@ -115,6 +117,28 @@ def test_only_a_process_that_is_timed_waits_actively(tmp_path, monkeypatch, tiny
         (result,) = Runner(Options(quick=True), progress).run([Task(catalog.find_model(str(tiny_problem)), variant, place)])
     assert result.verdict == "pass", result.reason
     assert list(dict.fromkeys(seen.read_text().split())) == policies
+
+
+@pytest.mark.parametrize(
+    "pair, others, ready", [({"level": 1}, True, ["after"]), (None, True, ["before"]), ({}, False, ["before"])]
+)
+def test_a_wrong_pair_needs_no_baselines(tiny_problem, write_forward, monkeypatch, pair, others, ready):
+    """Where other pairs are timed meanwhile; else what compares is prepared beside the check."""
+    seen, judged = [], []
+    monkeypatch.setattr(Stopwatch, "warm_up", lambda *_: seen.append("after" if judged else "before"))
+    monkeypatch.setattr(Stopwatch, "time", lambda *_: NOT_TIMED)
+    with Progress() as progress:
+        run = Runner(Options(quick=True), progress)
+        run.are_beside = others
+        model = catalog.find_model(str(tiny_problem))
+        tasks = [
+            Task(model, write_forward(f"pair_{name}", f"return torch.tanh({sign}self.linear(x))"), "cpu", pair=pair)
+            for name, sign in (("wrong", "-"), ("right", ""))
+        ]
+        with contextlib.closing(run), contextlib.closing(run.session_for(tasks[0])) as session:
+            for task in tasks:
+                judged.append(session.check_and_time(task, task.subject).verdict)
+    assert judged == ["fail", "pass"] and seen == ready
 
 
 def test_what_a_timing_compares_with_is_ready_when_its_check_ends(tiny_problem, write_forward, monkeypatch):

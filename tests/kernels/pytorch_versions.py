@@ -1,6 +1,6 @@
 """Whether the kernels' files work with the PyTorch of the Python that runs this: a release in an environment of its own.
 
-    python -m venv /tmp/old && /tmp/old/bin/pip install torch==2.4.0 ninja setuptools
+    python -m venv /tmp/old && /tmp/old/bin/pip install torch==2.6.0 ninja setuptools
     /tmp/old/bin/python tests/kernels/pytorch_versions.py [MODEL/VARIANT ...]
 
 Each file is copied out of the project and compared with the original in float64, outputs and gradients, at small sizes: the
@@ -27,10 +27,10 @@ from playground import catalog
 model, path = sys.argv[1:]
 problem = catalog.load_problem(catalog.find_model(model).path, catalog.SETTINGS["emulator"][model])
 torch.manual_seed(0)
-ours = catalog.load_variant(path).ModelNew(*problem.get_init_inputs())
 if "/cpu_" not in path:
     import cuda_emulator as emulator
     emulator.install(debug=True)
+ours = catalog.load_variant(path).ModelNew(*problem.get_init_inputs())
 torch.manual_seed(0)
 exact = problem.Model(*problem.get_init_inputs()).double()
 x = torch.randn_like(problem.get_inputs()[0])

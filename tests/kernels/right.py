@@ -105,6 +105,11 @@ def gradients(new, x, upstream=None):
     return torch.autograd.grad(out, [x, *new.parameters()], upstream)
 
 
+def operators_of(new):
+    """The namespace in torch.ops of a variant's operators."""
+    return new.operators if hasattr(new, "operators") else getattr(torch.ops, new.namespace())
+
+
 class Recorder(TorchDispatchMode):
     """`calls` are {operator: (args, kwargs) of its last call} of one namespace."""
 

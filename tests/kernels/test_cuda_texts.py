@@ -7,7 +7,7 @@ import nvcc
 import project_variants
 import pytest
 
-from playground import catalog, tensors
+from playground import catalog
 from playground.machine import ptxas
 
 NVCC = ptxas.find_nvcc()
@@ -45,8 +45,7 @@ def cases():
 @pytest.mark.parametrize("model, variant, targets", [*cases()])
 def test_text(model, variant, targets, tmp_path):
     problem = catalog.load_problem(model.path, catalog.SETTINGS["emulator"].get(model.name))
-    new = tensors.make_model(problem, catalog.load_variant(variant.path).ModelNew, seed=0)
-    recipe = nvcc.recipe(new, problem.get_inputs())
+    recipe = nvcc.recipe(variant.path, problem)
     assert recipe.text, f"{variant.name} has no CUDA text"
     assert recipe.architectures in ((), tuple(claimed(variant))), "its own flags name other targets than docs/commands.md"
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from playground.machine import load
-from playground.machine.load import OtherLoad, Others
+from playground.machine.load import Granted, OtherLoad, Others
 
 BURN = "import time\nwhile time.process_time() < 0.2: pass\n{then}"
 
@@ -90,3 +90,23 @@ def test_who_was_busy():
             child.kill()
     (line,) = [line for line in found if f"pid {child.pid}," in line]
     assert line.startswith(f"{Path(sys.executable).name} -c, pid ") and line.endswith(" cores")
+
+
+@pytest.mark.parametrize(
+    "ran, waited, granted",
+    [
+        ([2.0], [0.0], 2.0),
+        ([0.1], [1.9], 0.1),  # others had the processor
+        ([0.0], [0.0], 2.0),  # it slept
+        ([2.0, 2.0, 0.0], [0.0, 0.0, 2.0], 2.0),  # its own threads had it
+        ([0.5, 0.5], [0.2, 0.2], 1.6),
+    ],
+)
+def test_seconds_in_which_a_process_is_starved_do_not_count(monkeypatch, ran, waited, granted):
+    looks = [{}, {thread: (int(a * 1e9), int(b * 1e9)) for thread, (a, b) in enumerate(zip(ran, waited, strict=True))}]
+    monkeypatch.setattr(load, "_scheduled", lambda pids: looks.pop(0))
+    counted = Granted()
+    counted.look([1], 3.0)
+    assert counted.seconds == 3.0  # of the time before the first look nothing is known
+    counted.look([1], 2.0)
+    assert counted.seconds == pytest.approx(3.0 + granted)

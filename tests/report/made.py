@@ -1,7 +1,8 @@
 """Results and documents as the driver writes them: JSON, of which `read` makes what the reports take."""
 
-from playground.record import dump, load_document, load_result
+from playground.record import load_document, load_result
 from playground.report import suite
+from playground.serial import dump
 
 RATIOS = {"eager": 79.6, "channels_last": 64.3, "compile": 49.37, "eager_fp32": 79.6, "compile_fp32": 50.2}
 # What there is not of a result that was not timed.

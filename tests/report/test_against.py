@@ -7,8 +7,8 @@ import pytest
 from drawn import printed, unfolded
 from made import UNTIMED, make_passed, read
 
-from playground.record import dump
 from playground.report import against, document
+from playground.serial import dump
 
 CPU = {"cores": 2, "logical_cores": 2, "usable_logical_cores": 2, "capability": "AVX2", "threads": 2}
 VARIANT = ("conv_pool_sigmoid_sum", "v2_single_kernel")

@@ -127,3 +127,12 @@ def test_every_variant(model, variant):
 def test_what_is_no_python(write_variant, pair):
     with pytest.raises(catalog.CatalogError, match="is not Python"):
         difference.sections(write_variant("broken", "def (:\n").path)
+
+
+def test_a_text_ends_at_its_closing_quotes(tmp_path):
+    """Wherever in a line they stand: Python that changed is no CUDA text."""
+    text = 'source = """\n__global__ void k(float* x) {\n}"""\n\n\ndef build():\n    return 1\n'
+    (tmp_path / "m.py").write_text(text)
+    found = difference.sections(tmp_path / "m.py")
+    assert [number for number, _ in found["Python"]["build"]] == [6, 7]
+    assert "build" not in found["CUDA text"] and "k" in found["CUDA text"]

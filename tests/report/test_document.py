@@ -13,11 +13,11 @@ from made import document_of, make_passed, own_work, read
 
 from playground import record
 from playground.catalog import ROOT
-from playground.record import DocumentError, dump
 from playground.report import document as documents
 from playground.report import roofline, terminal
 from playground.report.document import write
 from playground.report.layout import make_console
+from playground.serial import DocumentError, dump
 
 
 def test_what_is_written_is_read_back(document, tmp_path):

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made import make_passed, read_result
 
-from playground.record import UNCHECKED, Check, dump, load
+from playground.record import UNCHECKED, Check
 from playground.report import figures
 from playground.report import text as written
+from playground.serial import dump, load
 
 positive = st.floats(min_value=1e-300, max_value=1e300)
 

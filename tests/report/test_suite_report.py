@@ -9,9 +9,9 @@ import re
 import pytest
 from made import UNTIMED, document_of, make_passed, read, read_result, summarised
 
-from playground.record import dump
 from playground.report import document, drawing, page, published, suite, suite_table
 from playground.report.layout import make_console
+from playground.serial import dump
 
 PAIR = {"problem": "a", "solution": "b"}
 

@@ -100,3 +100,9 @@ def test_a_library_of_its_own_that_vanishes_does_not_end_the_build(monkeypatch, 
         pretend(monkeypatch, lambda: "loaded")
         watch = BuildWatch(emulated=emulator)
         assert cpp_extension.load_inline("mine") == "loaded" and not watch.built
+
+
+def test_a_verbose_build_says_what_is_wrong_in_its_exception(capfd):
+    BuildWatch()
+    with pytest.raises(RuntimeError, match=r"main\.cpp:1:\d+: error: "):
+        cpp_extension.load_inline("broken", "int f( {", is_python_module=False, no_implicit_headers=True, verbose=True)

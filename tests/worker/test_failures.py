@@ -29,3 +29,41 @@ def test_nvccs_first_error_names_the_users_line(tmp_path):
     reason, details = describe(failed.value)
     assert reason == f'does not compile: {user}:4: error: identifier "__synchthreads" is undefined'
     assert details.splitlines()[0] == "    4 |     __synchthreads();"
+
+
+USER = '''CPP = "torch::Tensor norm(torch::Tensor x, float eps);"
+CUDA = """
+torch::Tensor norm(torch::Tensor x, double eps) { return x; }
+"""
+
+
+def build(output):
+    raise RuntimeError(output)
+'''
+COMMAND = "Error building extension 'fused': [1/2] /usr/bin/g++ -MMD -MF main.o.d -c main.cpp -o main.o"
+
+
+@pytest.mark.parametrize(
+    "output, told",
+    [
+        (
+            "main.cpp:(.text+0x1f): undefined reference to `norm(at::Tensor, float)'\ncollect2: error: ld returned 1",
+            "{user}:1: norm(torch::Tensor x, float eps) is declared here, and defined in line 3 as "
+            "norm(torch::Tensor x, double eps)",
+        ),
+        (
+            "/usr/bin/ld: cannot find -lnone: No such file\ncollect2: error: ld returned 1",
+            "/usr/bin/ld: cannot find -lnone: No such file",
+        ),
+        (
+            "FAILED: main.o \n/usr/bin/c++ -c main.cpp\nKilled signal terminated program cc1plus",
+            "Killed signal terminated program cc1plus",
+        ),
+    ],
+)
+def test_a_build_s_reason_is_no_command(tmp_path, output, told):
+    user = tmp_path / "user.py"
+    user.write_text(USER)
+    with pytest.raises(RuntimeError) as failed:
+        runpy.run_path(str(user))["build"](f"{COMMAND}\n{output}")
+    assert describe(failed.value)[0] == "does not compile: " + told.format(user=user)

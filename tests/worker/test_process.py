@@ -1,7 +1,10 @@
 """One worker, asked directly: what becomes of it, and of what it started, in every way of ending."""
 
+import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +34,8 @@ def load(tiny_problem, write_variant):
     """load(worker, name, text, limit=60, place="cpu"): has the worker load a variant of that text."""
 
     def load(worker, name, text, limit=60, place="cpu"):
-        path = write_variant(name, text).path
+        may_be_loaded = text if "ModelNew" in text else f"{text}\nModelNew = None\n"  # what defines none is not run
+        path = write_variant(name, may_be_loaded).path
         arguments = {"problem": str(tiny_problem), "variant": str(path), "settings": {}, "place": place, "weights": None}
         worker.limit = limit
         return worker.ask("load", seed=0, **arguments)
@@ -69,7 +73,7 @@ def test_it_goes_on_after_a_request_that_raised(lasting, load):
     with pytest.raises(WorkerFailure, match="ValueError: no") as failure:
         load(lasting, "raises_on_import", "raise ValueError('no')")
     assert "raise ValueError('no')" in failure.value.details
-    assert load(lasting, "harmless", HARMLESS)["precision"] is None
+    assert load(lasting, "harmless", HARMLESS).precision is None
 
 
 def test_a_request_that_does_not_exist(lasting):
@@ -148,7 +152,7 @@ def test_each_thread_gets_the_reply_to_its_own_request(lasting, load):
 
     def ask(wanted):
         reply = lasting.ask("device_code" if wanted == "texts" else "accepted_races")
-        return wanted in reply
+        return hasattr(reply, wanted)
 
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(ask, ["texts", "lines"] * 100))
@@ -286,6 +290,29 @@ def test_the_time_limit_is_that_of_the_time_in_which_it_may_run(lasting, load):
             assert not asked.done()
         with pytest.raises(WorkerFailure, match="AttributeError"):
             asked.result()
+
+
+BUILDS = """
+import subprocess
+text = "#include <regex>\\nint main() {{ return std::regex_match(std::string(), std::regex(std::string())); }}"
+subprocess.run(["g++", "-x", "c++", "-O1", "-c", "-o", "/dev/null", "-"], input=text, text=True, check=True)
+"""
+
+
+@pytest.mark.full
+def test_a_build_beside_a_full_machine_has_its_time(worker, load):
+    """By the clock it takes longer than its limit, since it gets a small part of a processor."""
+    load(worker, "harmless_first", HARMLESS)
+    worker.make_nice(5)
+    with contextlib.ExitStack() as stack:
+        for _ in range(4 * os.cpu_count()):
+            spinning = [sys.executable, "-c", "while True: pass"]
+            stack.callback(subprocess.Popen(spinning, start_new_session=True).kill)  # Linux may share among sessions
+        began = time.monotonic()
+        load(worker, "builds", BUILDS + HARMLESS, limit=8)
+        assert time.monotonic() - began > 8
+        with pytest.raises(WorkerFailure, match="no answer within the time limit of 2 s"):
+            load(worker, "spins", "while True: pass", limit=2)
 
 
 def test_no_worker_starts_in_a_standstill_and_one_follows_the_other():

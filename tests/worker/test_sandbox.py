@@ -88,6 +88,7 @@ class Aims:
     def aimed(self, name):
         """The path of the file of that name, with its aims."""
         text = re.sub("@([A-Z]+)@", lambda match: str(self.words[match[1]]), text_of(name))
+        text += "" if "ModelNew" in text else "\nModelNew = None\n"  # a file that defines none is not run
         path = self.folder / "files" / f"{name}.py"
         path.write_text(text)
         return path
@@ -253,13 +254,14 @@ file = os.environ["TORCH_EXTENSIONS_DIR"] + "/count"
 text = f"import itertools, time\\nfor i in itertools.count():\\n    open({file!r}, 'a').write('.')\\n    time.sleep(0.01)"
 subprocess.Popen([sys.executable, "-c", text], start_new_session=True)
 raise ValueError("started")
+ModelNew = None
 """
 
 
 def test_a_standstill_reaches_what_runs_inside_and_the_end_too(runner, write_variant):
     task = task_of(write_variant("counts", COUNTS).path)
     with WorkerProcess("candidate", OPTIONS.time_limit, UNTIMED, room=runner.room(task)) as worker:
-        assert loaded(runner, worker, task)["reason"] == "ValueError: started"
+        assert loaded(runner, worker, task).reason == "ValueError: started"
         count = worker.room.builds / "count"
         wait_for(count.exists, 20)
         with pause_others(set()):
@@ -277,7 +279,7 @@ def test_a_standstill_reaches_what_runs_inside_and_the_end_too(runner, write_var
 
 def test_what_a_killed_driver_leaves(tmp_path, write_variant, monkeypatch):
     """Nothing that runs, and folders and groups that the next start removes; those of a run that is alive stay."""
-    variant = write_variant("sleeps", "import time\nprint('asleep', flush=True)\ntime.sleep(1e6)")
+    variant = write_variant("sleeps", "import time\nprint('asleep', flush=True)\ntime.sleep(1e6)\nModelNew = None")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -302,6 +304,57 @@ def test_what_a_killed_driver_leaves(tmp_path, write_variant, monkeypatch):
         sweep()
         assert left() == [room.exchange.parent, room.builds]
     alive.close()
+
+
+def test_builds_are_kept_for_the_same_files_alone(tmp_path):
+    """What a killed build has left there is removed, and nothing behind a link."""
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "lock").touch()
+    with contextlib.closing(sandbox.Room([], tmp_path, tmp_path, "key")) as first:
+        with contextlib.closing(sandbox.Room([], tmp_path, tmp_path, "key")) as beside:
+            assert beside.builds != first.builds
+        (first.builds / "built").mkdir()
+        (first.builds / "built" / "lock").touch()
+        (first.builds / "link").symlink_to(tmp_path / "others")
+        first.close(keep=True)
+    with contextlib.closing(sandbox.Room([], tmp_path, tmp_path, "another key")) as another:
+        assert not list(another.builds.iterdir())
+    with contextlib.closing(sandbox.Room([], tmp_path, tmp_path, "key")) as again:
+        assert again.builds == first.builds and not (again.builds / "built" / "lock").exists()
+        assert (tmp_path / "others" / "lock").exists()
+        (again.builds / "large").write_bytes(b"x" * (sandbox.MOST_KEPT_BYTES + 1))
+        again.close(keep=True)
+        assert not again.builds.exists()
+
+
+def test_the_first_of_many_kept_builds_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr("cuda_emulator.toolchain.JUST_MADE", 0.0)
+    monkeypatch.setattr(sandbox, "MOST_KEPT", 2)
+    judged = tmp_path / "judged"
+    judged.mkdir()
+    for turn in range(3):
+        room = sandbox.Room([], tmp_path, judged, f"{turn}")
+        room.close(keep=True)
+        os.utime(room.builds, (turn, turn))
+    sandbox.sweep(set())
+    assert sorted(path.name for path in judged.iterdir()) == ["kept-1", "kept-2"]
+
+
+@pytest.mark.full
+def test_a_file_that_is_judged_again_is_not_built_again(tmp_path, monkeypatch):
+    """Nor is what it built used for another file, though it has the same kernel."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
+    problem = catalog.Model("softmax", catalog.ROOT / "examples" / "softmax.py")
+    text = (catalog.ROOT / "examples" / "softmax_new.py").read_text()
+    built = []
+    for more in ("", "", "# another"):
+        (tmp_path / "solution.py").write_text(text + more)
+        task = Task(problem, catalog.Variant("solution", tmp_path / "solution.py", "cuda"), "emulator")
+        (result,) = Runner(Options(time_limit=600, sandbox="require"), Progress()).run([task])
+        assert result["verdict"] == "forward only", result["reason"]
+        built.append(result["built"])
+    assert built == [True, False, True]
 
 
 @pytest.mark.full

@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <initializer_list>
+#include <new>
 
 // Bodies of the emulator's own inline functions: their loads and stores are not the kernel's, so they are not checked.
 #define EMULATOR_UNCHECKED __attribute__((no_sanitize("thread")))

@@ -2,11 +2,11 @@
 
 import json
 
-from playground.record import dump
 from playground.report import figures, roofline, speed_bars
 from playground.report.document import is_stale
 from playground.report.page import table, variant
 from playground.report.text import grouped, one_line
+from playground.serial import dump
 
 PLACES = {"cuda": "GPU", "cpu": "CPU", "emulator": "emulator", None: "nowhere"}
 INCOMPLETE = "the run did not come to its end: this is what was finished"

@@ -507,7 +507,7 @@ reply = b'{"result": {"peak_mib": 0, "complaints": {}, "refused": null, "form": 
 os.write(int(sys.argv[2]), reply)
 time.sleep(1)""",
     "wrong/forges_a_reply": r"""Answers in the driver's place, without what an answer must have.
-Verdict: error: its reply to candidate.run lacks 'peak_mib'
+Verdict: error: its reply to candidate.run: 'peak_mib' is missing
 Needs: a process of its own
 [before]
 import os
@@ -515,13 +515,14 @@ import sys
 [then]
 os.write(int(sys.argv[2]), b'{"result": {"seconds": 1.0, "built": false}}\n')""",
     "wrong/forges_a_type": r"""Answers in the driver's place, with a number where there must be a dict.
-Verdict: error: its reply to candidate.run has 'complaints' = '0'
+Verdict: error: its reply to candidate.run.complaints: expected an object, got 0
 Needs: a process of its own
 [before]
 import os
 import sys
 [first]
-os.write(int(sys.argv[2]), b'{"result": {"peak_mib": 0, "complaints": 0, "refused": null}}\n')""",
+reply = b'{"result": {"peak_mib": 0, "complaints": 0, "refused": null, "form": "tensor", "handed_memory": 0}}'
+os.write(int(sys.argv[2]), reply + b"\n")""",
     "wrong/grad_mode": """Turns gradients off for everybody.
 Verdict: fail: changes the grad mode from True to False when it is loaded
 Needs: a process of its own

@@ -4,9 +4,9 @@ import pytest
 from made import read
 
 from playground import catalog
-from playground.record import dump
 from playground.report import document as documents
 from playground.report import page
+from playground.serial import dump
 
 
 @pytest.fixture(scope="session")

@@ -12,9 +12,9 @@ from reading import Page
 from typed import run
 
 from playground import catalog
-from playground.record import dump
 from playground.report import document as documents
 from playground.report import page
+from playground.serial import dump
 
 ELEMENTS = """
 html head meta title style body header main footer nav section figure figcaption h1 h2 h3 h4 h5 p a b i ul li dl div dt dd span
