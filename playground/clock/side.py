@@ -49,6 +49,7 @@ class Side:
             given = [[placed(self._inputs, place) for place in call["given"]] for call in turn["calls"]]
             self._called = self._workload.turn(given, [call["kept"] for call in turn["calls"]])
             self._places = [placed(self._block, place) for call in turn["calls"] for place in call["due"]]
+            self._shapes, self._types = [place.shape for place in self._places], [place.dtype for place in self._places]
         self._turn = turn
 
     def call(self, null, number):
@@ -59,7 +60,7 @@ class Side:
         """
         if not null:
             self._results = None
-        elif [value.shape for value in self._values()] != [place.shape for place in self._places]:
+        elif [value.shape for value in self._values()] != self._shapes:
             self._results = [[torch.zeros_like(place)] for place in self._places]
         try:
             self._memory.wait_for(self._inputs, RELEASE, number)
@@ -76,19 +77,23 @@ class Side:
         return {"milliseconds": self._memory.between(began, ended), "share": _share([*self._warm, *self._results])}
 
     def _store(self):
-        """Copy all results to where they are due, all of them behind the last call. Raises Unshareable for another form."""
+        """Copy all results to where they are due, all of them behind the last call. Raises Unshareable for another form.
+
+        The host's part of it is on the clock where calls are bound by their launches; a turn without work hides it.
+        """
         values = self._values()
-        shapes, due = [value.shape for value in values], [place.shape for place in self._places]
-        if shapes != due:
+        if (shapes := [value.shape for value in values]) != self._shapes:
             raise Unshareable(f"results of the shapes {[tuple(shape) for shape in shapes[: len(self._places)][:4]]}")
-        if wrong := [value.dtype for value, place in zip(values, self._places, strict=True) if value.dtype != place.dtype]:
+        if (types := [value.dtype for value in values]) != self._types:
+            wrong = [each for each, due in zip(types, self._types, strict=True) if each != due]
             raise Unshareable(f"results of the types {wrong[:4]}")
         if values:
             with torch.no_grad():
                 torch._foreach_copy_(self._places, values)
 
     def _values(self):
-        return [value.detach().resolve_conj().resolve_neg() for result in self._results for value in flat(result)]
+        values = [value for result in self._results for value in flat(result)]
+        return [value.resolve_conj().resolve_neg() if value.is_conj() or value.is_neg() else value for value in values]
 
     def close(self):
         """Let go of the memory."""
@@ -98,6 +103,8 @@ class Side:
 
 def flat(result):
     """Return the tensors of a result; gradients that there are not are left out."""
+    if type(result) is torch.Tensor:
+        return [result]
     return tensors.flatten([each for each in result if each is not None] if type(result) in (tuple, list) else result)
 
 

@@ -210,9 +210,12 @@ def _whole(rounds: dict[str, list[Turn]]) -> list[tuple[Turn, ...]]:
 def conclude(rounds: dict[str, list[Turn]], resolution: float, calls: int) -> Outer:
     """Return what `measure` does, of the turns of each side. Raises WorkerFailure for too few rounds.
 
-    A trusted side counts by the lower quartile of its turns, the judged one by its mean, and what a turn takes without work by
-    the median. The interval is that of rounds drawn with replacement (Efron, the bootstrap), whose turns are near one another.
-    No turn is taken to be faster than `resolution`, in milliseconds: one that is has a bound that may be too low for it.
+    Ratios are those of medians: so equal work comes out as 1 on a noisy machine, too, and since all results of each turn are
+    compared no side makes half of its turns quicker by work that it leaves to the others. What that does not exclude, work that
+    comes up in few turns and turns of the trusted side that are slowed down, the interval's lower end does: there the judged
+    side counts by its mean, the trusted one by its lower quartile. The interval is that of rounds drawn with replacement
+    (Efron, the bootstrap), whose turns are near one another. No turn is taken to be faster than `resolution`, in milliseconds:
+    one that is has a bound that may be too low for it.
     """
     whole = _whole(rounds)
     if len(whole) < FEWEST_ROUNDS:
@@ -221,31 +224,31 @@ def conclude(rounds: dict[str, list[Turn]], resolution: float, calls: int) -> Ou
     sides = list(rounds)
     drawn = np.random.default_rng(len(whole)).integers(len(whole), size=(RESAMPLED, len(whole)))
 
-    def of(took: np.ndarray, name: str) -> np.ndarray:
+    def of(took: np.ndarray, name: str, statistic: Callable[..., Any] = np.median) -> np.ndarray:
         """What a side takes a turn, of the rounds as they are, then of those drawn; a row of `took` is a round."""
         column = took[:, sides.index(name)]
-        return np.array([statistic(name)(column), *statistic(name)(column[drawn], axis=1)])
+        return np.array([statistic(column), *statistic(column[drawn], axis=1)])
 
-    def statistic(name: str) -> Callable[..., Any]:
-        if name == VARIANT:
-            return np.mean
-        return np.median if name == NULL else lambda values, axis=None: np.quantile(values, QUICK, axis=axis)
+    def quick(values: np.ndarray, axis: int | None = None) -> Any:
+        return np.quantile(values, QUICK, axis=axis)
 
-    def over(name: str) -> np.ndarray:
-        return np.maximum(0.0, took[EAGER]) / np.maximum(resolution, took[name])
+    def over(eager: np.ndarray, side: np.ndarray) -> np.ndarray:
+        return np.maximum(0.0, eager) / np.maximum(resolution, side)
 
-    took = {name: of(outer, name) - of(outer, NULL) for name in sides if name != NULL}
-    ratio, at_most = over(VARIANT), np.maximum(resolution, took[EAGER]) / np.maximum(resolution, took[VARIANT] - resolution)
+    null = of(outer, NULL)
+    took = {name: of(outer, name) - null for name in sides if name != NULL}
+    ratio, at_most = over(took[EAGER], took[VARIANT]), over(np.maximum(resolution, took[EAGER]), took[VARIANT] - resolution)
+    at_least = over(of(outer, EAGER, quick) - null, of(outer, VARIANT, np.mean) - null)
     own = {name: np.maximum(of(inner, name), resolution / 1e3) for name in (VARIANT, EAGER)}
     warm = own[EAGER] / own[VARIANT]
     return Outer(
         ratio=float(ratio[0]),
-        low=min(float(ratio[0]), float(np.quantile(ratio[1:], 0.025))),
+        low=min(float(ratio[0]), float(np.quantile(at_least[1:], 0.025))),
         high=max(float(at_most[0]), float(np.quantile(at_most[1:], 0.975))),
         ms=max(0.0, float(took[VARIANT][0]) / calls),
         eager_ms=max(0.0, float(took[EAGER][0]) / calls),
-        null_ms=float(of(outer, NULL)[0]),
-        control=float(over(CONTROL)[0]) if CONTROL in took else None,
+        null_ms=float(null[0]),
+        control=float(over(took[EAGER], took[CONTROL])[0]) if CONTROL in took else None,
         rounds=len(whole),
         calls=calls,
         warm=Ratio(ratio=float(warm[0]), **dict(zip(("low", "high"), _around(warm), strict=True))),

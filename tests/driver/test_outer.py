@@ -72,12 +72,17 @@ def test_a_turn_below_the_resolution_counts_as_that_long():
     assert found["ratio"] == pytest.approx(CALLS / RESOLUTION, rel=0.02) and found["high"] < 1.03 * found["ratio"]
 
 
-def test_the_judged_side_counts_by_its_mean_and_trusted_ones_by_their_quicker_turns():
+def test_equal_work_is_equal_and_proved_is_what_slow_turns_leave():
+    """Slow turns of the judged side lower what is proved, those of the trusted one do not raise it."""
     given = rounds(variant=0.1, eager=0.1)
     for name in (outer.VARIANT, outer.EAGER):
         given[name][::3] = [Turn(turn.outer + CALLS * 0.1, turn.inner) for turn in given[name][::3]]
     found = conclude(given)
-    assert found["ratio"] == pytest.approx(0.75, rel=0.02) and found["low"] < 0.7 and found["high"] < 1
+    assert found["ratio"] == pytest.approx(1, rel=0.02) and found["low"] < 0.7
+    given[outer.VARIANT] = rounds(variant=0.1, eager=0.1)[outer.VARIANT]
+    given[outer.EAGER][1::3] = given[outer.EAGER][::3]  # two thirds of them are slowed down
+    found = conclude(given)
+    assert found["ratio"] == pytest.approx(2, rel=0.02) and found["low"] < 1.02
 
 
 def test_what_a_turn_of_work_that_is_spread_takes_is_in_the_interval():
@@ -89,7 +94,7 @@ def test_what_a_turn_of_work_that_is_spread_takes_is_in_the_interval():
             for name, t in ((outer.VARIANT, 3.0), (outer.EAGER, 6.0), (outer.NULL, 0.0))
         }
         found = conclude(given)
-        inside += found["low"] <= 2 * (1 - 0.674 * 0.03) <= found["high"]  # of a quartile over a mean
+        inside += found["low"] <= 2 <= found["high"]
     assert inside >= 30
 
 
