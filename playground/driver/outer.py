@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from playground.driver.race import WRONG_WHEN_TIMED, Rejected
-from playground.record import NOT_MEASURED, Interval, Outcome, Outer, Ratio, Spread, Timing, scaled
+from playground.record import UNPROVED, Interval, Outcome, Outer, Ratio, Spread, Timing, scaled
 from playground.serial import values
 from playground.stopwatch import statistics
 from playground.untrusted import held_at
@@ -270,11 +270,11 @@ def bounded(timing: Timing, outer: Outer, place: str, allowed: Interval | None =
     AGREED times that. An eager call near the resolution proves no loss.
     """
     cold = timing.ratios.get("eager")
-    seen = statistics.widened(Ratio(ratio=outer.ratio, low=outer.low, high=outer.high), allowed)
+    own = Ratio(ratio=outer.ratio, low=outer.low, high=outer.high)
+    seen, inner = statistics.widened(own, allowed), statistics.widened(outer.warm or own, allowed)
     timing = replace(timing, outer=outer, proved=seen)
     if not cold or not timing.time_ms:
         return timing
-    inner = statistics.widened(outer.warm, allowed) if outer.warm else cold
     is_beyond, least = inner.ratio > seen.high, RESOLUTION_MS[place] / (outer.calls or 1)
     if is_beyond and outer.eager_ms < TOO_SHORT * least and statistics.verdict(seen) != "win":
         return withheld(timing, TOO_SHORT_TOLD.format(outer.eager_ms, least), outer, place)
@@ -287,13 +287,11 @@ def bounded(timing: Timing, outer: Outer, place: str, allowed: Interval | None =
         return replace(warm, ratio=min(warm.ratio, max(1.0, AGREED * own.ratio)), low=min(warm.low, own.low))
 
     speedup = {name: agreed(ratio) for name, ratio in timing.ratios.items()}
-    slower = inner.ratio / speedup["eager"].ratio
-    spread = Spread(**{name: slower * value for name, value in values(timing.time_ms).items()})
     told = (
         f"by the outer clock it is {seen.ratio:.3g}x as fast as eager PyTorch, {seen.high:.3g}x at most, "
         f"by its own process's {inner.ratio:.3g}x: the former counts"
     )
-    timing = replace(timing, speedup=speedup, time_ms=spread, notes=timing.notes + [told] * is_beyond)
+    timing = replace(timing, speedup=speedup, time_ms=_seen(timing, outer, place), notes=timing.notes + [told] * is_beyond)
     if not timing.outcome or not timing.outcome.measured:
         return timing
     ratio = agreed(timing.outcome.measured)
@@ -309,14 +307,12 @@ def withheld(timing: Timing, reason: str, outer: Outer | None = None, place: str
 
     The times go, too, unless the outer clock has seen the call: then they are no shorter than its own.
     """
-    spread = timing.time_ms
-    if not outer:
-        spread = None
-    elif not spread or spread.median < outer.ms - RESOLUTION_MS[place] / (outer.calls or 1):
-        spread = Spread(median=outer.ms, p20=outer.ms, p80=outer.ms)
-    return replace(timing, speedup={}, outcome=timing.outcome and not_measured(reason), time_ms=spread)
+    unproved = timing.outcome and Outcome(verdict=UNPROVED, reason=reason)
+    return replace(timing, speedup={}, outcome=unproved, time_ms=_seen(timing, outer, place) if outer else None)
 
 
-def not_measured(reason: str) -> Outcome:
-    """Return the Outcome of a speed-up that is withheld."""
-    return Outcome(verdict=NOT_MEASURED, reason=reason)
+def _seen(timing: Timing, outer: Outer, place: str) -> Spread:
+    """What a call takes by its own process's clock, unless that is less than the outer one has seen: then that."""
+    if timing.time_ms and timing.time_ms.median >= outer.ms - RESOLUTION_MS[place] / (outer.calls or 1):
+        return timing.time_ms
+    return Spread(median=outer.ms, p20=outer.ms, p80=outer.ms)

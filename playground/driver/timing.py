@@ -576,7 +576,7 @@ def launches_bind(timings: Timing) -> bool:
 
 
 def _is_measured(timings: Timing) -> bool:
-    return timings.outcome is not None and timings.outcome.verdict != NOT_MEASURED
+    return timings.outcome is not None and timings.outcome.measured is not None
 
 
 def graph_notes(eager: Timing, graphed: Timing) -> list[str]:
@@ -632,7 +632,7 @@ def outcome(
     if not disturbance and statistics.says_nothing(ratio):
         disturbance = statistics.too_noisy(ratio)
     if disturbance:
-        return outer.not_measured(disturbance)
+        return Outcome(verdict=NOT_MEASURED, reason=disturbance)
     return Outcome(
         verdict=verdict,
         against=rivals[0].name,

@@ -716,7 +716,8 @@ def outside(monkeypatch):
             asked.append(sorted(players))
             if failure:
                 raise WorkerFailure(failure)
-            return Outer(**{"ratio": ratio, "low": 0.95 * ratio, "high": 1.05 * ratio, "ms": 4.0, "eager_ms": 14.0}, **LEFT)
+            seen = {"ratio": ratio, "low": 0.95 * ratio, "high": 1.05 * ratio, "ms": 4.0, "eager_ms": 14.0}
+            return Outer(**seen, **LEFT, warm=Ratio(ratio=WARM, low=WARM, high=WARM))
 
         monkeypatch.setattr(timing.outer, "measure", measure)
         return asked
@@ -724,6 +725,7 @@ def outside(monkeypatch):
     return says
 
 
+WARM = 3.3  # of cold calls it is 3.5
 LEFT = {"null_ms": 0.3, "control": 1.0, "rounds": 9, "calls": 1}
 
 
@@ -747,9 +749,10 @@ def test_of_anybody_s_file_both_figures_are_kept_apart(timed, outside):
     asked = outside(3.4)
     found = time_as(timed, NOBODY)
     assert asked == [["control", "eager", "variant"]]
-    assert found["speedup"]["eager"]["ratio"] == found["measured"]["eager"]["ratio"] == pytest.approx(3.5)
+    assert found["speedup"]["eager"]["ratio"] == pytest.approx(WARM)
+    assert found["measured"]["eager"]["ratio"] == pytest.approx(3.5)
     assert found["proved"] == pytest.approx({"ratio": 3.4, "low": 0.95 * 3.4, "high": 1.05 * 3.4})
-    assert found["measured"]["eager"]["low"] > found["speedup"]["eager"]["low"] == found["proved"]["low"]
+    assert found["speedup"]["eager"]["low"] == found["proved"]["low"]
 
 
 def test_what_the_outer_clock_cannot_bear_it_decides(timed, outside):
@@ -762,7 +765,7 @@ def test_what_the_outer_clock_cannot_bear_it_decides(timed, outside):
 def test_what_is_measured_and_not_proved_counts_nowhere(timed, outside):
     outside(1.0, "its own processes go on")
     found = time_as(timed, NOBODY)
-    assert found["speedup"] == {} and found.get("proved") is None and found["outcome"]["verdict"] == "not measured"
+    assert found["speedup"] == {} and found.get("proved") is None and found["outcome"]["verdict"] == "not proved"
     assert found["measured"]["eager"]["ratio"] == pytest.approx(3.5) and "processes go on" in found["outcome"]["reason"]
 
 
