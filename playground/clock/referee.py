@@ -332,7 +332,11 @@ class OnGpu(Turns):
         return self._memory.allocate(inputs), self._memory.allocate(max(results, 8))
 
     def await_quiet(self, seconds):
-        """Wait until no other process works on the GPU: one that stands still may have left something. Raises Unshareable."""
+        """Wait until no other process works on the GPU: one that stands still may have left something. Raises Unshareable.
+
+        No lines persist in L2 then.
+        """
+        self._clock.flush()
         latest = time.monotonic() + seconds
         while not self._is_quiet():
             if time.monotonic() > latest:

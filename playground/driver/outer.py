@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from playground.driver.race import WRONG_WHEN_TIMED, Rejected
+from playground.machine.load import is_traced
 from playground.record import UNPROVED, Interval, Outcome, Outer, Ratio, Spread, Timing, scaled
 from playground.serial import values
 from playground.stopwatch import statistics
@@ -118,7 +119,11 @@ def _leave(player: Player) -> None:
 
 @contextlib.contextmanager
 def _turn(player: Player, judged: WorkerProcess, referee: RefereeClient) -> Iterator[None]:
-    """Have all but a side's process and the referee's stand still. Raises WorkerFailure where a judged file's go on."""
+    """Have all but a side's process and the referee's stand still. Raises WorkerFailure where a judged file's go on, or where
+    a debugger may slow the others down.
+    """
+    if any(is_traced(worker.pid) for worker in {player.worker, referee.worker} - {judged}):
+        raise WorkerFailure(f"a debugger is at the process of {player.name}, or at the referee's")
     with pause_others({player.worker, judged, referee.worker}), contextlib.ExitStack() as standing:
         if player.worker is judged:
             yield

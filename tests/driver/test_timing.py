@@ -129,7 +129,7 @@ def test_a_model_against_itself_is_a_tie(slow_problem, written):
 def test_a_known_ratio_whatever_timer_functions_the_file_replaces(results):
     fast = results["faster_and_patches_time"]
     assert fast["verdict"] == "pass", (fast["reason"], fast["details"])
-    assert (fast["verdict"], fast["outcome"]["verdict"]) == ("pass", "win")
+    assert (fast["verdict"], fast["outcome"]["verdict"]) == ("pass", "win"), fast["outcome"]
     assert fast["speedup"]["eager"]["ratio"] == pytest.approx(2.5, rel=0.15)
     assert fast["time_ms"]["median"] >= 10
 
