@@ -11,10 +11,10 @@ from playground.stopwatch.workload import Graphed
 
 
 class Side:
-    """A workload, N calls of which are a turn. `memory` is a Gpu or a Host, `tell()` says that the first call is queued."""
+    """A workload, N calls of which are a turn. `memory` is a Gpu or a Host."""
 
-    def __init__(self, workload, memory, tell):
-        self._workload, self._memory, self._tell = workload, memory, tell
+    def __init__(self, workload, memory):
+        self._workload, self._memory = workload, memory
         self._turn = self._called = self._results = self._warm = None
         self._state = None  # of the model's parameters and buffers, as they are before the first call
 
@@ -25,7 +25,7 @@ class Side:
         """
         self._state = self._workload.state() if turn["restores"] else []
         self._take(turn)
-        self._results = self._called(turn["draws"], lambda: None)
+        self._results = self._called(turn["draws"])
         self._store()
         self._memory.synchronize()
         return {}
@@ -35,7 +35,7 @@ class Side:
 
         `turn` is what outer.draw of the referee says.
         """
-        warm = self._called(None, lambda: None, 1)
+        warm = self._called(None, 1)
         self._warm = [] if isinstance(self._workload, Graphed) else warm  # a graph's results always lie in the same memory
         self._take(turn)
         self._workload.restore(self._state)
@@ -65,10 +65,8 @@ class Side:
         try:
             self._memory.wait_for(self._inputs, RELEASE, number)
             began = self._memory.now()
-            if null:
-                self._tell()
-            else:
-                self._results = self._called(self._turn["draws"], self._tell)
+            if not null:
+                self._results = self._called(self._turn["draws"])
             ended = self._memory.now()
             self._store()
         finally:  # or the referee would wait until the time limit

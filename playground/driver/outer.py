@@ -9,7 +9,6 @@ much of that is the way there and back. docs/how_times_are_taken.md has the prot
 import contextlib
 import math
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +31,8 @@ FEWEST_ROUNDS, ROUNDS, MOST_ROUNDS = 9, 20, 40  # the last with those that canno
 SECONDS = 3.0  # for a speed-up that is claimed; one that is not takes the fewest rounds
 ENOUGH = 0.02  # an interval whose ends are this near to the ratio needs no further rounds
 TURN_MS = {"cuda": 15, "cpu": 80}  # about what the calls of a turn take
-HEAD_START_SECONDS = 2e-3  # for the host to queue the first call of a turn
+# For the host to queue the calls of a turn, of each side alike: one that said when to begin could queue more of them before.
+HEAD_START_SECONDS = 2e-3
 RESOLUTION_MS = {"cuda": 0.010, "cpu": 0.1}  # of a turn: what one without work may lack besides
 QUICK = 0.25  # of the turns of a trusted side, this share is quicker than what counts
 RESAMPLED = 1000
@@ -153,10 +153,8 @@ class _OnGpu:
             turn = self._referee.ask("outer.draw", side=player.name)
             player.ask("ready_outer", turn=turn)
             self._referee.ask("outer.await_quiet", seconds=seconds)
-            queued = threading.Event()
-            called = beside.submit(player.ask, "call_outer", told=queued.set, null=is_null, number=turn["number"])
-            # Of a call that waits for the device before it is queued, host and device take turns, as they do without a clock.
-            queued.wait(HEAD_START_SECONDS)
+            called = beside.submit(player.ask, "call_outer", null=is_null, number=turn["number"])
+            time.sleep(HEAD_START_SECONDS)
             try:
                 found = self._referee.ask("outer.time", side=player.name, compares=compares, seconds=seconds)
             finally:
@@ -185,7 +183,7 @@ class _OnCpu:
                     ran = process.since(stood)  # what was worked before the release, or behind the stop, counts
                     began = time.perf_counter()
                     process.go_on()
-                    told = player.ask("call_outer", told=lambda: None, null=is_null, number=0)
+                    told = player.ask("call_outer", null=is_null, number=0)
                     process.stop()
                     milliseconds = (time.perf_counter() - began) * 1e3
                     at_stop = process.used()

@@ -86,21 +86,18 @@ class Workload:
         return Content(values[: len(own.inputs)], values[len(own.inputs) :])
 
     def turn(self, given, kept):
-        """Return run(draws, tell, most=None), which makes a call on each of `given`, see `on`, and returns their results.
+        """Return run(draws, most=None), which makes a call on each of `given`, see `on`, and returns their results.
 
-        Call k draws its random numbers from draws[k], unless draws is None. After the first call it says so: `tell()`. Of all
-        calls the first `most` are made.
+        Call k draws its random numbers from draws[k], unless draws is None. Of all calls the first `most` are made.
         """
         contents = [self.on(*each) for each in zip(given, kept, strict=True)]
 
-        def run(draws, tell, most=None):
+        def run(draws, most=None):
             results = []
             for k, content in enumerate(contents[:most]):
                 if draws:
                     tensors.seed_draws(draws[k])
                 results.append(self.with_outputs(content))
-                if k == 0:
-                    tell()
             return results
 
         return run
@@ -174,13 +171,12 @@ class Graphed:
     def turn(self, given, kept):
         """Return what Workload.turn does. All calls are in one graph, whose inputs are those tensors."""
         run, most = self._workload.turn(given, kept), len(given)
-        graph, results = captured(lambda: run(None, lambda: None), 1)
+        graph, results = captured(lambda: run(None), 1)
 
-        def replay(draws, tell, most=most):
+        def replay(draws, most=most):
             if draws:
                 tensors.seed_draws(draws[0])
             graph.replay()
-            tell()
             return results[:most]
 
         return replay

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 
-from playground.worker.channel import TOLD, Channel
+from playground.worker.channel import Channel
 from playground.worker.failures import describe
 
 # Requests after which memory stays where it is.
@@ -59,7 +59,7 @@ def main(channel, shared, parent, limits, role):
     if limits:
         limit(limits)
     answering = getattr(importlib.import_module(f"playground.worker.{role}"), role.title())()
-    answering.shared, answering.tell = shared, lambda: channel.send(TOLD)
+    answering.shared = shared
     while True:
         try:
             message = channel.receive()

@@ -11,7 +11,6 @@ import select
 import time
 
 LOOK_AGAIN = 0.5  # seconds
-TOLD = {"told": True}  # a message in front of a reply: what the request's `told` waits for has happened
 LONGEST = 16 << 20  # bytes of a message: whoever writes without end must not fill the reader's memory
 
 

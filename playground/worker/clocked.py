@@ -15,7 +15,7 @@ from playground.stopwatch.workload import GRAPHED, Graphed, Workload, step_of
 class Clocked:
     """Requests about a `side` (a baseline's name, or "variant") in a `mode`: one of stopwatch.workload's, GRAPHED or not.
 
-    `shared` is the memory that the process was born with, `tell()` sends a line in front of the reply: both are the worker's.
+    `shared` is the descriptor of the memory that the process was born with, which the worker sets.
     A subclass calls `_take` before it loads any file, and gives `_circumstances(side)`, a context, and
     `_subject(side)`: (problem, model, memory format and dtype of its inputs).
     """
@@ -117,7 +117,7 @@ class Clocked:
         """Take part in the outer clock, in memory that the referee's `outer_open` describes: see clock.side."""
         with self._circumstances(side):
             memory = Gpu() if self.device.type == "cuda" else Host(self.shared)
-            self._outer = Side(self.workloads[side, mode], memory, self.tell)
+            self._outer = Side(self.workloads[side, mode], memory)
             return self._outer.join(turn)
 
     def ready_outer(self, side, mode, turn):

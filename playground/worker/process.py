@@ -26,7 +26,7 @@ from playground.machine.load import Granted, family, standing
 from playground.room import NoRoom
 from playground.serial import DocumentError
 from playground.worker import replies, sandbox, server
-from playground.worker.channel import TOLD, Channel
+from playground.worker.channel import Channel
 from playground.worker.failures import JUDGE_BROKE, SANDBOX_ALLOWS, crash_place, is_of_machine, without_our_frames
 
 # For a process that is never timed. Threads of OpenMP that wait for their share of the next loop keep a processor busy, and
@@ -204,10 +204,8 @@ class WorkerProcess:
             stopped.has_grown()  # or what was started meanwhile would never go on
             stopped.go_on()
 
-    def ask(self, what, told=None, **arguments):
+    def ask(self, what, **arguments):
         """Return the reply to the request `what`, a method of its role: a record of replies.FORMS, or a dict.
-
-        `told()` is called where the process says beforehand that something has happened, see clock.side.
 
         Raises WorkerFailure when the request raised, the process died or ended, the limit passed while it was not paused, or
         what came is no reply (a judged file can write to the pipe); in all but the first case the process is gone and every
@@ -221,9 +219,6 @@ class WorkerProcess:
                 message = {"request": what, "arguments": arguments}
                 self._channel.send(message, lambda: self._unpaused() < latest)
                 reply = self._receive()
-                if told and reply == TOLD:
-                    told()
-                    reply = self._receive()
             except TimeoutError:
                 found = (self._whereabouts() if self._emulates else "") or self._phase(what)
                 self.kill()

@@ -47,7 +47,7 @@ def test_a_side_on_a_cpu_draws_from_the_seeds_that_it_is_given():
     descriptor = untrusted.memory("shared")
     model, problem = torch.nn.Dropout(), types.SimpleNamespace(get_inputs=lambda: [torch.rand(64) + 1])
     referee = OnCpu(Drawn(problem, model, "forward", CPU, {}, None, calls=3))
-    side = Side(Workload(problem, model, "forward", CPU), Host(descriptor), lambda: None)
+    side = Side(Workload(problem, model, "forward", CPU), Host(descriptor))
     side.join(referee.open("side", untrusted.held_at(descriptor)))
     for _ in range(2):
         turn = referee.draw("side")

@@ -6,6 +6,7 @@ is given, so that a call behind a closed gate waits for it.
 
 import contextlib
 import itertools
+import os
 import sys
 import threading
 import time
@@ -400,14 +401,12 @@ class Quiet:
 class Process:
     """A worker of the simulated device: its Side is in this process, and stands still whenever it is asked to."""
 
-    limit, shared = 20, 0
+    limit, shared, pid = 20, 0, os.getpid()
 
     def __init__(self, model, problem, step, device, kind=Side):
-        self.told = None
-        self._side = kind(Workload(problem, model, step, CPU), device, lambda: self.told())
+        self._side = kind(Workload(problem, model, step, CPU), device)
 
-    def ask(self, what, side, mode, told=None, **arguments):
-        self.told = told or (lambda: None)
+    def ask(self, what, side, mode, **arguments):
         name = {"join_outer": "join", "ready_outer": "ready", "call_outer": "call", "leave_outer": "close"}[what]
         try:
             return getattr(self._side, name)(**arguments) or {}
@@ -422,7 +421,7 @@ class Process:
 class Referee:
     """A referee of the simulated device."""
 
-    worker = None
+    worker = Process  # which has its number
 
     def __init__(self, drawn, device):
         self.outer = OnGpu(drawn, device, Quiet())
@@ -542,7 +541,6 @@ class WritesEarly(Side):
         for place in self._places:
             place.fill_(0.5)
         self._memory.wait_for(self._inputs, 0, number)
-        self._tell()
         self._memory.write(self._inputs, DONE, number)
         return {"milliseconds": 0.001, "share": False}
 
@@ -657,7 +655,7 @@ def test_a_file_whose_child_goes_on_in_anothers_turn_claims_nothing(tiny_problem
     busy += "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"  # nothing is left of one that ends
     (tmp_path / "solution.py").write_text(busy + tiny_problem.read_text().replace("class Model(", "class ModelNew("))
     original = {"problem": str(tiny_problem), "settings": {}, "place": "cpu", "seed": 0, "weights": None}
-    eager, referee = types.SimpleNamespace(name=outer.EAGER, worker=None), types.SimpleNamespace(worker=None)
+    eager, referee = outer.Player(outer.EAGER, "forward", Process), types.SimpleNamespace(worker=Process)
     does, ends = CHILDS[happens]
     with WorkerProcess("candidate", 60) as judged:
         judged.ask("load", **original, variant=str(tmp_path / "solution.py"))
