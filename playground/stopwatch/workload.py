@@ -34,7 +34,7 @@ def fresh_inputs(problem, seed, device):
 
 def upstream_for(outputs, seed, device):
     """Return a gradient for each floating-point output, None for others; it follows from the seed and the shapes."""
-    torch.manual_seed(seed + 1)
+    tensors.manual_seed(seed + 1)
     return [
         torch.rand(output.shape, dtype=output.dtype, device=device) if tensors.differentiable(output) else None
         for output in outputs
