@@ -148,7 +148,8 @@ class _OnGpu:
 
     def turn(self, player: Player, is_null: bool) -> tuple[float | None, dict[str, Any], dict[str, Any]]:
         """Return (milliseconds of a turn, what its process says, what the referee does)."""
-        seconds, compares = player.worker.limit, player.name == VARIANT
+        # The referee gives up before its own time limit ends it.
+        seconds, compares = player.worker.limit / 2, player.name == VARIANT
         with _turn(player, self._judged, self._referee), ThreadPoolExecutor(1) as beside:
             turn = self._referee.ask("outer.draw", side=player.name)
             player.ask("ready_outer", turn=turn)
