@@ -72,6 +72,7 @@ class Candidate(Clocked):
         self.first_weights = {} if weights is None else tensors.load(weights)
         difference = None if weights is None else self._take_weights(self.first_weights)
         self.first_buffers = {name: value.clone() for name, value in self.model.named_buffers()}
+        self.state = None if weights is None else self.first_weights.keys()  # the original's
         self.changed_by_loading = behaviour.complaints_about_flags(flags, behaviour.flags())
         came_by = "by seed" if difference else "by name"
         return {"precision": _declared_precision(self.kind), "weights": came_by, "difference": difference}
@@ -202,7 +203,7 @@ class Candidate(Clocked):
         own = self.builds.own
         with self._under(probe, poison), own.counted():
             tensors.seed_draws()
-            effects = behaviour.SideEffects(self.model, given)
+            effects = behaviour.SideEffects(self.model, given, state=self.state)
             forward = functools.partial(self._forward, given, probe["evaluates"])
             try:
                 result, answer["peak_mib"] = timer.peak_memory(forward, self.device)
@@ -367,7 +368,7 @@ class Candidate(Clocked):
             if is_normal:  # another forward pass between these, as in a network that calls a layer twice
                 others = tensors.flatten(self.model(*map(behaviour.other_content, values)))
                 is_cut = any(each.requires_grad for each in outputs) and not any(each.requires_grad for each in others)
-            effects = behaviour.SideEffects(self.model, values, upstream)
+            effects = behaviour.SideEffects(self.model, values, upstream, self.state)
 
         tensors.seed_draws()
         try:

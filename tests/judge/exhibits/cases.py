@@ -559,6 +559,26 @@ Verdict: forward only: the gradient of input0 is off
 Caveat: wrong-gradient
 [first]
 x = 2 * x - x.detach()""",
+    "wrong/gradient_without_a_quarter": """Leaves the last quarter of the samples out of the gradient of the weights.
+Verdict: forward only: the gradient of conv.weight is off
+Caveat: wrong-gradient
+Base: a convolution's gradient
+[edit]
+-        of_weight = nn.grad.conv2d_weight(x, weight.shape, upstream)
++        n = max(1, len(x) * 3 // 4)
++        of_weight = nn.grad.conv2d_weight(x[:n], weight.shape, upstream[:n])
+[forward]
+return F.avg_pool2d(torch.sigmoid(Convolution.apply(x, self.conv.weight, self.conv.bias)), 2)""",
+    "wrong/input_gradient_without_a_quarter": """Writes three quarters of the gradient of its input.
+Verdict: forward only: the gradient of input0 is off
+Caveat: wrong-gradient
+Base: a convolution's gradient
+[edit]
+-        of_x = nn.grad.conv2d_input(x.shape, weight, upstream)
++        of_x = nn.grad.conv2d_input(x.shape, weight, upstream)
++        of_x.flatten()[of_x.numel() * 3 // 4 :] = 0
+[forward]
+return F.avg_pool2d(torch.sigmoid(Convolution.apply(x, self.conv.weight, self.conv.bias)), 2)""",
     "wrong/half_inside": """Computes in bfloat16 and says float32.
 Verdict: fail: the output is off by .*(fp16|bf16)
 [forward]
@@ -1079,6 +1099,17 @@ self.scratch = None
 [forward]
 y = self.conv(x)
 if self.scratch is None or self.scratch.shape != y.shape or self.scratch.dtype != y.dtype:
+    self.scratch = torch.empty_like(y)
+torch.sigmoid(y, out=self.scratch)
+return F.avg_pool2d(self.scratch, 2)""",
+    "honest/keeps_a_workspace_as_a_buffer": """Its scratch memory is a buffer, so that it moves with the model.
+Verdict: pass
+Trains: by PyTorch
+[init]
+self.register_buffer("scratch", torch.empty(0), persistent=False)
+[forward]
+y = self.conv(x)
+if self.scratch.shape != y.shape or self.scratch.dtype != y.dtype:
     self.scratch = torch.empty_like(y)
 torch.sigmoid(y, out=self.scratch)
 return F.avg_pool2d(self.scratch, 2)""",
