@@ -72,6 +72,7 @@ REFUSE = "raise NotImplementedError when a gradient is wanted"
 NO_GRADIENT = Caveat("no-gradient", f"{REFUSE}, or write the backward", r"\s*def forward\(")
 WRONG_GRADIENT = Caveat("wrong-gradient", f"mend the backward, or {REFUSE}", r"\s*def backward\(")
 INEXACT = Caveat("accuracy", "add in several partial sums, or declare the class attribute `precision`")
+SMALL_VALUES = Caveat("small-values", "compute them as exactly as float32 can")
 BY_SEED = Caveat("weights-by-seed", "give the parameters the original's names and shapes", r"class ModelNew\b")
 BORROWS = Caveat("uses-problem-names", "define them in the file, or take them from the inputs")
 NOT_ITS_OWN_WORK = Caveat("not-its-own-work")
@@ -115,7 +116,7 @@ SIDE_EFFECTS = (
     Check("an element's own memory", SHARE, Caveat("overlapping-result"), FORWARD),
     Check("inputs unchanged", "a call writes to its inputs", Caveat("changes-inputs"), FORWARD),
     Check("weights unchanged", "a call writes to the weights", CHANGES_WEIGHTS, FORWARD),
-    Check("buffers unchanged", "a call writes to a buffer", CHANGES_WEIGHTS, FORWARD),
+    Check("buffers unchanged", "a call writes to a buffer of the original's", CHANGES_WEIGHTS, FORWARD),
 )
 
 # What is watched while the variant is built and called on a GPU.
@@ -148,6 +149,7 @@ SEEN = (
     Check("gradients", "missing, or the backward raises", NO_GRADIENT),
     Check("gradients", "wrong", WRONG_GRADIENT),
     Check("accuracy", "less exact than PyTorch", INEXACT),
+    Check("small values", "results that are small beside the others have no right digit, where float32 has some", SMALL_VALUES),
     Check("parameters", "not the original's names and shapes: one seed made both", BY_SEED),
     Check("names", "only the problem's file defines some that the file uses", BORROWS),
     Check("gradients", "PyTorch's: code of the file's own runs in the forward pass alone", Caveat("gradient"), None),
