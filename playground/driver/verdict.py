@@ -518,6 +518,12 @@ class _Case:
         """Whether code of the variant's own runs, and accounts for the result, at the size at which it is timed."""
         probe = next(each for each in OF_MUTANTS[::-1] if not self._referee.prepared(each)["unusable"])
         found: OwnWork = self._ask_on("work", probe)
+        reached = f"its own function calls {', '.join(found.reached)}" if found.reached else None
+        if reached:
+            self.complain("pytorch-inside", reached, None)
+        if reached and not found.writes and not found.own_share:
+            self._work = replace(found, note=reached)
+            return
         wrong = self._decoration(found, probe)
         own = found.builds or found.opened or (found.own_calls and found.own_share)
         label = None if own else "Triton" if found.triton else "no kernel of its own"

@@ -155,6 +155,7 @@ SEEN = (
     Check("gradients", "PyTorch's: code of the file's own runs in the forward pass alone", Caveat("gradient"), None),
     Check("left to PyTorch", "its own kernels are not called at another size than the problem's", SIZES, None),
     Check("work", IDLE, NOT_ITS_OWN_WORK, FORWARD),
+    Check("PyTorch inside", "its own function calls operators of PyTorch's", Caveat("pytorch-inside"), None),
     Check("process", "crashes", Caveat("crash"), FORWARD),
     Check("random numbers", "the original draws them", Caveat("random"), None),
     Check("limit", "too wide to judge by", Caveat("not-judged"), None),

@@ -1040,6 +1040,20 @@ if self.ops is None:
     except (RuntimeError, OSError):  # the second time torch looks for a library that it never built
         self.ops = build()
 return F.avg_pool2d(self.ops.sigmoid(self.conv(x)), 2)""",
+    "honest/calls_pytorch_in_its_own_operator": """Its own operator does nothing but call PyTorch's.
+Verdict: pass
+Caveat: pytorch-inside
+Needs: a compiler
+Like: honest/own_kernel
+[edit]
+-#include <ATen/ops/empty_like.h>
++#include <ATen/ops/sigmoid.h>
+-    at::Tensor out = at::empty_like(y);
+-    const float* from = y.const_data_ptr<float>();
+-    float* to = out.mutable_data_ptr<float>();
+-    for (int64_t i = 0; i < y.numel(); ++i) to[i] = 1 / (1 + std::exp(-from[i]));
+-    return out;
++    return at::sigmoid(y);""",
     "honest/compiled_by_nvrtc": '''
 Its own kernel gives the sigmoid, compiled by NVRTC as it runs, with no library of its own; it does not train.
 Verdict: pass
