@@ -29,9 +29,9 @@ from playground.driver.race import Measured, Patience
 from playground.driver.session import Session, SharedSession, load_candidate
 from playground.driver.task import Options, Task
 from playground.driver.timing import OUT_OF_MEMORY
-from playground.driver.verdict import UNJUDGED, ended, failed
 from playground.judge.footprint import Footprint
 from playground.judge.sample import IN_A_RUN
+from playground.judge.verdict import UNJUDGED, ended, failed
 from playground.machine import build_locks, ptxas
 from playground.machine.memory import MEMORY, MOST_JUDGED_AT_ONCE, builds_at_once, judged_at_once
 from playground.record import ERROR, Kernel, Result, Subject, Unknown, compose

@@ -5,6 +5,7 @@ probes.py, of a circumstance in behaviour.StressTests (with an underscore before
 behaviour.SideEffects.complaints. `python -m playground.judge.checks` prints the page's tables.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,7 +44,7 @@ class Check:
     may_raise: bool = False
 
     @property
-    def about(self):
+    def about(self) -> str:
         return self.said or "on the first inputs that the problem draws"
 
 
@@ -167,9 +168,9 @@ CAVEATS = {check.caveat.tag: check.caveat for check in ALL}
 TABLES = {"PROBES": PROBES, "BEHAVIOUR": (*SIDE_EFFECTS, *WATCHED, *STRESS_TESTS), "SEEN": SEEN}  # of the page
 
 
-def as_markdown(checks):
+def as_markdown(checks: Iterable[Check]) -> str:
     """Return a table of docs/what_a_pass_proves.md: a row for each tag, with the checks that lead to it."""
-    groups = {}
+    groups: dict[tuple[Caveat, str], list[Check]] = {}
     for each in checks:
         groups.setdefault((each.caveat, each.costs or "nothing"), []).append(each)
     rows = []

@@ -4,31 +4,17 @@ import random
 import secrets
 import threading
 
-from playground import tensors, untrusted
+from playground import untrusted
 from playground.judge.footprint import Footprint
 from playground.judge.probes import AT_OWN_SIZE, OF_SEEDS, PROBES, size_of
 from playground.machine import memory
 from playground.record import Environment
 from playground.serial import load
-from playground.worker.process import UNTIMED, WorkerFailure, WorkerProcess
+from playground.worker.process import UNTIMED, WorkerProcess
 
 SIZED_BY = ("problem", "settings", "place", "precision")  # of the arguments of referee.load
 OF_HOST_MEMORY = 0.6  # that is free: a variant takes up to half of what float64 does
 GIVEN = "given"  # the folder of what variants are given
-
-
-def remove(file):
-    """Remove a file that a variant writes. Raises WorkerFailure where something else is in its place, such as a folder."""
-    try:
-        untrusted.remove(file)
-    except untrusted.Refused:
-        raise WorkerFailure(f"has left what cannot be removed in the place of its results: {file.name}") from None
-
-
-def erase(file):
-    """Erase a file of results, whose memory others of the same size take next; what is no file is removed."""
-    if not tensors.erase_results(file):
-        remove(file)
 
 
 def sized_up(worker, original):
