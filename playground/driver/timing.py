@@ -29,7 +29,6 @@ from playground.driver.race import (
     Race,
     Rejected,
     Side,
-    new_seed,
     play,
 )
 from playground.driver.task import Options, Task
@@ -59,6 +58,7 @@ from playground.serial import values
 from playground.stopwatch import floors, statistics
 from playground.stopwatch.baselines import distinct, names_for, peers, under
 from playground.stopwatch.workload import GRAPHED, step_of
+from playground.tensors import new_seed
 from playground.untrusted import File
 from playground.worker import WorkerFailure, WorkerProcess, pause_others, sandbox, submit
 from playground.worker.referee_client import RefereeClient

@@ -1,10 +1,9 @@
 """What the driver knows of the referee: the right results of one model at one size, asked for once and shared by variants."""
 
 import random
-import secrets
 import threading
 
-from playground import untrusted
+from playground import tensors, untrusted
 from playground.judge.footprint import Footprint
 from playground.judge.probes import AT_OWN_SIZE, OF_SEEDS, PROBES, size_of
 from playground.machine import memory
@@ -62,7 +61,7 @@ class RefereeClient:
         """
         if self._original["place"] == "cpu":
             memory.limit(self.worker.pid, OF_HOST_MEMORY)
-        secret = secrets.randbits(63)
+        secret = tensors.new_seed(63)
         description = self.ask("load", **self._original, weights=self.weights, share=share, secret=secret)
         self.domain, self.checks_itself = description["domain"], description["checks_itself"]
         self.has_layouts, self.uses_tf32 = description["has_layouts"], description["precision"] == "tf32"
