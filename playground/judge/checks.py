@@ -122,7 +122,7 @@ SIDE_EFFECTS = (
 
 # What is watched while the variant is built and called on a GPU.
 WATCHED = (
-    Check("build", "what PyTorch builds is replaced", NOT_ITS_OWN_WORK, FORWARD),
+    Check("build", "its kernel fails to build, and it goes on without it", NOT_ITS_OWN_WORK, FORWARD),
     Check("launch", "a kernel's launch fails, and nothing is raised", Caveat("failed-launch"), FORWARD),
 )
 
@@ -132,17 +132,17 @@ STRESS_TESTS = (
     Check("new content in the same memory", "the result is that of the old content", REMEMBERS, FORWARD, "new_content"),
     Check("the same content in new memory", KEPT, REMEMBERS, FORWARD, "same_content", may_raise=True),
     Check("a late producer", "the call does not wait for its inputs", Caveat("unjoined-stream"), FORWARD, "stream_order"),
-    Check("run to run", "other bits", RANDOM_BITS, DROP_IN, "run_to_run"),
-    Check("inference_mode", "raises, or is wrong", INFERENCE, DROP_IN, "inference_mode"),
+    Check("run to run", "two equal calls differ in bits", RANDOM_BITS, DROP_IN, "run_to_run"),
+    Check("inference_mode", "the call raises, or its result is wrong", INFERENCE, DROP_IN, "inference_mode"),
     Check("a side stream", "the launch is on the default stream", ONE_STREAM, DROP_IN, "side_stream"),
-    Check("a second device", "wrong there", ONE_DEVICE, DROP_IN, "second_device", may_raise=True),
-    Check("torch.compile", "wrong under fullgraph=True", GRAPH_BREAKS, DROP_IN, "compiled", may_raise=True),
-    Check("double()", "wrong after it", ONLY_FLOAT32, DROP_IN, "double", may_raise=True),
+    Check("a second device", "the result is wrong there", ONE_DEVICE, DROP_IN, "second_device", may_raise=True),
+    Check("torch.compile", "the result is wrong under fullgraph=True", GRAPH_BREAKS, DROP_IN, "compiled", may_raise=True),
+    Check("double()", "the result is wrong after it", ONLY_FLOAT32, DROP_IN, "double", may_raise=True),
     # After all others but a graph: what the two share may be another's from then on.
     Check("two instances", "one spoils the other's results", INSTANCES, DROP_IN, "two_instances", parameters=True),
     Check("the second of two instances", "its results are wrong", INSTANCES, DROP_IN, "second_instance", parameters=True),
     # Last: a capture that fails may leave the process in a state of its own.
-    Check("a CUDA graph", "wrong when it is replayed", NO_GRAPH, DROP_IN, "cuda_graph", may_raise=True),
+    Check("a CUDA graph", "a replay gives a wrong result", NO_GRAPH, DROP_IN, "cuda_graph", may_raise=True),
 )
 
 # What is seen in the answers to all of these.
@@ -150,16 +150,16 @@ SEEN = (
     Check("gradients", "missing, or the backward raises", NO_GRADIENT),
     Check("gradients", "wrong", WRONG_GRADIENT),
     Check("accuracy", "less exact than PyTorch", INEXACT),
-    Check("small values", "results that are small beside the others have no right digit, where float32 has some", SMALL_VALUES),
-    Check("parameters", "not the original's names and shapes: one seed made both", BY_SEED),
-    Check("names", "only the problem's file defines some that the file uses", BORROWS),
-    Check("gradients", "PyTorch's: code of the file's own runs in the forward pass alone", Caveat("gradient"), None),
+    Check("small values", "values that are small beside others have no right digit", SMALL_VALUES),
+    Check("parameters", "names or shapes are not the original's: one seed made both models", BY_SEED),
+    Check("names", "the file uses names that only the problem's file defines", BORROWS),
+    Check("gradients", "PyTorch computes them: the file's own code runs in the forward pass alone", Caveat("gradient"), None),
     Check("left to PyTorch", "its own kernels are not called at another size than the problem's", SIZES, None),
     Check("work", IDLE, NOT_ITS_OWN_WORK, FORWARD),
     Check("PyTorch inside", "its own function calls operators of PyTorch's", Caveat("pytorch-inside"), None),
     Check("process", "crashes", Caveat("crash"), FORWARD),
     Check("random numbers", "the original draws them", Caveat("random"), None),
-    Check("limit", "too wide to judge by", Caveat("not-judged"), None),
+    Check("limit", "rounding moves the result too far to judge it", Caveat("not-judged"), None),
 )
 
 ALL = (*PROBES, *SIDE_EFFECTS, *WATCHED, *STRESS_TESTS, *SEEN)

@@ -313,7 +313,7 @@ class Evaluation(Case):
         if self._works and not self._asked_for_backward and probe not in self._left:
             self._asked_for_backward = True
             if self._ask_on("backward_work", probe).own is False:
-                self.complain("gradient", "PyTorch's", None)
+                self.complain("gradient", "PyTorch computes the gradients", None)
         return None
 
     def _are_gradients_right(self, probe: str) -> bool:
@@ -368,7 +368,7 @@ class Evaluation(Case):
             unbuilt = "the file holds kernels of its own, and none of them was built" if found.means_to_build else None
             return "its own kernels were never called" if found.builds or found.opened else unbuilt
         if found.spoiled and self._compare("outputs", probe, remark=False)["complaint"] is None:
-            return "its own kernels do not account for the result: it is right without theirs, too"
+            return "its own kernels do not account for the result, which is right without them"
         return None
 
     def _probes_to_repeat(self) -> list[str]:
