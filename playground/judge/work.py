@@ -221,15 +221,19 @@ class WrittenBetween(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = function._schema.name
+        # Of from_numpy the memory belongs to others.
         is_of_numbers = function is torch.ops.aten.lift_fresh.default and args[0].untyped_storage().resizable()
-        if self.with_data or not is_of_numbers:  # from_numpy shares memory
-            self.check((args, kwargs))
+        looked_at = self.check((args, kwargs)) if self.with_data or not is_of_numbers else set()
         if name in self._own.operators:
             return self._within(function, args, kwargs)
         if self._own.running and _computes(function):
             self.reached.add(name.replace("aten::", "at::"))
         result = function(*args, **kwargs)
-        (self.check if name in _entered else self._keep)((args, kwargs, result))
+        changed = (args, kwargs, result) if function._schema.is_mutable else result
+        if name in _entered:
+            self.check(changed)
+        else:
+            self._keep(changed, set() if function._schema.is_mutable else looked_at)
         return result
 
     def _within(self, function, args, kwargs):
@@ -242,18 +246,26 @@ class WrittenBetween(TorchDispatchMode):
             return function._op_dk(key, *args, **kwargs)
 
     def check(self, tree):
-        """Find the tensors in it that something else than an operator has written since they were last seen."""
+        """Find the tensors in it that something else than an operator has written since they were last seen.
+
+        Returns their places and those of all others in it.
+        """
         with _undisturbed():
-            for value in _with_memory(tree):
-                if self._seen.get(_place(value)) != _fingerprint(value):
+            values = {_place(value): value for value in _with_memory(tree)}
+            for place, value in values.items():
+                if self._seen.get(place) != (found := _fingerprint(value)):
                     self.count += 1
                     if self.spoiling:
                         _spoil(_whole(value, value.dtype))
-            self._keep(tree)
+                        found = _fingerprint(value)
+                    self._seen[place] = found
+        return values.keys()
 
-    def _keep(self, tree):
+    def _keep(self, tree, but=()):
+        """Take what the tensors in it hold, but for those at some places, for right."""
         with _undisturbed():
-            self._seen |= {_place(value): _fingerprint(value) for value in _with_memory(tree)}
+            values = {_place(value): value for value in _with_memory(tree)}
+            self._seen |= {place: _fingerprint(value) for place, value in values.items() if place not in but}
 
 
 _entered = set()  # the names of operators in Python whose calls are seen
@@ -265,7 +277,8 @@ def _enter_operators():
 
     @functools.wraps(plain)
     def impl(library, operator, function, key="", **kwargs):
-        if not callable(function) or function is torch.library.fallthrough_kernel or key == "Meta":
+        is_kernel = callable(function) and function is not torch.library.fallthrough_kernel and key != "Meta"
+        if not is_kernel or library.ns in OF_PYTORCH:
             return plain(library, operator, function, key, **kwargs)
         name = str(operator).replace(".", "::", 1) if isinstance(operator, torch._ops.OpOverload) else operator
         _entered.add(f"{library.ns}::{name.split('::')[-1].split('.')[0]}")
@@ -281,6 +294,7 @@ def _enter_operators():
     torch.library.Library.impl = impl
 
 
+OF_PYTORCH = ("aten", "prim", "prims")
 # Operators that make, copy or look at memory.
 MOVES = re.compile(
     r"(new_)?(empty|zeros|ones|full)|.*_like$|clone|.*copy|contiguous|to$|fill|zero_|resize|set_|item|_local_scalar|lift"
@@ -288,7 +302,7 @@ MOVES = re.compile(
 
 
 def _is_of_pytorch(name):
-    return name.split("::")[0] in ("aten", "prim", "prims")
+    return name.split("::")[0] in OF_PYTORCH
 
 
 def _computes(function):
