@@ -494,7 +494,8 @@ class KernelTime:
 class OwnWork:
     """What the variant has of its own: names of what it builds or opens, calls of it, and its share of the GPU's time.
 
-    `spoiled` says whether its kernels' results were changed, `note` why the kernels do not count.
+    `writes` is how often other code than PyTorch's wrote memory, `reached` are the operators of PyTorch's that its functions
+    call. `spoiled` says whether its kernels' results were changed, `note` why the kernels do not count.
     """
 
     builds: list[str]
@@ -502,6 +503,8 @@ class OwnWork:
     means_to_build: bool
     triton: bool
     own_calls: Amount
+    writes: Amount | None = None
+    reached: list[str] = field(default_factory=list)
     spoiled: bool
     kernels: list[KernelTime]
     own_share: Amount | None

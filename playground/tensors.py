@@ -7,6 +7,7 @@ import math
 import numbers
 import os
 import random
+import secrets
 import shutil
 import struct
 import types
@@ -255,6 +256,11 @@ def in_precision(problem, precision):
         original, problem.converted_to = problem.get_inputs, HALF[precision]
         problem.get_inputs = lambda: [each.to(HALF[precision]) if differentiable(each) else each for each in original()]
     return problem
+
+
+def new_seed(bits=31):
+    """Return a seed that nobody foresees, whatever the generators of Python and PyTorch were seeded with."""
+    return secrets.randbits(bits)
 
 
 def manual_seed(seed):

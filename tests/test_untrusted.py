@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from playground import tensors, untrusted
+from playground.judge.case import erase
+from playground.judge.failure import remove
 from playground.machine import build_locks
 from playground.nvidia import tool
 from playground.worker import WorkerFailure
-from playground.worker.referee_client import erase, remove
 
 MOST = 4096
 OUTSIDE = b"not to be touched"

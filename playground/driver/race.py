@@ -19,6 +19,7 @@ from playground.record import Ceilings, Clocks, Ratio
 from playground.stopwatch import statistics
 from playground.stopwatch.timer import CpuClock, CudaClock
 from playground.stopwatch.workload import GRAPHED, WARM_UP_CALLS
+from playground.tensors import new_seed
 from playground.worker import WorkerFailure
 from playground.worker.replies import Started
 
@@ -338,7 +339,3 @@ def most_cores_for_others(place: str) -> float:
     """Return how many processors other processes may keep busy while a round is played that counts."""
     there = len(usable_processors())
     return max(BUSY_CORES, there - CORES_FOR_A_GPU if place == "cuda" else BUSY_SHARE * there)
-
-
-def new_seed() -> int:
-    return secrets.randbits(31)

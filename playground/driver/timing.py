@@ -29,11 +29,12 @@ from playground.driver.race import (
     Race,
     Rejected,
     Side,
-    new_seed,
     play,
 )
 from playground.driver.task import Options, Task
-from playground.driver.verdict import judge, permitted_to
+from playground.judge.evaluation import judge
+from playground.judge.failure import remove
+from playground.judge.verdict import permitted_to
 from playground.machine import clocks
 from playground.machine.load import OtherLoad
 from playground.record import (
@@ -57,9 +58,10 @@ from playground.serial import values
 from playground.stopwatch import floors, statistics
 from playground.stopwatch.baselines import distinct, names_for, peers, under
 from playground.stopwatch.workload import GRAPHED, step_of
+from playground.tensors import new_seed
 from playground.untrusted import File
 from playground.worker import WorkerFailure, WorkerProcess, pause_others, sandbox, submit
-from playground.worker.referee_client import RefereeClient, remove
+from playground.worker.referee_client import RefereeClient
 from playground.worker.replies import Started
 
 SETS = {"benchmark": "sets-cudnn-benchmark", "tf32": "sets-tf32"}  # setting of a baseline -> caveat of a variant

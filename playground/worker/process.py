@@ -22,12 +22,13 @@ import psutil
 from cuda_emulator import CALL_OFF, SECONDS_TO_ANSWER
 from playground import untrusted
 from playground.catalog import ROOT
+from playground.judge.failure import SANDBOX_ALLOWS, WorkerFailure
 from playground.machine.load import Granted, family, standing, usable_processors
 from playground.room import NoRoom
 from playground.serial import DocumentError
 from playground.worker import replies, sandbox, server
 from playground.worker.channel import Channel
-from playground.worker.failures import JUDGE_BROKE, SANDBOX_ALLOWS, crash_place, is_of_machine, without_our_frames
+from playground.worker.failures import crash_place, without_our_frames
 
 # For a process that is never timed. Threads of OpenMP that wait for their share of the next loop keep a processor busy, and
 # take it from the compilers and the other workers: a referee beside them needs three times its processor time.
@@ -66,22 +67,6 @@ _alone = threading.RLock()  # held while something is timed: no worker starts th
 owner: contextvars.ContextVar[object] = contextvars.ContextVar("owner", default=None)
 _over = weakref.WeakSet()  # owners whose run has been ended
 spent = collections.defaultdict(float)  # seconds by request, of all workers of this process
-
-
-class WorkerFailure(Exception):
-    """A request that got no result. The text is one line; `details` may hold a traceback or a compiler's output.
-
-    `is_finding` says that the emulator found a mistake in a kernel, `is_of_machine` that the machine has no room, `is_of_judge`
-    that the judge itself made a mistake, `role` whose process it was.
-    """
-
-    def __init__(self, reason, details="", is_finding=False, role=None):
-        super().__init__(reason)
-        self.details = details
-        self.is_finding = is_finding
-        self.role = role
-        self.is_of_machine = is_of_machine(reason)
-        self.is_of_judge = reason.startswith(JUDGE_BROKE)
 
 
 def prepare(environment=None):

@@ -393,8 +393,8 @@ class Referee:
         """Return {"max_error", "allowed", "eager_error", "permitted_error", "complaint", "note", ...} of the outputs in a file.
 
         "stale" says that they are those of the weights before the probe's step, "swallowed" where they are finite and the
-        original's are not, "leaked" that the opposite is where it must not be, "uniform" that each of the
-        original's is the same everywhere.
+        original's are not, "leaked" that the opposite is where it must not be, "small" that small values are lost, "uniform"
+        that each of the original's is the same everywhere.
 
         `declared` is the precision that the variant says it computes in, or what else is permitted: see _permitting. With
         `remark` a complaint ends with where the result is wrong and how that came about, which takes several further
@@ -403,7 +403,7 @@ class Referee:
         """
         expected, _ = self._permitting(probe, declared)
         uniform = all(_is_uniform(reference.float64) for reference in expected)
-        unseen = {"note": None, "stale": False, "uniform": uniform, "diagnosis": None}
+        unseen = {"note": None, "stale": False, "uniform": uniform, "diagnosis": None, "small": None}
         if isinstance(declared, str) and probe not in probes.REQUIRED and special.unusable(expected):
             note = f"not judged: {declared} itself is too inexact, or overflows, on these inputs"
             return vars(wrong(None)) | unseen | {"note": note}
@@ -428,7 +428,21 @@ class Referee:
             compared = compared | {"complaint": f"the output is that of {stale} before the step"}
         swallowed = next((every.swallowed for every in each if every.swallowed), None)
         leaked = any(every.leaked for every in each)
-        return compared | unseen | {"stale": bool(stale), "swallowed": swallowed, "leaked": leaked, "diagnosis": lines}
+        seen = {"stale": bool(stale), "swallowed": swallowed, "leaked": leaked, "diagnosis": lines}
+        if probe in probes.REQUIRED and not compared["complaint"] and not isinstance(declared, float):
+            seen["small"] = self._lost_small_values(probe, expected, names, actual)
+        return compared | unseen | seen
+
+    def _lost_small_values(self, probe, references, names, actual):
+        """What is wrong with small values of right outputs, which float32 keeps in any order of adding; None without any."""
+        if not any(map(Reference.lost, references, actual)):
+            return None
+        for i, (reference, name, value) in enumerate(zip(references, names, actual, strict=True)):
+            reordered = (each.outputs[i] for each in self._lowered(probe, accuracy.FLOAT32))
+            if lost := reference.permitting(*reordered).lost(value):
+                share, given, true = lost
+                return f"{share:.0%} of {name} are small values without a right digit: {given:.3g} instead of {true:.3g}, say"
+        return None
 
     def own_check(self, probe, file):
         """Return {"complaint": what the problem's own check_outputs(inputs, outputs) says of outputs in a file, or None}."""

@@ -19,7 +19,8 @@ from playground.driver.race import Measured, Patience, Race, Rejected, Side
 from playground.driver.runner import Runner
 from playground.driver.task import Options, Task
 from playground.driver.timing import outcome, own_clock
-from playground.driver.verdict import UNJUDGED, Judged
+from playground.judge.evaluation import Judged
+from playground.judge.verdict import UNJUDGED
 from playground.record import MINE, NOBODY, TRUST, Ceilings, Check, Clocks, Judgment, Outer, Ratio, Work, Works, load_result
 from playground.report.progress import Progress
 from playground.serial import dump

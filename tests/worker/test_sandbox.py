@@ -25,11 +25,13 @@ from playground.driver import outer
 from playground.driver.runner import Runner, sweep
 from playground.driver.session import load_candidate
 from playground.driver.task import Options, Task
-from playground.driver.verdict import UNJUDGED, failed, judge
+from playground.judge.evaluation import judge
+from playground.judge.failure import remove
+from playground.judge.verdict import UNJUDGED, failed
 from playground.machine import requirements
 from playground.report.progress import Progress
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, pause_others, sandbox
-from playground.worker.referee_client import RefereeClient, remove
+from playground.worker.referee_client import RefereeClient
 
 PROBLEM = Path(__file__).parents[1] / "judge" / "problems" / "gelu" / "problem.py"
 OPTIONS = Options(quick=True, time_limit=60, sandbox="require")
