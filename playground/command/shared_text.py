@@ -1,9 +1,9 @@
 """What all variants of the project write alike: python -m playground.command.shared_text writes it into their files.
 
-Of templates/, shell.txt stands between the CUDA text and what is the file's own; main.txt ends the file. (Files that are not
-yet of that form end with tail.txt, and fused.txt stands before it in those with a gradient of their own.) device.txt has small
-device functions, PTX wrappers and the macros in those, separated by empty lines: where a file defines one of these names, it is
-that text, with the comment above it. --check names the files that differ, with exit status 1.
+Of templates/, shell.txt (or shell_cpu.txt) stands between the text that is compiled and what is the file's own, main.txt ends
+the file. (Files that are not yet of that form end with tail.txt, and fused.txt stands before it in those with a gradient of
+their own.) device.txt has small device functions, PTX wrappers and the macros in those, separated by empty lines: where a file
+defines one of these names, it is that text, with the comment above it. --check names the files that differ, with exit status 1.
 """
 
 import argparse
@@ -23,11 +23,7 @@ NAME = re.compile(r"^(?:#define |(?:template <[^\n]*>\n)?DEVICE[^\n(]* )(\w+)(?=
 
 def shell(is_cuda=True):
     """Return what stands behind the text that is compiled: CUDA, or C++ to run on the CPU."""
-    text = (TEMPLATES / "shell.txt").read_text(encoding="utf-8")
-    edits = {"=CUDA": "=CPP", '"", text, extra_cuda_cflags': "text, extra_cflags", '"-lineinfo"': '"-march=native"'}
-    for cuda, cpp in edits.items() if not is_cuda else ():
-        text = text.replace(cuda, cpp)
-    return text
+    return (TEMPLATES / ("shell.txt" if is_cuda else "shell_cpu.txt")).read_text(encoding="utf-8")
 
 
 def main_text():
