@@ -1,8 +1,7 @@
 """What all variants of the project write alike: python -m playground.command.shared_text writes it into their files.
 
 Of templates/, shell.txt (or shell_cpu.txt) stands between the text that is compiled and what is the file's own, main.txt ends
-the file. (Files that are not yet of that form end with tail.txt, and fused.txt stands before it in those with a gradient of
-their own.) device.txt has small device functions, PTX wrappers and the macros in those, separated by empty lines: where a file
+the file. device.txt has small device functions, PTX wrappers and the macros in those, separated by empty lines: where a file
 defines one of these names, it is that text, with the comment above it. --check names the files that differ, with exit status 1.
 """
 
@@ -16,8 +15,6 @@ from playground import catalog
 TEMPLATES = Path(__file__).parent / "templates"
 SHELL, OWN = "# ---- The same text in all files, down to", "# ---- What is this file's own.\n"
 MAIN = "@torch.no_grad()\ndef main():"
-FIRST_LINE = "# ---- From here on all files have the same text"  # the tail's
-FUSED = "# ---- A gradient of its own"
 NAME = re.compile(r"^(?:#define |(?:template <[^\n]*>\n)?DEVICE[^\n(]* )(\w+)(?=\(| )", re.MULTILINE)
 
 
@@ -31,18 +28,6 @@ def main_text():
     return (TEMPLATES / "main.txt").read_text(encoding="utf-8")
 
 
-def tail(text=""):
-    """Return what ends a file of that text."""
-    names = ["fused.txt"] * (FUSED in text) + ["tail.txt"]
-    return "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in names)
-
-
-def helpers():
-    """Return the tail without its first line, which calls for the latest text, and without `main`."""
-    text = tail()
-    return text[text.index("\n") + 1 : text.index("def main():")]
-
-
 def device_functions():
     """Return {name: text with the comment above it} of the canonical device functions."""
     blocks = (TEMPLATES / "device.txt").read_text(encoding="utf-8").strip("\n").split("\n\n")
@@ -51,13 +36,10 @@ def device_functions():
 
 def as_shared(text):
     """Return a variant's text with the shared parts as they are to be; one without any as it is."""
-    if SHELL in text:
-        own = text[text.index(OWN) + len(OWN) : text.rindex(MAIN)]
-        text = text[: text.index(SHELL)] + shell(is_cuda="\nCUDA = " in text) + own + main_text()
-    elif FIRST_LINE in text:
-        text = text[: text.index(FUSED if FUSED in text else FIRST_LINE)] + tail(text)
-    else:
+    if SHELL not in text:
         return text
+    own = text[text.index(OWN) + len(OWN) : text.rindex(MAIN)]
+    text = text[: text.index(SHELL)] + shell(is_cuda="\nCUDA = " in text) + own + main_text()
     has_macro = "#define DEVICE" in text
     for name, block in device_functions().items():
         block = block if has_macro else block.replace("DEVICE", "__device__ __forceinline__")
