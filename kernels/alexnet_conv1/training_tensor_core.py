@@ -1100,14 +1100,16 @@ def gradients(grad, x, weight, bias, stride, padding, needs):
     return tuple(each.new_empty(each.shape) if needs & bit else grad.new_empty(0) for each, bit in bits)
 
 
-def backward(ctx, grad, original=original, gradient=gradient):
+def backward(ctx, grad, original=original):
     """The gradient; that of a gradient (create_graph) is PyTorch's."""
     (x, weight, bias), wanted = ctx.saved_tensors, ctx.needs_input_grad[:3]
     if torch.is_grad_enabled():
         tensors = [each for each in ctx.saved_tensors if each is not None]  # a bias may be missing
         found = torch.func.vjp(lambda *tensors: original(*tensors, **ctx.numbers), *tensors)[1](grad)
         return *found, *[None] * (5 - len(found))
-    found = gradient(grad, x, weight, bias, *ctx.numbers.values(), wanted[0] + 2 * any(wanted[1:]))
+    found = torch.ops.alexnet_conv1_training_tensor_core.gradient(
+        grad, x, weight, bias, *ctx.numbers.values(), wanted[0] + 2 * any(wanted[1:])
+    )
     return *[each if is_wanted else None for each, is_wanted in zip(found, wanted, strict=True)], None, None
 
 
@@ -1123,7 +1125,9 @@ if torch.__version__ >= "2.7":
 
 
 class ModelNew(nn.Module):
-    operator = convolve
+    @staticmethod
+    def operator(*operands):
+        return torch.ops.alexnet_conv1_training_tensor_core.forward(*operands)
 
     def __init__(self, num_classes=1000):
         super().__init__()

@@ -1370,18 +1370,19 @@ def gradients(grad, x, weight, bias, pool, grads, deltas, needs):
     return tuple(each.new_empty(each.shape if needs & bit else 0) for each, bit in ((x, 1), (weight, 2), (bias, 2)))
 
 
-def backward(ctx, grad, *_, original=original, gradient=gradient):
+def backward(ctx, grad, *_, original=original):
     """The gradient; PyTorch's, with the 4.8 GB that this file avoids, where kernels do not serve, and that of a gradient."""
     *tensors, grads, deltas = ctx.saved_tensors
-    if torch.is_grad_enabled() or not len(grads):
-        return *torch.func.vjp(lambda *tensors: original(*tensors, ctx.pool), *tensors)[1](grad), None, None
     wanted = ctx.needs_input_grad[:3]
-    found = gradient(grad, *tensors, ctx.pool, grads, deltas, wanted[0] + 2 * any(wanted[1:]))
+    needs = wanted[0] + 2 * any(wanted[1:])
+    if torch.is_grad_enabled() or needs & ~ctx.needs or not len(grads):
+        return *torch.func.vjp(lambda *tensors: original(*tensors, ctx.pool), *tensors)[1](grad), None, None
+    found = torch.ops.conv_pool_sigmoid_sum_training_hopper.gradient(grad, *tensors, ctx.pool, grads, deltas, needs)
     return *[each if is_wanted else None for each, is_wanted in zip(found, wanted, strict=True)], None, None
 
 
 def setup_context(ctx, inputs, output):
-    *tensors, ctx.pool, _ = inputs
+    *tensors, ctx.pool, ctx.needs = inputs
     ctx.save_for_backward(*tensors, *output[1:])
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
@@ -1392,9 +1393,9 @@ if torch.__version__ >= "2.7":
     conv_pool_sum.register_autocast(DEVICE, torch.float32)
 
 
-def call(x, weight, bias, pool, operator=conv_pool_sum):
+def call(x, weight, bias, pool):
     needs = x.requires_grad + 2 * (weight.requires_grad or bias.requires_grad) if torch.is_grad_enabled() else 0
-    return operator(x, weight, bias, pool, needs)[0]
+    return torch.ops.conv_pool_sigmoid_sum_training_hopper.forward(x, weight, bias, pool, needs)[0]
 
 
 class ModelNew(nn.Module):

@@ -89,7 +89,7 @@ def _copied_text(model, parent, name):
     text = parent.path.read_text(encoding="utf-8")
     head = START.format(model=model.name, number=name.split("_")[0], parent=parent.name)
     text = BEFORE_HEADINGS.sub(lambda _: head, text, count=1)
-    return text.replace(f'NAME = "{model.name}_{parent.name}"', f'NAME = "{model.name}_{name}"', 1)
+    return text.replace(f"{model.name}_{parent.name}", f"{model.name}_{name}")  # NAME, and the operator that the model calls
 
 
 def _wrapping_text(model, name):
