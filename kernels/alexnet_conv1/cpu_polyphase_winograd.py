@@ -582,9 +582,10 @@ def kernels(*flags, name=NAME, text=CPP, **macros):  # name and text of this fil
 
 
 def launch(function, *arguments):
-    """Call a C function: tensors as pointers, None as null, ints as int64_t."""
-    values = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in arguments]
-    if code := function(*[each if isinstance(each, ctypes.c_double) else ctypes.c_int64(each or 0) for each in values]):
+    """Call a C function: tensors as pointers, None as null, ints as int64_t, floats."""
+    if not function.argtypes:
+        function.argtypes = [ctypes.c_double if isinstance(each, float) else ctypes.c_int64 for each in arguments]
+    if code := function(*[each.data_ptr() if isinstance(each, torch.Tensor) else each or 0 for each in arguments]):
         raise RuntimeError(f"{function.__name__}: error {code}")
 
 
@@ -663,6 +664,7 @@ class ModelNew(nn.Module):
 @torch.no_grad()
 def main():
     emulated, (arguments, shape, small, limit) = hasattr(load_inline, "emulates_cuda"), EXAMPLE
+    torch.manual_seed(0)
     ours = ModelNew(*arguments).to(DEVICE)
     theirs, x = copy.deepcopy(ours), torch.randn(small if emulated else shape, device=DEVICE)
     theirs.operator = original  # the same module, by PyTorch

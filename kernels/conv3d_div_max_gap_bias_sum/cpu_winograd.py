@@ -727,9 +727,10 @@ def kernels(*flags, name=NAME, text=CPP, **macros):  # name and text of this fil
 
 
 def launch(function, *arguments):
-    """Call a C function: tensors as pointers, None as null, ints as int64_t."""
-    values = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in arguments]
-    if code := function(*[each if isinstance(each, ctypes.c_double) else ctypes.c_int64(each or 0) for each in values]):
+    """Call a C function: tensors as pointers, None as null, ints as int64_t, floats."""
+    if not function.argtypes:
+        function.argtypes = [ctypes.c_double if isinstance(each, float) else ctypes.c_int64 for each in arguments]
+    if code := function(*[each.data_ptr() if isinstance(each, torch.Tensor) else each or 0 for each in arguments]):
         raise RuntimeError(f"{function.__name__}: error {code}")
 
 
@@ -752,8 +753,9 @@ def is_served(weight, pool):
 
 def count(function, *numbers):
     """Call a C function of int64_t that returns one."""
-    function.restype = ctypes.c_int64
-    return function(*map(ctypes.c_int64, numbers))
+    if not function.argtypes:
+        function.restype, function.argtypes = ctypes.c_int64, [ctypes.c_int64] * len(numbers)
+    return function(*numbers)
 
 
 def original(x, weight, conv_bias, divisor, pool):
@@ -792,7 +794,7 @@ def conv_max_mean(
         parameters = (weight, conv_bias) if divisor > 0 else (-weight, -conv_bias)  # the largest of these is what counts
         given = x.contiguous(), *[each.contiguous() for each in parameters], out, of_units, argmax if needs & 1 else None
         numbers = *x.shape, out_channels, torch.get_num_threads()
-        launch(kernels().run_forward, *given, ctypes.c_double(abs(divisor)), *numbers)
+        launch(kernels().run_forward, *given, float(abs(divisor)), *numbers)
     return out, patches.copy_(of_units.sum(1, dtype=torch.float64)) if needs & 2 else patches, argmax
 
 
@@ -879,6 +881,7 @@ class ModelNew(nn.Module):
 @torch.no_grad()
 def main():
     emulated, (arguments, shape, small, limit) = hasattr(load_inline, "emulates_cuda"), EXAMPLE
+    torch.manual_seed(0)
     ours = ModelNew(*arguments).to(DEVICE)
     theirs, x = copy.deepcopy(ours), torch.randn(small if emulated else shape, device=DEVICE)
     theirs.operator = original  # the same module, by PyTorch

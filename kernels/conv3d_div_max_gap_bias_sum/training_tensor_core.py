@@ -950,12 +950,13 @@ def kernels(*flags, name=NAME, text=CUDA, **macros):  # name and text of this fi
 
 
 def launch(function, *arguments):
-    """Call a C function: tensors as pointers, None as null, ints as int64_t, then the current stream of the first's device."""
+    """Call a C function: tensors as pointers, None as null, ints as int64_t, floats; then the stream of the first's device."""
+    if not function.argtypes:
+        function.argtypes = [ctypes.c_double if isinstance(each, float) else ctypes.c_int64 for each in (*arguments, 0)]
+    values = [each.data_ptr() if isinstance(each, torch.Tensor) else each or 0 for each in arguments]
     with torch.cuda.device_of(first := arguments[0]):
         stream = torch.cuda.current_stream().cuda_stream if first.is_cuda else 0
-        values = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in arguments]
-        values = [each if isinstance(each, ctypes.c_double) else ctypes.c_int64(each or 0) for each in [*values, stream]]
-        if code := function(*values):
+        if code := function(*values, stream):
             raise RuntimeError(f"{function.__name__}: CUDA error {code}")
 
 
@@ -981,8 +982,9 @@ def is_strict():
 
 def count(function, *numbers):
     """Call a C function of int64_t that returns one."""
-    function.restype = ctypes.c_int64
-    return function(*map(ctypes.c_int64, numbers))
+    if not function.argtypes:
+        function.restype, function.argtypes = ctypes.c_int64, [ctypes.c_int64] * len(numbers)
+    return function(*numbers)
 
 
 def library_for(weight, pool, kernels=kernels):
@@ -1031,7 +1033,7 @@ def conv_max_mean(x, weight, conv_bias, bias, divisor, pool, needs, library_for=
         if blocks >= 2**31:
             raise RuntimeError(f"expected a batch of fewer than 2^31 blocks; got one of {blocks}")
         given = x, weight, conv_bias, bias, x.new_empty(16 * blocks), out, argmax if needs else None
-        launch(library.launch_conv_max_mean, *given, ctypes.c_double(divisor), bias.numel(), *numbers)
+        launch(library.launch_conv_max_mean, *given, float(divisor), bias.numel(), *numbers)
     return out, argmax
 
 
@@ -1045,10 +1047,10 @@ def gradient(grad, x, weight, conv_bias, bias, divisor, pool, argmax, needs, lib
     grad, x, weight, rest = grad.contiguous(), x.contiguous(), weight.contiguous(), (not bias.numel(), *numbers)
     found = [each.new_empty(each.shape if needs & bit else 0) for each, bit in ((x, 1), (weight, 2), (conv_bias, 2), (bias, 2))]
     if found[0].numel():
-        launch(library.launch_input_gradient, weight, argmax, grad, found[0], ctypes.c_double(divisor), *rest)
+        launch(library.launch_input_gradient, weight, argmax, grad, found[0], float(divisor), *rest)
     if needs & 2:
         scratch = x.new_empty(count(library.count_gradients, *numbers) * weight.numel())
-        launch(library.launch_weight_gradient, x, argmax, grad, scratch, found[1], ctypes.c_double(divisor), *rest)
+        launch(library.launch_weight_gradient, x, argmax, grad, scratch, found[1], float(divisor), *rest)
         of_averages = grad.sum(0).reshape(-1).expand(len(weight))
         found[2] = of_averages / divisor
         if bias.numel():
@@ -1120,6 +1122,7 @@ class ModelNew(nn.Module):
 @torch.no_grad()
 def main():
     emulated, (arguments, shape, small, limit) = hasattr(load_inline, "emulates_cuda"), EXAMPLE
+    torch.manual_seed(0)
     ours = ModelNew(*arguments).to(DEVICE)
     theirs, x = copy.deepcopy(ours), torch.randn(small if emulated else shape, device=DEVICE)
     theirs.operator = original  # the same module, by PyTorch

@@ -94,12 +94,13 @@ def kernels(*flags, name=NAME, text=CUDA, **macros):  # name and text of this fi
 
 
 def launch(function, *arguments):
-    """Call a C function: tensors as pointers, None as null, ints as int64_t, then the current stream of the first's device."""
+    """Call a C function: tensors as pointers, None as null, ints as int64_t, floats; then the stream of the first's device."""
+    if not function.argtypes:
+        function.argtypes = [ctypes.c_double if isinstance(each, float) else ctypes.c_int64 for each in (*arguments, 0)]
+    values = [each.data_ptr() if isinstance(each, torch.Tensor) else each or 0 for each in arguments]
     with torch.cuda.device_of(first := arguments[0]):
         stream = torch.cuda.current_stream().cuda_stream if first.is_cuda else 0
-        values = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in arguments]
-        values = [each if isinstance(each, ctypes.c_double) else ctypes.c_int64(each or 0) for each in [*values, stream]]
-        if code := function(*values):
+        if code := function(*values, stream):
             raise RuntimeError(f"{function.__name__}: CUDA error {code}")
 
 
@@ -128,7 +129,7 @@ def fused_tail(pooled, bias, divisor, kernels=kernels):
     else:
         out, numbers = pooled.new_empty(batch, channels, 1, 1, 1), (batch * channels, windows, 0, windows)
     if batch:
-        launch(kernels().launch_fused_tail, pooled, bias, out, *numbers, ctypes.c_double(divisor))
+        launch(kernels().launch_fused_tail, pooled, bias, out, *numbers, float(divisor))
     return out
 
 
@@ -183,6 +184,7 @@ class ModelNew(nn.Module):
 @torch.no_grad()
 def main():
     emulated, (arguments, shape, small, limit) = hasattr(load_inline, "emulates_cuda"), EXAMPLE
+    torch.manual_seed(0)
     ours = ModelNew(*arguments).to(DEVICE)
     theirs, x = copy.deepcopy(ours), torch.randn(small if emulated else shape, device=DEVICE)
     theirs.operator = original  # the same module, by PyTorch

@@ -760,12 +760,13 @@ def kernels(*flags, name=NAME, text=CUDA, **macros):  # name and text of this fi
 
 
 def launch(function, *arguments):
-    """Call a C function: tensors as pointers, None as null, ints as int64_t, then the current stream of the first's device."""
+    """Call a C function: tensors as pointers, None as null, ints as int64_t, floats; then the stream of the first's device."""
+    if not function.argtypes:
+        function.argtypes = [ctypes.c_double if isinstance(each, float) else ctypes.c_int64 for each in (*arguments, 0)]
+    values = [each.data_ptr() if isinstance(each, torch.Tensor) else each or 0 for each in arguments]
     with torch.cuda.device_of(first := arguments[0]):
         stream = torch.cuda.current_stream().cuda_stream if first.is_cuda else 0
-        values = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in arguments]
-        values = [each if isinstance(each, ctypes.c_double) else ctypes.c_int64(each or 0) for each in [*values, stream]]
-        if code := function(*values):
+        if code := function(*values, stream):
             raise RuntimeError(f"{function.__name__}: CUDA error {code}")
 
 
@@ -790,8 +791,9 @@ def is_strict():
 
 def count(function, *numbers):
     """Call a C function of int64_t that returns one."""
-    function.restype = ctypes.c_int64
-    return function(*map(ctypes.c_int64, numbers))
+    if not function.argtypes:
+        function.restype, function.argtypes = ctypes.c_int64, [ctypes.c_int64] * len(numbers)
+    return function(*numbers)
 
 
 def original(x, weight, conv_bias, bias, divisor, pool):
@@ -830,7 +832,7 @@ def stream_max_mean(x, weight, conv_bias, bias, divisor, pool, kernels=kernels, 
         numbers = batch, depth, height, width, is_strict(), x.device.index or 0
         scratch = x.new_empty(16 * count(library.count_segments, *numbers))  # 16: OUTPUTS
         given = rows, weight, conv_bias, bias, scratch, out
-        launch(library.launch_stream_max_mean, *given, ctypes.c_double(divisor), bias.numel(), *numbers)
+        launch(library.launch_stream_max_mean, *given, float(divisor), bias.numel(), *numbers)
     return out
 
 
@@ -888,6 +890,7 @@ class ModelNew(nn.Module):
 @torch.no_grad()
 def main():
     emulated, (arguments, shape, small, limit) = hasattr(load_inline, "emulates_cuda"), EXAMPLE
+    torch.manual_seed(0)
     ours = ModelNew(*arguments).to(DEVICE)
     theirs, x = copy.deepcopy(ours), torch.randn(small if emulated else shape, device=DEVICE)
     theirs.operator = original  # the same module, by PyTorch
