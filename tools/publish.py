@@ -13,7 +13,7 @@ import math
 import re
 import sys
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from playground.catalog import ROOT, ladder_order, reading_order
@@ -122,8 +122,9 @@ def files(root):
 
 
 def recorded(path):
-    """Return the text of a recorded run in the form in which it is kept."""
-    return as_lines(dump(read(path)), DIGITS)
+    """Return the text of a recorded run in the form in which it is kept: without its timeline."""
+    document = read(path)
+    return as_lines(dump(replace(document, environment=replace(document.environment, timeline=None))), DIGITS)
 
 
 def newest_runs(root):
