@@ -7,7 +7,8 @@ Why it is faster
     kernel (double buffering). The cost: a packed copy of the weights. Predicted 1.25 ms on an H200, measured 1.57.
 
 Mathematics
-    That of v1, in strict fp32: one chain of fused multiply-adds for each output, over c, u and v; the bias last.
+    out[b,o,i,j] = bias[o] + sum over c,u,v of weight[o,c,u,v] * x[b, c, i*stride_h - pad_h + u, j*stride_w - pad_w + v]
+    Strict fp32: one chain of fused multiply-adds for each output, over c, u and v; the bias last.
 
 Launches
     pack_weights  (weights / 256)                             256 threads  14 registers   0        one weight
@@ -17,25 +18,23 @@ Floor
     154 MB in, 297 MB out, 0.106 ms on an H200; 54 GFLOP are 0.91 ms in plain fp32 at 1.755 GHz: compute bound.
 
 Takes
-    What v1 takes, channels below 2^31 pixels with their padding, compute capability 7.5 or later (before 8.0 without cp.async).
+    float32 CUDA tensors (batch, in_channels, height, width); any channels, kernel, stride, zero padding, bias or none,
+    channels below 2^31 pixels with their padding, compute capability 7.5 or later (before 8.0 without cp.async).
     Kernels whose width is a large prime, and images narrower than a tile, are slow. The gradient is PyTorch's. Deterministic.
 """
 
+import copy
 import ctypes
 import functools
-import hashlib
-import inspect
-import os
-import re
-import sys
 import threading
-import warnings
-from operator import attrgetter
 
 import torch
-import torch.nn as nn
+from torch import nn
+from torch.utils.benchmark import Timer
+from torch.utils.cpp_extension import load_inline
 
 NAME = "alexnet_conv1_v3_tiled"
+DEVICE = "cpu" if hasattr(load_inline, "emulates_cuda") else "cuda"  # the playground's emulator runs on the CPU
 EXAMPLE = (), (256, 3, 224, 224), (2, 3, 67, 63), 2e-2  # of ModelNew, x, x under the emulator, limit: TF32's
 
 CUDA = r"""
@@ -268,212 +267,127 @@ extern "C" int launch_conv2d(const Element* x, const Element* weight, const Elem
 """
 
 
-@functools.lru_cache(maxsize=1024)
-def sizes(kernels, x, weight, bias, stride, padding):
-    """Return the output's shape, floats of scratch, numbers. Raises RuntimeError for kinds of tensors that do not fit."""
-    outs, built = kernels.OUT_CHANNELS, (kernels.STRIDE_H, kernels.STRIDE_W)
-    check(kernels, "x", x, x, (*x[0][:1], kernels.IN_CHANNELS, *x[0][-2:]))
-    check(kernels, "weight", weight, x, (outs, kernels.IN_CHANNELS, kernels.KERNEL_H, kernels.KERNEL_W))
-    if bias:
-        check(kernels, "bias", bias, x, (outs,))
-    batch, _, *image = x[0]
-    room = [size + 2 * pad - taps for size, pad, taps in zip(image, padding, weight[0][2:], strict=False)]
-    if stride != built or len(padding) != 2 or min(*padding, *room) < 0:
-        got = f"{image} padded by {[*padding]}, strides {[*stride]}"
-        raise RuntimeError(f"{NAME}: a kernel of {[*weight[0][2:]]} at strides {[*built]} does not fit {got}")
-    if (image[0] + 2 * padding[0]) * (image[1] + 2 * padding[1]) >= 2**31:
-        raise RuntimeError(f"{NAME}: expected less than 2^31 pixels a channel, got {image} padded by {[*padding]}")
-    out_size = [size // step + 1 for size, step in zip(room, stride, strict=True)]
-    if (blocks := kernels.count_blocks(batch, *out_size)) >= 2**31:
-        raise RuntimeError(f"{NAME}: a tensor of shape {list(x[0])} needs more blocks than a grid has")
-    return (batch, outs, *out_size), kernels.count_scratch(), (blocks, *image, *padding, *out_size)
+# ---- The same text in all files, down to the next such line; python -m playground.command.shared_text writes it.
+BUILDING = threading.Lock()  # the first calls of a model's replicas may come from several threads at once
 
 
-def conv2d(kernels, x, weight, bias, stride, padding, sizes=sizes):
-    kinds = kind(x), kind(weight), None if bias is None else kind(bias)
-    shape, floats, numbers = sizes(kernels, *kinds, tuple(stride), tuple(padding))
-    x, weight, bias, out = x.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous(), x.new_empty(shape)
+@functools.cache
+def kernels(*flags, name=NAME, text=CUDA, **macros):  # name and text of this file, whatever a notebook's next one calls so
+    """Compile the text with these flags and macros, once a machine, and return the library."""
+    flags = ["-O3", "-lineinfo", *flags, *(f"-D{key}={value}" for key, value in macros.items())]
+    name = "_".join(map(str, [name, *macros.values()]))
+    options = {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
+    with BUILDING:
+        return ctypes.CDLL(load_inline(name, "", text, extra_cuda_cflags=flags, is_python_module=False, **options))
+
+
+def launch(function, *arguments):
+    """Call a C function: tensors as pointers, None as null, ints as int64_t, floats; then the stream of the first's device."""
+    if not function.argtypes:
+        function.argtypes = [ctypes.c_double if isinstance(each, float) else ctypes.c_int64 for each in (*arguments, 0)]
+    values = [each.data_ptr() if isinstance(each, torch.Tensor) else each or 0 for each in arguments]
+    with torch.cuda.device_of(first := arguments[0]):
+        stream = torch.cuda.current_stream().cuda_stream if first.is_cuda else 0
+        if code := function(*values, stream):
+            raise RuntimeError(f"{function.__name__}: CUDA error {code}")
+
+
+def check(name, tensor, shape, device):
+    """Raise RuntimeError unless a tensor is float32, of this shape, on this device."""
+    if tensor.dtype != torch.float32 or tensor.shape != shape or tensor.device != device:
+        found = f"{tensor.dtype} of shape {[*tensor.shape]} on {tensor.device}"
+        raise RuntimeError(f"expected {name} as torch.float32 of shape {[*shape]} on {device}; got {found}")
+
+
+# ---- What is this file's own.
+SCHEMA = "(Tensor x, Tensor weight, Tensor? bias, int[2] stride, int[2] padding) -> Tensor"
+
+
+def count(function, *numbers):
+    """Call a C function of int64_t that returns one."""
+    if not function.argtypes:
+        function.restype, function.argtypes = ctypes.c_int64, [ctypes.c_int64] * len(numbers)
+    return function(*numbers)
+
+
+@torch.library.custom_op(f"{NAME}::forward", mutates_args=(), device_types=DEVICE, schema=SCHEMA)
+def conv2d(x, weight, bias, stride, padding, kernels=kernels):
+    """Return the convolution's output. Raises RuntimeError for what the kernel does not take."""
+    (batch, *_, height, width), (out_channels, in_channels, kernel_h, kernel_w) = x.shape, weight.shape
+    (stride_h, stride_w), (pad_h, pad_w) = stride, padding
+    check("x", x, (batch, in_channels, height, width), x.device)
+    check("weight", weight, weight.shape, x.device)
+    if bias is not None:
+        check("bias", bias, (out_channels,), x.device)
+    room_h, room_w = height + 2 * pad_h - kernel_h, width + 2 * pad_w - kernel_w
+    if min(*stride, kernel_h, kernel_w) < 1 or min(*padding, room_h, room_w) < 0:
+        fits = f"a kernel of {[kernel_h, kernel_w]}, strides {[*stride]} and padding {[*padding]}"
+        raise RuntimeError(f"expected {fits} to fit; got an image of {height} x {width}")
+    if (height + 2 * pad_h) * (width + 2 * pad_w) >= 2**31:
+        raise RuntimeError(f"expected fewer than 2^31 pixels a channel; got {height} x {width} padded by {[*padding]}")
+    names = "OUT_CHANNELS", "IN_CHANNELS", "KERNEL_H", "KERNEL_W", "STRIDE_H", "STRIDE_W"
+    library = kernels(**dict(zip(names, (*weight.shape, *stride), strict=True)))
+    x, weight, bias = x.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous()
+    out = x.new_empty(batch, out_channels, room_h // stride_h + 1, room_w // stride_w + 1)
     if out.numel():
-        launch(kernels.launch_conv2d, x, weight, bias, x.new_empty(floats), out, *numbers)
+        blocks, scratch = count(library.count_blocks, batch, *out.shape[2:]), x.new_empty(count(library.count_scratch))
+        if blocks >= 2**31:
+            raise RuntimeError(f"expected a batch of fewer than 2^31 blocks; got one of {blocks}")
+        launch(library.launch_conv2d, x, weight, bias, scratch, out, blocks, height, width, *padding, *out.shape[2:])
     return out
 
 
-def original(x, weight, bias, stride, padding):
-    """The gradient is PyTorch's, which computes the output again, 297 MB. training_tensor_core has its own."""
+@conv2d.register_fake
+def original(x, weight, bias=None, stride=1, padding=0):
     return nn.functional.conv2d(x, weight, bias, stride, padding)
 
 
+def backward(ctx, grad, original=original):
+    """PyTorch's gradient: it computes the output again, 297 MB."""
+    tensors = [each for each in ctx.saved_tensors if each is not None]  # a bias may be missing
+    found = torch.func.vjp(lambda *tensors: original(*tensors, **ctx.numbers), *tensors)[1](grad)
+    return *found, *[None] * (5 - len(found))
+
+
+def setup_context(ctx, inputs, output):
+    *tensors, stride, padding = inputs
+    ctx.save_for_backward(*tensors)
+    ctx.numbers = {"stride": stride, "padding": padding}
+
+
+conv2d.register_autograd(backward, setup_context=setup_context)
+if torch.__version__ >= "2.7":
+    conv2d.register_autocast(DEVICE, torch.float32)
+
+
 class ModelNew(nn.Module):
-    # Bound here, as `sizes` is above, so that another variant in the same notebook cannot replace them.
-    schema = "forward(Tensor x, Tensor weight, Tensor? bias, int[2] stride, int[2] padding) -> Tensor"
-    sources = NAME, CUDA, schema, conv2d, original
+    @staticmethod
+    def operator(*operands):
+        return torch.ops.alexnet_conv1_v3_tiled.forward(*operands)
 
     def __init__(self, num_classes=1000):
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels=3, out_channels=96, kernel_size=11, stride=4, padding=2)
 
-    def namespace(self):
-        conv = self._modules["conv1"]
-        names = "IN_CHANNELS", "OUT_CHANNELS", "KERNEL_H", "KERNEL_W", "STRIDE_H", "STRIDE_W"
-        values = conv.in_channels, conv.out_channels, *conv.kernel_size, *conv.stride
-        return build(*self.sources, **dict(zip(names, values, strict=True)))
-
-    def operands(self, x):
-        conv = self._modules["conv1"]  # self.conv1 takes nn.Module half a microsecond
-        if conv.dilation != (1, 1) or conv.groups != 1 or conv.padding_mode != "zeros" or isinstance(conv.padding, str):
-            raise ValueError(f"{self.sources[0]}: expected no dilation, one group and zero padding in numbers, got {conv}")
-        return x, conv.weight, conv.bias, conv.stride, conv.padding
-
     def forward(self, x):
-        operands = self.operands(x)
-        return getattr(torch.ops, self.namespace()).forward(*operands)
+        conv = self.conv1
+        if conv.dilation != (1, 1) or conv.groups != 1 or conv.padding_mode != "zeros" or isinstance(conv.padding, str):
+            raise ValueError(f"expected no dilation, one group and zero padding in numbers, got {conv}")
+        return self.operator(x, conv.weight, conv.bias, conv.stride, conv.padding)
 
 
-# ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
-LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
-KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
-PLAIN = [KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA), KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)]  # of plain tensors
-ModelNew.namespace._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result does, for a second of imports
-kind = attrgetter("shape", "dtype", "device")  # what checks and sizes depend on: functions of kinds are cached
-
-
-@functools.lru_cache(maxsize=None)
-def build(name, text, schema, forward, original, fused=(), flags=(), **constants):
-    """Compile `text` (CUDA, or C++) once a machine; return the namespace of an operator, which an edit changes.
-
-    forward(kernels, *arguments), tensors first, calls the text's functions; original(*arguments) computes it by PyTorch.
-    """
-    if torch.__version__ < "2.4":
-        raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
-
-    def fingerprint(part):  # of a function or its code: all but the place where it was written
-        if inspect.isfunction(part := inspect.unwrap(part)):
-            return fingerprint(part.__code__), [fingerprint(each) for each in part.__defaults__ or ()]
-        return (part.co_code, part.co_names, [fingerprint(each) for each in part.co_consts]) if inspect.iscode(part) else part
-
-    text = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
-    devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
-    machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
-    everything = text, schema, flags, machine, [fingerprint(each) for each in (forward, original, *fused)]
-    operators = getattr(torch.ops, f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}")
-    with LOADING:
-        if not getattr(operators, "registered", None):
-            kernels = load(operators.name, text, flags)
-            vars(kernels).update(constants | {each.__name__: each for each in (original, *fused)})
-            operators.registered = register(operators, schema, kernels, forward, original, *fused)
-    return operators.name
-
-
-def load(name, text, flags):
-    """Return the library of a text. Its functions know the types of their arguments, and how many tensors come first."""
-    from torch.utils import cpp_extension
-
-    is_cuda, flags = "<<<" in text, ["-O3", *flags]
-    options = {"cuda_sources": text, "extra_cuda_cflags": ["-lineinfo", *flags]} if is_cuda else {"extra_cflags": flags}
-    options |= {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
-    if not cpp_extension.is_ninja_available():  # in a virtual environment that is not activated
-        os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
-    cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
-    path = cpp_extension.load_inline(name, "" if is_cuda else text, is_python_module=False, **options)  # None before 2.5
-    kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
-    kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
-    numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
-    for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
-        if function := getattr(kernels, symbol, None):  # the text may leave it out for these constants
-            types = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
-            function.restype, function.argtypes, function.tensors = numbers[result], types, parameters.count("*")
-    return kernels
-
-
-def register(operators, schema, kernels, forward, original, fuse=None, *fused):
-    """Define the operator, for every device, so that forward checks the tensors. Without `fuse` its gradient is PyTorch's."""
-    tensors, notice = schema.count("Tensor") - 1, f"{operators.name[:-11]}: {original.__doc__}"
-    library, forward = torch.library.Library(operators.name, "DEF"), functools.partial(forward, kernels)
-
-    class Gradient(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, keys, *arguments):
-            warn(notice)
-            ctx.save_for_backward(*arguments[:tensors])
-            ctx.others = arguments[tensors:]
-            return autograd(keys, *arguments)  # where no gradient is recorded
-
-        @staticmethod
-        def backward(ctx, grad):
-            with torch.enable_grad():  # views: gradients are partial ones, also where an argument depends on another
-                given = [each if each is None else each.view_as(each) for each in ctx.saved_tensors[:tensors]]
-                out = original(*given, *ctx.others)
-            wanted = [each for each in given if each is not None and each.requires_grad]
-            found = dict(zip(wanted, torch.autograd.grad(out, wanted, grad, create_graph=torch.is_grad_enabled()), strict=True))
-            return None, *map(found.get, given), *[None] * len(ctx.others)
-
-    def autograd(keys, *arguments):
-        trains = torch.is_grad_enabled() and True in [each is not None and each.requires_grad for each in arguments[:tensors]]
-        # Gradient refuses the tangents that arguments may have within forward_ad.dual_level(); below it they would be dropped.
-        if trains or (torch.autograd.forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()):
-            return Gradient.apply(keys, *arguments)
-        if keys in PLAIN:  # the dispatcher would do no more
-            return forward(*arguments)
-        with torch._C._AutoDispatchBelowAutograd():
-            return operators.forward(*arguments)
-
-    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    library.impl("forward", forward, "CompositeExplicitAutograd")
-    library.impl("forward", autograd, "Autograd", with_keyset=True)
-    torch.library.register_fake(f"{operators.name}::forward", original, lib=library)
-    for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
-        torch.library.register_autocast(f"{operators.name}::forward", device, torch.float32, lib=library)
-    Gradient = fuse(library, schema, kernels, Gradient, *fused) if fuse else Gradient
-    return library
-
-
-def check(kernels, name, tensor, place, shape):
-    """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
-    if tensor != (shape, torch.float32, place[2]) or place[2].type != kernels.device:
-        wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
-        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {tensor[1]} of shape {list(tensor[0])} on {tensor[2]}")
-
-
-def launch(function, *arguments):
-    """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
-    first, count, stream = arguments[0], function.tensors, 0
-    if first.is_cuda:
-        if (device := first.get_device()) != torch._C._cuda_getDevice():
-            with torch.cuda.device(device):
-                return launch(function, *arguments)
-        stream = torch._C._cuda_getCurrentRawStream(device)
-    pointers = [None if each is None else each.data_ptr() for each in arguments[:count]]
-    if code := function(*pointers, *arguments[count:], stream):  # a C function ignores an argument too many
-        words = f"CUDA error: {torch.cuda.CudaError(code)}" if first.is_cuda else f"error {code}"
-        raise RuntimeError(f"{function.__name__}: {words}")
-
-
-@functools.lru_cache(maxsize=None)
-def warn(text):
-    """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
-    files, torchs = [each.filename for each in inspect.stack(0)], os.path.dirname(torch.__file__)
-    last = max(i for i, file in enumerate(files) if file == files[0])  # the outermost of this file
-    callers = [i for i, file in enumerate(files) if i > last and not file.startswith(torchs)]
-    warnings.warn(text, stacklevel=min(callers, default=last) + 1)
-
-
+@torch.no_grad()
 def main():
-    from torch.utils import benchmark, cpp_extension
-
-    emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)  # by the playground: on the CPU, so a small input
-    device = "cpu" if emulated or "_cpu_" in NAME else "cuda"
-    if device == "cuda" and not torch.cuda.is_available():
-        return print(f"{NAME}: needs an NVIDIA GPU and a CUDA build of PyTorch; {torch.__version__} finds none here.")
+    emulated, (arguments, shape, small, limit) = hasattr(load_inline, "emulates_cuda"), EXAMPLE
     torch.manual_seed(0)
-    arguments, shape, small, limit = EXAMPLE
-    model, x = ModelNew(*arguments).to(device).requires_grad_(False), torch.randn(small if emulated else shape, device=device)
-    exact = torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
-    error = ((model.float()(x) - exact).abs().max() / exact.std()).item()
-    calls = () if emulated else (model, lambda x: original(*model.operands(x)))
-    times = [f"{1e3 * benchmark.Timer('f(x)', globals={'f': f, 'x': x}).timeit(20).mean:.3f} ms" for f in calls]
-    how_fast = ", PyTorch ".join(times) or f"under the emulator, not timed, on an input of {tuple(x.shape)}"
-    verdict = "right" if error <= limit else "wrong"
-    print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")
+    ours = ModelNew(*arguments).to(DEVICE)
+    theirs, x = copy.deepcopy(ours), torch.randn(small if emulated else shape, device=DEVICE)
+    theirs.operator = original  # the same module, by PyTorch
+    exact = torch.cat([theirs.double()(part.double()) for part in x.split(16)])
+    error, calls = ((ours(x) - exact).abs().max() / exact.std()).item(), () if emulated else (ours, theirs.float())
+    times = [f"{1e3 * Timer('f(x)', globals={'f': f, 'x': x}).timeit(20).mean:.3f} ms" for f in calls]
+    right, took = "right" if error <= limit else "wrong", ", PyTorch ".join(times) or "emulated"
+    print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:g}: {right}; {took}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """conv3d_div_max_gap_bias_sum, training on the tensor cores: 16 bytes a window are all that backward needs beside the input.
 
-Like v4, but the forward pass also keeps the argmax index of each window and channel, and the gradients are products with a
+The forward pass also keeps the argmax index of each window and channel, and the gradients are products with a
 one-hot matrix of these.
 
 Why it is faster
@@ -8,10 +8,11 @@ Why it is faster
     byte each; operand a is made of them in registers, by one comparison. The weights' gradient streams x as the forward pass.
 
 Mathematics
-    v4's. With hot[o,k] = 1 where position k is its window's maximum in output o:
-    grad_w[o,c,t] = 1/(N*d) * sum over b,k of grad[b,o] * hot[b,o,k] * x[b,c,k + t]
-    grad_x[b,c,p] = 1/(N*d) * sum over o,t of hot[b,o,p - t] * (grad[b,o] * w[o,c,t])
-    Strict: weights are high + low for grad_x; grad_w is added in fp32. The NaNs that one in x makes may differ from PyTorch's.
+    out[b] = sum over o of ((1/N * sum over k of max over window k of y[b,o,.] + sign(d) * conv_bias[o]) / |d| + bias[o])
+    y: the convolution with weights * sign(d), without its bias; N windows a channel. With hot[o,k] = 1 where position k is its
+    window's maximum in output o: grad_w[o,c,t] = 1/(N*d) * sum over b,k of grad[b,o] * hot[b,o,k] * x[b,c,k + t] grad_x[b,c,p]
+    = 1/(N*d) * sum over o,t of hot[b,o,p - t] * (grad[b,o] * w[o,c,t]) Strict: weights are high + low for grad_x; grad_w is
+    added in fp32. The NaNs that one in x makes may differ from PyTorch's.
 
 Launches
     conv_max_mean    samples x parts    384 threads   97 KB, strict 206    v4's, a word of argmax indices a lane and tile
@@ -22,26 +23,26 @@ Floor
     Each gradient is as large a product as the forward pass (0.077 ms on an H200); the input's also writes 269 MB, 0.062 ms.
 
 Takes
-    What v4 takes. PyTorch computes the rest, and the gradient of a gradient. Deterministic for a number of SMs.
+    float32 CUDA tensors, a channel below 2^31 pixels, on compute capability 8.0 or later; what SERVED says: up to 8 channels in
+    and 16 out, a kernel of 3, windows of 2. PyTorch computes the rest, and the gradient of a gradient. Deterministic for a
+    number of SMs.
 """
 
+import copy
 import ctypes
 import functools
-import hashlib
-import inspect
-import os
-import re
-import sys
 import threading
 import warnings
-from operator import attrgetter
 
 import torch
-import torch.nn as nn
+from torch import nn
+from torch.utils.benchmark import Timer
+from torch.utils.cpp_extension import load_inline
 
 NAME = "conv3d_div_max_gap_bias_sum_training_tensor_core"
+DEVICE = "cpu" if hasattr(load_inline, "emulates_cuda") else "cuda"  # the playground's emulator runs on the CPU
+SHARED_LIMIT_KB = 0  # builds as for a device with that much shared memory a block; 0: what the device has
 EXAMPLE = (8, 16, 3, 2.0, 2, (16, 1, 1, 1), 1), (128, 8, 16, 64, 64), (4, 8, 6, 12, 20), 2e-2  # see main; limit: TF32's
-SCHEMA = "forward(Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor, int[3] pool) -> Tensor"
 
 CUDA = r"""
 // Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_D, KERNEL_H, KERNEL_W, POOL_D, POOL_H, POOL_W and SHARED_LIMIT_KB.
@@ -934,84 +935,122 @@ extern "C" int launch_input_gradient(const Element* weight, const uint32_t* argm
 """
 
 
+# ---- The same text in all files, down to the next such line; python -m playground.command.shared_text writes it.
+BUILDING = threading.Lock()  # the first calls of a model's replicas may come from several threads at once
+
+
+@functools.cache
+def kernels(*flags, name=NAME, text=CUDA, **macros):  # name and text of this file, whatever a notebook's next one calls so
+    """Compile the text with these flags and macros, once a machine, and return the library."""
+    flags = ["-O3", "-lineinfo", *flags, *(f"-D{key}={value}" for key, value in macros.items())]
+    name = "_".join(map(str, [name, *macros.values()]))
+    options = {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
+    with BUILDING:
+        return ctypes.CDLL(load_inline(name, "", text, extra_cuda_cflags=flags, is_python_module=False, **options))
+
+
+def launch(function, *arguments):
+    """Call a C function: tensors as pointers, None as null, ints as int64_t, floats; then the stream of the first's device."""
+    if not function.argtypes:
+        function.argtypes = [ctypes.c_double if isinstance(each, float) else ctypes.c_int64 for each in (*arguments, 0)]
+    values = [each.data_ptr() if isinstance(each, torch.Tensor) else each or 0 for each in arguments]
+    with torch.cuda.device_of(first := arguments[0]):
+        stream = torch.cuda.current_stream().cuda_stream if first.is_cuda else 0
+        if code := function(*values, stream):
+            raise RuntimeError(f"{function.__name__}: CUDA error {code}")
+
+
+def check(name, tensor, shape, device):
+    """Raise RuntimeError unless a tensor is float32, of this shape, on this device."""
+    if tensor.dtype != torch.float32 or tensor.shape != shape or tensor.device != device:
+        found = f"{tensor.dtype} of shape {[*tensor.shape]} on {tensor.device}"
+        raise RuntimeError(f"expected {name} as torch.float32 of shape {[*shape]} on {device}; got {found}")
+
+
+# ---- What is this file's own.
+SCHEMA = "(Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor, int[3] pool, int needs) -> (Tensor, Tensor)"
+INPUTS = "Tensor grad, Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor, int[3] pool"
+GRADIENT = f"({INPUTS}, Tensor argmax, int needs) -> (Tensor, Tensor, Tensor, Tensor)"
+capability = functools.cache(torch.cuda.get_device_capability)
+
+
 def is_strict():
     """Return whether PyTorch's settings forbid TF32 in convolutions."""
-    precision_of = getattr(torch._C, "_get_fp32_precision_getter", None)  # from PyTorch 2.9 on
-    return precision_of("cuda", "conv") != "tf32" if precision_of else not torch.backends.cudnn.allow_tf32
+    conv = getattr(torch.backends.cudnn, "conv", None)  # from PyTorch 2.9 on
+    return conv.fp32_precision != "tf32" if conv else not torch.backends.cudnn.allow_tf32
 
 
-@functools.lru_cache(maxsize=1024)
-def sizes(kernels, x, weight, conv_bias, bias, strict, *pool):
-    """Return the floats of both scratches, and sizes; None where PyTorch computes. Raises RuntimeError for bad input."""
-    shape, outs, kernel = x[0], kernels.OUT_CHANNELS, (kernels.KERNEL_D, kernels.KERNEL_H, kernels.KERNEL_W)
-    check(kernels, "x", x, x, (*shape[:1], kernels.IN_CHANNELS, *shape[-3:]))
-    check(kernels, "weight", weight, x, (outs, kernels.IN_CHANNELS, *kernel))
-    check(kernels, "conv_bias", conv_bias, x, (outs,))
-    check(kernels, "bias", bias, x, bias[0] if bias[0].numel() in (0, 1, outs) else (outs,))
-    fits = all(size >= k + p - 1 for size, k, p in zip(shape[2:], kernel, pool, strict=False))
-    if pool != (kernels.POOL_D, kernels.POOL_H, kernels.POOL_W) or not fits:
-        raise RuntimeError(f"{NAME}: a window of {list(pool)} behind a kernel of {kernel} does not fit into {list(shape[2:])}")
-    if shape[2:].numel() >= 2**31:
-        raise RuntimeError(f"{NAME}: expected less than 2^31 pixels a channel, got x of shape {list(shape)}")
-    if x[2].type == "cuda" and torch.cuda.get_device_capability(x[2]) < (8, 0):
-        raise RuntimeError(f"{NAME}: expected a GPU of compute capability 8.0 or later; v3_single_kernel runs on others")
-    if not kernels.is_served():
+def count(function, *numbers):
+    """Call a C function of int64_t that returns one."""
+    if not function.argtypes:
+        function.restype, function.argtypes = ctypes.c_int64, [ctypes.c_int64] * len(numbers)
+    return function(*numbers)
+
+
+def library_for(weight, pool, kernels=kernels):
+    """Return the library for these sizes, which may be torch.compile's symbols."""
+    names = "OUT_CHANNELS", "IN_CHANNELS", "KERNEL_D", "KERNEL_H", "KERNEL_W", "POOL_D", "POOL_H", "POOL_W"
+    return kernels(**dict(zip(names, map(int, (*weight.shape, *pool)), strict=True)), SHARED_LIMIT_KB=SHARED_LIMIT_KB)
+
+
+def original(x, weight, conv_bias, bias, divisor, pool):
+    y = nn.functional.max_pool3d(nn.functional.conv3d(x, weight, conv_bias) / divisor, pool)
+    averages = y.mean(dim=(2, 3, 4), keepdim=True)
+    return (averages + bias.view(-1, 1, 1, 1)).sum(dim=1) if bias.numel() else averages
+
+
+def saved(x, weight, conv_bias, bias, divisor, pool, needs, library_for=library_for):
+    """Return room for the output and the argmax indices, which are empty where no gradient is wanted, or by PyTorch."""
+    windows, served = [(size - 2) // 2 for size in x.shape[2:]], needs and library_for(weight, pool).is_served()
+    argmax = x.new_empty((x.shape[0], *windows, 16) if served else 0, dtype=torch.uint8)
+    return x.new_empty((x.shape[0], *([] if bias.numel() else weight.shape[:1]), 1, 1, 1)), argmax
+
+
+@torch.library.custom_op(f"{NAME}::forward", mutates_args=(), device_types=DEVICE, schema=SCHEMA)
+def conv_max_mean(x, weight, conv_bias, bias, divisor, pool, needs, library_for=library_for, saved=saved, original=original):
+    """Return the output and what the gradients of x (needs & 1) and of the parameters (needs & 2) take: see `saved`."""
+    (batch, *_, depth, height, width), (out_channels, in_channels, *kernel) = x.shape, weight.shape
+    check("x", x, (batch, in_channels, depth, height, width), x.device)
+    check("weight", weight, (out_channels, in_channels, *kernel[-3:]), x.device)
+    check("conv_bias", conv_bias, (out_channels,), x.device)
+    check("bias", bias, bias.shape if bias.numel() in (0, 1, out_channels) else (out_channels,), x.device)
+    if min(pool) < 1 or any(size < k + p - 1 for size, k, p in zip((depth, height, width), kernel, pool, strict=True)):
+        fits = f"room for a window of {[*pool]} behind a kernel of {kernel}"
+        raise RuntimeError(f"expected {fits}; got a volume of {[depth, height, width]}")
+    if depth * height * width >= 2**31:
+        raise RuntimeError(f"expected fewer than 2^31 pixels a channel; got x of shape {[*x.shape]}")
+    if x.is_cuda and capability(x.device) < (8, 0):
+        raise RuntimeError("expected a GPU of compute capability 8.0 or later; v3_single_kernel runs on others")
+    library, (out, argmax) = library_for(weight, pool), saved(x, weight, conv_bias, bias, divisor, pool, needs)
+    if not library.is_served():
         limits = "at most 8 channels in and 16 out, a kernel of 3 x 3 x 3 and windows of 2 x 2 x 2"
-        return warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")
-    numbers = shape[0], *shape[2:], strict, x[2].index or 0
-    blocks, parts = (kernels.count_blocks(*numbers), kernels.count_gradients(*numbers)) if shape[0] else (0, 0)
-    if blocks >= 2**31:
-        raise RuntimeError(f"{NAME}: the batch needs {blocks} blocks, more than a grid has")
-    return 16 * blocks, parts * weight[0].numel(), numbers
-
-
-def plan(kernels, x, weight, conv_bias, bias, divisor, pool, needs, sizes=sizes):
-    """Return `needs`, and 4 in strict mode; None for what PyTorch computes."""
-    strict = is_strict()
-    return needs | 4 * strict if sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), strict, *pool) else None
-
-
-def saved(kernels, x, weight, conv_bias, bias, divisor, pool, plan):
-    """Return the output, the argmax indices (plan & 3), and nothing else."""
-    windows = [(size - 2) // 2 for size in x.shape[2:]]
-    argmax = x.new_empty((x.shape[0], *windows, 16) if plan & 3 else 0, dtype=torch.uint8)
-    return x.new_empty((x.shape[0], *([] if bias.numel() else weight.shape[:1]), 1, 1, 1)), argmax, x.new_empty(0)
-
-
-def save(kernels, x, weight, conv_bias, bias, divisor, pool, plan, sizes=sizes):
-    strict = bool(plan & 4)
-    if strict != is_strict():
-        words = ("TF32", "forbids it") if is_strict() else ("strict float32", "permits TF32")
-        now = f"torch.backends.cudnn.conv.fp32_precision now {words[1]}; after torch.compiler.reset() it is compiled again"
-        raise RuntimeError(f"{NAME}: called or compiled for {words[0]} convolutions, but {now}")
+        warnings.warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}", stacklevel=2)
+        return original(x, weight, conv_bias, bias, divisor, pool), argmax
     x, weight, conv_bias, bias = x.contiguous(), weight.contiguous(), conv_bias.contiguous(), bias.contiguous()
-    out, argmax, none = kernels.saved(kernels, x, weight, conv_bias, bias, divisor, pool, plan)
-    floats, _, numbers = sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), strict, *pool)
-    if numbers[0]:
-        given = x, weight, conv_bias, bias, x.new_empty(floats), out, argmax if plan & 3 else None
-        launch(kernels.launch_conv_max_mean, *given, divisor, bias.numel(), *numbers)
-    return out, argmax, none
+    if batch:
+        numbers = batch, depth, height, width, is_strict(), x.device.index or 0
+        blocks = count(library.count_blocks, *numbers)
+        if blocks >= 2**31:
+            raise RuntimeError(f"expected a batch of fewer than 2^31 blocks; got one of {blocks}")
+        given = x, weight, conv_bias, bias, x.new_empty(16 * blocks), out, argmax if needs else None
+        launch(library.launch_conv_max_mean, *given, float(divisor), bias.numel(), *numbers)
+    return out, argmax
 
 
-def forward(kernels, x, weight, conv_bias, bias, divisor, pool, sizes=sizes):
-    """Return each sample's sum (batch, 1, 1, 1); for an empty bias the averages (batch, outputs, 1, 1, 1)."""
-    strict = is_strict()
-    if not sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), strict, *pool):
-        return kernels.original(x, weight, conv_bias, bias, divisor, pool)
-    return kernels.save(kernels, x, weight, conv_bias, bias, divisor, pool, 4 * strict)[0]
+conv_max_mean.register_fake(saved)
 
 
-def gradient(kernels, grad, x, weight, conv_bias, bias, divisor, pool, argmax, none, plan, sizes=sizes):
-    _, floats, numbers = sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), bool(plan & 4), *pool)
-    grad, x, weight, rest = grad.contiguous(), x.contiguous(), weight.contiguous(), (divisor, not bias.numel(), *numbers)
-    found = [each.new_empty(each.shape if plan & bit else 0) for each, bit in ((x, 1), (weight, 2), (conv_bias, 2), (bias, 2))]
+@torch.library.custom_op(f"{NAME}::gradient", mutates_args=(), device_types=DEVICE, schema=GRADIENT)
+def gradient(grad, x, weight, conv_bias, bias, divisor, pool, argmax, needs, library_for=library_for):
+    """Return the gradients of x (needs & 1) and of the parameters (needs & 2); empty tensors where they are not needed."""
+    library, numbers = library_for(weight, pool), (len(x), *x.shape[2:], is_strict(), x.device.index or 0)
+    grad, x, weight, rest = grad.contiguous(), x.contiguous(), weight.contiguous(), (not bias.numel(), *numbers)
+    found = [each.new_empty(each.shape if needs & bit else 0) for each, bit in ((x, 1), (weight, 2), (conv_bias, 2), (bias, 2))]
     if found[0].numel():
-        launch(kernels.launch_input_gradient, weight, argmax, grad, found[0], *rest)
-    if plan & 2:
-        if numbers[0]:
-            launch(kernels.launch_weight_gradient, x, argmax, grad, x.new_empty(floats), found[1], *rest)
-        else:
-            found[1].zero_()
+        launch(library.launch_input_gradient, weight, argmax, grad, found[0], float(divisor), *rest)
+    if needs & 2:
+        scratch = x.new_empty(count(library.count_gradients, *numbers) * weight.numel())
+        launch(library.launch_weight_gradient, x, argmax, grad, scratch, found[1], float(divisor), *rest)
         of_averages = grad.sum(0).reshape(-1).expand(len(weight))
         found[2] = of_averages / divisor
         if bias.numel():
@@ -1019,18 +1058,45 @@ def gradient(kernels, grad, x, weight, conv_bias, bias, divisor, pool, argmax, n
     return tuple(found)
 
 
-def original(x, weight, conv_bias, bias, divisor, pool):
-    """The gradient is PyTorch's: it takes several times the 441 MB that this file avoids."""
-    y = nn.functional.max_pool3d(nn.functional.conv3d(x, weight, conv_bias) / divisor, pool)
-    averages = y.mean(dim=(2, 3, 4), keepdim=True)
-    return (averages + bias.view(-1, 1, 1, 1)).sum(dim=1) if bias.numel() else averages
+@gradient.register_fake
+def gradients(grad, x, weight, conv_bias, bias, divisor, pool, argmax, needs):
+    found = (x, 1), (weight, 2), (conv_bias, 2), (bias, 2)
+    return tuple(each.new_empty(each.shape if needs & bit else 0) for each, bit in found)
+
+
+def backward(ctx, grad, *_, original=original):
+    """The gradient; PyTorch's, which takes several times 441 MB, where kernels do not serve, and that of a gradient."""
+    *tensors, argmax = ctx.saved_tensors
+    wanted = ctx.needs_input_grad[:4]
+    needs = wanted[0] + 2 * any(wanted[1:])
+    if torch.is_grad_enabled() or needs & ~ctx.needs or not len(argmax):
+        found = torch.func.vjp(lambda *tensors: original(*tensors, ctx.divisor, ctx.pool), *tensors)[1](grad)
+        return *found, None, None, None
+    found = torch.ops.conv3d_div_max_gap_bias_sum_training_tensor_core.gradient(
+        grad, *tensors, ctx.divisor, ctx.pool, argmax, needs
+    )
+    return *[each if is_wanted else None for each, is_wanted in zip(found, wanted, strict=True)], None, None, None
+
+
+def setup_context(ctx, inputs, output):
+    *tensors, ctx.divisor, ctx.pool, ctx.needs = inputs
+    ctx.save_for_backward(*tensors, *output[1:])
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+
+
+conv_max_mean.register_autograd(backward, setup_context=setup_context)
+if torch.__version__ >= "2.7":
+    conv_max_mean.register_autocast(DEVICE, torch.float32)
+
+
+def call(x, *operands):
+    needs = x.requires_grad + 2 * any(each.requires_grad for each in operands[:3]) if torch.is_grad_enabled() else 0
+    return torch.ops.conv3d_div_max_gap_bias_sum_training_tensor_core.forward(x, *operands, needs)[0]
 
 
 class ModelNew(nn.Module):
-    # Bound here, as `sizes` is above, so that another variant in the same notebook cannot replace them.
-    shared_limit_kb = 0  # builds as for a device with that much shared memory a block; 0: what the device has
-    fused = plan, save, saved, gradient
-    sources = NAME, CUDA, SCHEMA, forward, original
+    operator = staticmethod(call)
 
     def __init__(self, in_channels, out_channels, kernel_size, divisor, pool_size, bias_shape, sum_dim):
         super().__init__()
@@ -1047,223 +1113,24 @@ class ModelNew(nn.Module):
         one_each_channel = (1,) * (5 - self.bias.dim()) + self.bias.shape in ((1, 1, 1, 1, 1), (1, out_channels, 1, 1, 1))
         self.sums_channels = one_each_channel and sum_dim in (1, -4, (1,), (-4,), [1], [-4])  # else the kernel gives averages
 
-    def namespace(self):
-        conv = self._modules["conv"]
-        names = "IN_CHANNELS", "OUT_CHANNELS", "KERNEL_D", "KERNEL_H", "KERNEL_W", "POOL_D", "POOL_H", "POOL_W"
-        values = conv.in_channels, conv.out_channels, *conv.kernel_size, *self.pool_size
-        constants = dict(zip(names, values, strict=True), SHARED_LIMIT_KB=self.shared_limit_kb)
-        return build(*self.sources, (fuse, *self.fused), **constants)
-
-    def operands(self, x):
-        conv = self._modules["conv"]  # self.conv takes nn.Module half a microsecond
-        bias = self.bias if self.sums_channels else self.bias.new_empty(0)
-        return x, conv.weight, conv.bias, bias, self.divisor, self.pool_size
-
     def forward(self, x):
-        out = getattr(torch.ops, self.namespace()).forward(*self.operands(x))
+        bias = self.bias if self.sums_channels else self.bias.new_empty(0)
+        out = self.operator(x, self.conv.weight, self.conv.bias, bias, self.divisor, self.pool_size)
         return out if self.sums_channels else torch.sum(out + self.bias, dim=self.sum_dim)
 
 
-# ---- A gradient of its own: the same text in all files that have one.
-def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
-    """Give `forward` a gradient by two more operators. PyTorch's (Gradient) stays for the gradient of a gradient.
-
-    plan(kernels, *arguments, needs) returns a number for the others, or None where PyTorch is to compute the gradient; in both
-    numbers bit 1 stands for the gradient of the first argument, bit 2 for those of the other tensors.
-    save(kernels, *arguments, plan) returns the output and two tensors, `saved` the same without values. gradient(kernels, grad,
-    *arguments, *those two, plan) returns the gradients of the tensors among the arguments, empty ones where not needed.
-    """
-    operators, inputs = getattr(torch.ops, library.ns), schema[schema.index("(") + 1 : schema.index(")")]
-    save, gradient, tensors = functools.partial(save, kernels), functools.partial(gradient, kernels), inputs.count("Tensor")
-
-    def shapes(grad, *arguments):
-        found = zip(arguments[:tensors], [1, *[2] * tensors], strict=False)
-        return tuple(grad.new_empty(0 if each is None or not arguments[-1] & bit else each.shape) for each, bit in found)
-
-    returned = ", ".join(["Tensor"] * tensors)
-    more = [("save", f"({inputs}, int plan) -> (Tensor, Tensor, Tensor)", save, functools.partial(saved, kernels))]
-    more += [("gradient", f"(Tensor grad, {inputs}, Tensor kept, Tensor more, int plan) -> ({returned})", gradient, shapes)]
-    for name, types, function, fake in more:
-        library.define(f"{name}{types}", tags=(torch.Tag.pt2_compliant_tag,))
-        library.impl(name, function, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"{library.ns}::{name}", fake, lib=library)
-
-    def needs_of(ctx):
-        _, first, *others = ctx.needs_input_grad
-        return first + 2 * any(others)
-
-    class Fused(Gradient):
-        @staticmethod
-        def forward(ctx, keys, *arguments):
-            try:
-                ctx.plan = plan(kernels, *arguments, needs_of(ctx))
-            except TypeError:  # sizes are torch.compile's symbols: what is compiled is for these numbers
-                known = [each.new_empty([int(n) for n in each.shape]) if torch.is_tensor(each) else each for each in arguments]
-                ctx.plan = plan(kernels, *known, needs_of(ctx))
-            if ctx.plan is None:
-                return Gradient.forward(ctx, keys, *arguments)
-            output, *kept = (save if keys in PLAIN else operators.save)(*arguments, ctx.plan)
-            ctx.save_for_backward(*arguments[:tensors], *kept)
-            ctx.others = arguments[tensors:]
-            return output
-
-        @staticmethod
-        def backward(ctx, grad):
-            if ctx.plan is None or torch.is_grad_enabled():  # create_graph
-                return Gradient.backward(ctx, grad)
-            given, needs = ctx.saved_tensors, ctx.needs_input_grad[1 : 1 + tensors]
-            found = operators.gradient(grad, *given[:tensors], *ctx.others, *given[tensors:], ctx.plan & ~3 | needs_of(ctx))
-            found = [each if needed else None for each, needed in zip(found, needs, strict=True)]
-            return None, *found, *[None] * len(ctx.others)
-
-    return Fused
-
-
-# ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
-LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
-KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
-PLAIN = [KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA), KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)]  # of plain tensors
-ModelNew.namespace._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result does, for a second of imports
-kind = attrgetter("shape", "dtype", "device")  # what checks and sizes depend on: functions of kinds are cached
-
-
-@functools.lru_cache(maxsize=None)
-def build(name, text, schema, forward, original, fused=(), flags=(), **constants):
-    """Compile `text` (CUDA, or C++) once a machine; return the namespace of an operator, which an edit changes.
-
-    forward(kernels, *arguments), tensors first, calls the text's functions; original(*arguments) computes it by PyTorch.
-    """
-    if torch.__version__ < "2.4":
-        raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
-
-    def fingerprint(part):  # of a function or its code: all but the place where it was written
-        if inspect.isfunction(part := inspect.unwrap(part)):
-            return fingerprint(part.__code__), [fingerprint(each) for each in part.__defaults__ or ()]
-        return (part.co_code, part.co_names, [fingerprint(each) for each in part.co_consts]) if inspect.iscode(part) else part
-
-    text = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
-    devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
-    machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
-    everything = text, schema, flags, machine, [fingerprint(each) for each in (forward, original, *fused)]
-    operators = getattr(torch.ops, f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}")
-    with LOADING:
-        if not getattr(operators, "registered", None):
-            kernels = load(operators.name, text, flags)
-            vars(kernels).update(constants | {each.__name__: each for each in (original, *fused)})
-            operators.registered = register(operators, schema, kernels, forward, original, *fused)
-    return operators.name
-
-
-def load(name, text, flags):
-    """Return the library of a text. Its functions know the types of their arguments, and how many tensors come first."""
-    from torch.utils import cpp_extension
-
-    is_cuda, flags = "<<<" in text, ["-O3", *flags]
-    options = {"cuda_sources": text, "extra_cuda_cflags": ["-lineinfo", *flags]} if is_cuda else {"extra_cflags": flags}
-    options |= {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
-    if not cpp_extension.is_ninja_available():  # in a virtual environment that is not activated
-        os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
-    cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
-    path = cpp_extension.load_inline(name, "" if is_cuda else text, is_python_module=False, **options)  # None before 2.5
-    kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
-    kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
-    numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
-    for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
-        if function := getattr(kernels, symbol, None):  # the text may leave it out for these constants
-            types = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
-            function.restype, function.argtypes, function.tensors = numbers[result], types, parameters.count("*")
-    return kernels
-
-
-def register(operators, schema, kernels, forward, original, fuse=None, *fused):
-    """Define the operator, for every device, so that forward checks the tensors. Without `fuse` its gradient is PyTorch's."""
-    tensors, notice = schema.count("Tensor") - 1, f"{operators.name[:-11]}: {original.__doc__}"
-    library, forward = torch.library.Library(operators.name, "DEF"), functools.partial(forward, kernels)
-
-    class Gradient(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, keys, *arguments):
-            warn(notice)
-            ctx.save_for_backward(*arguments[:tensors])
-            ctx.others = arguments[tensors:]
-            return autograd(keys, *arguments)  # where no gradient is recorded
-
-        @staticmethod
-        def backward(ctx, grad):
-            with torch.enable_grad():  # views: gradients are partial ones, also where an argument depends on another
-                given = [each if each is None else each.view_as(each) for each in ctx.saved_tensors[:tensors]]
-                out = original(*given, *ctx.others)
-            wanted = [each for each in given if each is not None and each.requires_grad]
-            found = dict(zip(wanted, torch.autograd.grad(out, wanted, grad, create_graph=torch.is_grad_enabled()), strict=True))
-            return None, *map(found.get, given), *[None] * len(ctx.others)
-
-    def autograd(keys, *arguments):
-        trains = torch.is_grad_enabled() and True in [each is not None and each.requires_grad for each in arguments[:tensors]]
-        # Gradient refuses the tangents that arguments may have within forward_ad.dual_level(); below it they would be dropped.
-        if trains or (torch.autograd.forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()):
-            return Gradient.apply(keys, *arguments)
-        if keys in PLAIN:  # the dispatcher would do no more
-            return forward(*arguments)
-        with torch._C._AutoDispatchBelowAutograd():
-            return operators.forward(*arguments)
-
-    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    library.impl("forward", forward, "CompositeExplicitAutograd")
-    library.impl("forward", autograd, "Autograd", with_keyset=True)
-    torch.library.register_fake(f"{operators.name}::forward", original, lib=library)
-    for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
-        torch.library.register_autocast(f"{operators.name}::forward", device, torch.float32, lib=library)
-    Gradient = fuse(library, schema, kernels, Gradient, *fused) if fuse else Gradient
-    return library
-
-
-def check(kernels, name, tensor, place, shape):
-    """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
-    if tensor != (shape, torch.float32, place[2]) or place[2].type != kernels.device:
-        wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
-        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {tensor[1]} of shape {list(tensor[0])} on {tensor[2]}")
-
-
-def launch(function, *arguments):
-    """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
-    first, count, stream = arguments[0], function.tensors, 0
-    if first.is_cuda:
-        if (device := first.get_device()) != torch._C._cuda_getDevice():
-            with torch.cuda.device(device):
-                return launch(function, *arguments)
-        stream = torch._C._cuda_getCurrentRawStream(device)
-    pointers = [None if each is None else each.data_ptr() for each in arguments[:count]]
-    if code := function(*pointers, *arguments[count:], stream):  # a C function ignores an argument too many
-        words = f"CUDA error: {torch.cuda.CudaError(code)}" if first.is_cuda else f"error {code}"
-        raise RuntimeError(f"{function.__name__}: {words}")
-
-
-@functools.lru_cache(maxsize=None)
-def warn(text):
-    """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
-    files, torchs = [each.filename for each in inspect.stack(0)], os.path.dirname(torch.__file__)
-    last = max(i for i, file in enumerate(files) if file == files[0])  # the outermost of this file
-    callers = [i for i, file in enumerate(files) if i > last and not file.startswith(torchs)]
-    warnings.warn(text, stacklevel=min(callers, default=last) + 1)
-
-
+@torch.no_grad()
 def main():
-    from torch.utils import benchmark, cpp_extension
-
-    emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)  # by the playground: on the CPU, so a small input
-    device = "cpu" if emulated or "_cpu_" in NAME else "cuda"
-    if device == "cuda" and not torch.cuda.is_available():
-        return print(f"{NAME}: needs an NVIDIA GPU and a CUDA build of PyTorch; {torch.__version__} finds none here.")
+    emulated, (arguments, shape, small, limit) = hasattr(load_inline, "emulates_cuda"), EXAMPLE
     torch.manual_seed(0)
-    arguments, shape, small, limit = EXAMPLE
-    model, x = ModelNew(*arguments).to(device).requires_grad_(False), torch.randn(small if emulated else shape, device=device)
-    exact = torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
-    error = ((model.float()(x) - exact).abs().max() / exact.std()).item()
-    calls = () if emulated else (model, lambda x: original(*model.operands(x)))
-    times = [f"{1e3 * benchmark.Timer('f(x)', globals={'f': f, 'x': x}).timeit(20).mean:.3f} ms" for f in calls]
-    how_fast = ", PyTorch ".join(times) or f"under the emulator, not timed, on an input of {tuple(x.shape)}"
-    verdict = "right" if error <= limit else "wrong"
-    print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")
+    ours = ModelNew(*arguments).to(DEVICE)
+    theirs, x = copy.deepcopy(ours), torch.randn(small if emulated else shape, device=DEVICE)
+    theirs.operator = original  # the same module, by PyTorch
+    exact = torch.cat([theirs.double()(part.double()) for part in x.split(16)])
+    error, calls = ((ours(x) - exact).abs().max() / exact.std()).item(), () if emulated else (ours, theirs.float())
+    times = [f"{1e3 * Timer('f(x)', globals={'f': f, 'x': x}).timeit(20).mean:.3f} ms" for f in calls]
+    right, took = "right" if error <= limit else "wrong", ", PyTorch ".join(times) or "emulated"
+    print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:g}: {right}; {took}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """conv3d_div_max_gap_bias_sum, v4: an implicit GEMM on the tensor cores, in fp16 with TF32's precision.
 
-Like v3, but the convolution is a product by mma.sync.
+The convolution is a product by mma.sync.
 
 Why it is faster
     v3 is bound by fp32 multiply-adds; mma.sync multiplies fp16 at 12 times their rate on an H200. Warp-specialized: producer
@@ -8,10 +8,12 @@ Why it is faster
     positions of a window end in 8 registers of one lane: their maximum needs no exchange. Measured: 0.147 ms (v3 1.55).
 
 Mathematics
-    v3's. fp16 has TF32's 11 bits; a power of two gives each segment, a block's part of a sample, the range, from its
-    first values; if a later one overflows, the segment is attempted again, its largest between 2^14 and 2^15. x is off by at
-    most 2^-11 of itself, as in TF32, or by 2^-35 of the segment's largest. NaN and infinities count in no scale.
-    Strict (PyTorch forbids TF32; read in each call): fp16x3. Each plane's sums, which tensor cores truncate, begin at zero.
+    out[b] = sum over o of ((1/N * sum over k of max over window k of y[b,o,.] + sign(d) * conv_bias[o]) / |d| + bias[o])
+    y: the convolution with weights * sign(d), without its bias; N windows a channel. fp16 has TF32's 11 bits; a power of two
+    gives each segment, a block's part of a sample, the range, from its first values; if a later one overflows, the segment is
+    attempted again, its largest between 2^14 and 2^15. x is off by at most 2^-11 of itself, as in TF32, or by 2^-35 of the
+    segment's largest. NaN and infinities count in no scale. Strict (PyTorch forbids TF32; read in each call): fp16x3. Each
+    plane's sums, which tensor cores truncate, begin at zero.
 
 Launches
     conv_max_mean    samples x parts    384 threads   97 KB, strict 206    a consumer warp: 8 windows x 16 outputs at a time
@@ -21,27 +23,26 @@ Floor
     269 MB in, 0.062 ms on an H200; 47.6 GFLOP at the 622 TFLOP/s of mma.sync, 0.077. No single unit binds.
 
 Takes
-    v3's tensors on compute capability 8.0 or later; what SERVED says: up to 8 channels in and 16 out, a kernel of 3, windows of
-    2. PyTorch computes the rest, with a warning. The gradient is PyTorch's. Deterministic for a number of SMs.
+    float32 CUDA tensors, a channel below 2^31 pixels, on compute capability 8.0 or later; what SERVED says: up to 8
+    channels in and 16 out, a kernel of 3, windows of 2. PyTorch computes the rest, with a warning. The gradient is PyTorch's.
+    Deterministic for a number of SMs.
 """
 
+import copy
 import ctypes
 import functools
-import hashlib
-import inspect
-import os
-import re
-import sys
 import threading
 import warnings
-from operator import attrgetter
 
 import torch
-import torch.nn as nn
+from torch import nn
+from torch.utils.benchmark import Timer
+from torch.utils.cpp_extension import load_inline
 
 NAME = "conv3d_div_max_gap_bias_sum_v4_tensor_core"
+DEVICE = "cpu" if hasattr(load_inline, "emulates_cuda") else "cuda"  # the playground's emulator runs on the CPU
+SHARED_LIMIT_KB = 0  # builds as for a device with that much shared memory a block; 0: what the device has
 EXAMPLE = (8, 16, 3, 2.0, 2, (16, 1, 1, 1), 1), (128, 8, 16, 64, 64), (4, 8, 6, 12, 20), 2e-2  # see main; limit: TF32's
-SCHEMA = "forward(Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor, int[3] pool) -> Tensor"
 
 CUDA = r"""
 // Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_D, KERNEL_H, KERNEL_W, POOL_D, POOL_H, POOL_W and SHARED_LIMIT_KB.
@@ -560,60 +561,123 @@ extern "C" int launch_conv_max_mean(const Element* x, const Element* weight, con
 """
 
 
+# ---- The same text in all files, down to the next such line; python -m playground.command.shared_text writes it.
+BUILDING = threading.Lock()  # the first calls of a model's replicas may come from several threads at once
+
+
+@functools.cache
+def kernels(*flags, name=NAME, text=CUDA, **macros):  # name and text of this file, whatever a notebook's next one calls so
+    """Compile the text with these flags and macros, once a machine, and return the library."""
+    flags = ["-O3", "-lineinfo", *flags, *(f"-D{key}={value}" for key, value in macros.items())]
+    name = "_".join(map(str, [name, *macros.values()]))
+    options = {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
+    with BUILDING:
+        return ctypes.CDLL(load_inline(name, "", text, extra_cuda_cflags=flags, is_python_module=False, **options))
+
+
+def launch(function, *arguments):
+    """Call a C function: tensors as pointers, None as null, ints as int64_t, floats; then the stream of the first's device."""
+    if not function.argtypes:
+        function.argtypes = [ctypes.c_double if isinstance(each, float) else ctypes.c_int64 for each in (*arguments, 0)]
+    values = [each.data_ptr() if isinstance(each, torch.Tensor) else each or 0 for each in arguments]
+    with torch.cuda.device_of(first := arguments[0]):
+        stream = torch.cuda.current_stream().cuda_stream if first.is_cuda else 0
+        if code := function(*values, stream):
+            raise RuntimeError(f"{function.__name__}: CUDA error {code}")
+
+
+def check(name, tensor, shape, device):
+    """Raise RuntimeError unless a tensor is float32, of this shape, on this device."""
+    if tensor.dtype != torch.float32 or tensor.shape != shape or tensor.device != device:
+        found = f"{tensor.dtype} of shape {[*tensor.shape]} on {tensor.device}"
+        raise RuntimeError(f"expected {name} as torch.float32 of shape {[*shape]} on {device}; got {found}")
+
+
+# ---- What is this file's own.
+SCHEMA = "(Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor, int[3] pool) -> Tensor"
+capability = functools.cache(torch.cuda.get_device_capability)
+
+
 def is_strict():
     """Return whether PyTorch's settings forbid TF32 in convolutions."""
-    precision_of = getattr(torch._C, "_get_fp32_precision_getter", None)  # from PyTorch 2.9 on
-    return precision_of("cuda", "conv") != "tf32" if precision_of else not torch.backends.cudnn.allow_tf32
+    conv = getattr(torch.backends.cudnn, "conv", None)  # from PyTorch 2.9 on
+    return conv.fp32_precision != "tf32" if conv else not torch.backends.cudnn.allow_tf32
 
 
-@functools.lru_cache(maxsize=1024)
-def sizes(kernels, x, weight, conv_bias, bias, strict, *pool):
-    """Return the output's shape, scratch's floats and sizes; None where PyTorch computes. Raises RuntimeError for bad input."""
-    shape, outs, kernel = x[0], kernels.OUT_CHANNELS, (kernels.KERNEL_D, kernels.KERNEL_H, kernels.KERNEL_W)
-    check(kernels, "x", x, x, (*shape[:1], kernels.IN_CHANNELS, *shape[-3:]))
-    check(kernels, "weight", weight, x, (outs, kernels.IN_CHANNELS, *kernel))
-    check(kernels, "conv_bias", conv_bias, x, (outs,))
-    check(kernels, "bias", bias, x, bias[0] if bias[0].numel() in (0, 1, outs) else (outs,))
-    fits = all(size >= k + p - 1 for size, k, p in zip(shape[2:], kernel, pool, strict=False))
-    if pool != (kernels.POOL_D, kernels.POOL_H, kernels.POOL_W) or not fits:
-        raise RuntimeError(f"{NAME}: a window of {list(pool)} behind a kernel of {kernel} does not fit into {list(shape[2:])}")
-    if shape[2:].numel() >= 2**31:
-        raise RuntimeError(f"{NAME}: expected less than 2^31 pixels a channel, got x of shape {list(shape)}")
-    if x[2].type == "cuda" and torch.cuda.get_device_capability(x[2]) < (8, 0):
-        raise RuntimeError(f"{NAME}: expected a GPU of compute capability 8.0 or later; v3_single_kernel runs on others")
-    if not kernels.is_served():
-        limits = "at most 8 channels in and 16 out, a kernel of 3 x 3 x 3 and windows of 2 x 2 x 2"
-        return warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}")
-    numbers = bias[0].numel(), shape[0], *shape[2:], strict, x[2].index or 0
-    blocks = kernels.count_blocks(*numbers[1:]) if shape[0] else 0
-    if blocks >= 2**31:
-        raise RuntimeError(f"{NAME}: the batch needs {blocks} blocks, more than a grid has")
-    return (shape[0], *([] if numbers[0] else [outs]), 1, 1, 1), 16 * blocks, numbers
-
-
-def conv_max_mean(kernels, x, weight, conv_bias, bias, divisor, pool, sizes=sizes):
-    """Return each sample's sum (batch, 1, 1, 1); for an empty bias the averages (batch, outputs, 1, 1, 1)."""
-    if not (found := sizes(kernels, kind(x), kind(weight), kind(conv_bias), kind(bias), is_strict(), *pool)):
-        return kernels.original(x, weight, conv_bias, bias, divisor, pool)
-    x, weight, conv_bias, bias = x.contiguous(), weight.contiguous(), conv_bias.contiguous(), bias.contiguous()
-    shape, floats, numbers = found
-    scratch, out = x.new_empty(floats), x.new_empty(shape)
-    if shape[0]:
-        launch(kernels.launch_conv_max_mean, x, weight, conv_bias, bias, scratch, out, divisor, *numbers)
-    return out
+def count(function, *numbers):
+    """Call a C function of int64_t that returns one."""
+    if not function.argtypes:
+        function.restype, function.argtypes = ctypes.c_int64, [ctypes.c_int64] * len(numbers)
+    return function(*numbers)
 
 
 def original(x, weight, conv_bias, bias, divisor, pool):
-    """The gradient is PyTorch's: it takes several times the 441 MB that the forward pass avoids; training_tensor_core 14 MB."""
     y = nn.functional.max_pool3d(nn.functional.conv3d(x, weight, conv_bias) / divisor, pool)
     averages = y.mean(dim=(2, 3, 4), keepdim=True)
     return (averages + bias.view(-1, 1, 1, 1)).sum(dim=1) if bias.numel() else averages
 
 
+def conv_max_mean(x, weight, conv_bias, bias, divisor, pool, kernels=kernels, original=original):
+    """Return each sample's sum (batch, 1, 1, 1); for an empty bias the averages (batch, outputs, 1, 1, 1)."""
+    (batch, *_, depth, height, width), (out_channels, in_channels, *kernel) = x.shape, weight.shape
+    check("x", x, (batch, in_channels, depth, height, width), x.device)
+    check("weight", weight, (out_channels, in_channels, *kernel[-3:]), x.device)
+    check("conv_bias", conv_bias, (out_channels,), x.device)
+    check("bias", bias, bias.shape if bias.numel() in (0, 1, out_channels) else (out_channels,), x.device)
+    if min(pool) < 1 or any(size < k + p - 1 for size, k, p in zip((depth, height, width), kernel, pool, strict=True)):
+        fits = f"room for a window of {[*pool]} behind a kernel of {kernel}"
+        raise RuntimeError(f"expected {fits}; got a volume of {[depth, height, width]}")
+    if depth * height * width >= 2**31:
+        raise RuntimeError(f"expected fewer than 2^31 pixels a channel; got x of shape {[*x.shape]}")
+    if x.is_cuda and capability(x.device) < (8, 0):
+        raise RuntimeError("expected a GPU of compute capability 8.0 or later; v3_single_kernel runs on others")
+    names = "OUT_CHANNELS", "IN_CHANNELS", "KERNEL_D", "KERNEL_H", "KERNEL_W", "POOL_D", "POOL_H", "POOL_W"
+    library = kernels(**dict(zip(names, (*weight.shape, *pool), strict=True)), SHARED_LIMIT_KB=SHARED_LIMIT_KB)
+    if not library.is_served():
+        limits = "at most 8 channels in and 16 out, a kernel of 3 x 3 x 3 and windows of 2 x 2 x 2"
+        warnings.warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}", stacklevel=2)
+        return original(x, weight, conv_bias, bias, divisor, pool)
+    weight, conv_bias, bias = weight.contiguous(), conv_bias.contiguous(), bias.contiguous()
+    out = x.new_empty((batch, 1, 1, 1) if bias.numel() else (batch, out_channels, 1, 1, 1))
+    if batch:
+        numbers = batch, depth, height, width, is_strict(), x.device.index or 0
+        blocks = count(library.count_blocks, *numbers)
+        if blocks >= 2**31:
+            raise RuntimeError(f"expected a batch of fewer than 2^31 blocks; got one of {blocks}")
+        given = x.contiguous(), weight, conv_bias, bias, x.new_empty(16 * blocks), out
+        launch(library.launch_conv_max_mean, *given, float(divisor), bias.numel(), *numbers)
+    return out
+
+
+operator = torch.library.custom_op(f"{NAME}::forward", conv_max_mean, mutates_args=(), device_types=DEVICE, schema=SCHEMA)
+operator.register_fake(original)
+
+
+def backward(ctx, grad, original=original):
+    """PyTorch's gradient: it computes the original again, which takes several times the 441 MB that the forward pass avoids."""
+    found = torch.func.vjp(lambda *tensors: original(*tensors, ctx.divisor, ctx.pool), *ctx.saved_tensors)[1](grad)
+    return *found, None, None
+
+
+def setup_context(ctx, inputs, output):
+    *tensors, ctx.divisor, ctx.pool = inputs
+    ctx.save_for_backward(*tensors)
+
+
+operator.register_autograd(backward, setup_context=setup_context)
+if torch.__version__ >= "2.7":
+    operator.register_autocast(DEVICE, torch.float32)
+
+
+def call(*operands, function=conv_max_mean):
+    """Call the operator; where nothing is recorded or traced, its function: the dispatcher takes 20 us of the host's time."""
+    seen = torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled(DEVICE)
+    seen |= operands[0].device.type != DEVICE  # which the dispatcher refuses
+    return (torch.ops.conv3d_div_max_gap_bias_sum_v4_tensor_core.forward if seen else function)(*operands)
+
+
 class ModelNew(nn.Module):
-    # Bound here, as `sizes` is above, so that another variant in the same notebook cannot replace them.
-    shared_limit_kb = 0  # builds as for a device with that much shared memory a block; 0: what the device has
-    sources = NAME, CUDA, SCHEMA, conv_max_mean, original
+    operator = staticmethod(call)
 
     def __init__(self, in_channels, out_channels, kernel_size, divisor, pool_size, bias_shape, sum_dim):
         super().__init__()
@@ -630,167 +694,24 @@ class ModelNew(nn.Module):
         one_each_channel = (1,) * (5 - self.bias.dim()) + self.bias.shape in ((1, 1, 1, 1, 1), (1, out_channels, 1, 1, 1))
         self.sums_channels = one_each_channel and sum_dim in (1, -4, (1,), (-4,), [1], [-4])  # else the kernel gives averages
 
-    def namespace(self):
-        conv = self._modules["conv"]
-        names = "IN_CHANNELS", "OUT_CHANNELS", "KERNEL_D", "KERNEL_H", "KERNEL_W", "POOL_D", "POOL_H", "POOL_W"
-        values = conv.in_channels, conv.out_channels, *conv.kernel_size, *self.pool_size
-        return build(*self.sources, **dict(zip(names, values, strict=True)), SHARED_LIMIT_KB=self.shared_limit_kb)
-
-    def operands(self, x):
-        conv = self._modules["conv"]  # self.conv takes nn.Module half a microsecond
-        bias = self.bias if self.sums_channels else self.bias.new_empty(0)
-        return x, conv.weight, conv.bias, bias, self.divisor, self.pool_size
-
     def forward(self, x):
-        out = getattr(torch.ops, self.namespace()).forward(*self.operands(x))
+        bias = self.bias if self.sums_channels else self.bias.new_empty(0)
+        out = self.operator(x, self.conv.weight, self.conv.bias, bias, self.divisor, self.pool_size)
         return out if self.sums_channels else torch.sum(out + self.bias, dim=self.sum_dim)
 
 
-# ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
-LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
-KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
-PLAIN = [KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA), KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)]  # of plain tensors
-ModelNew.namespace._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result does, for a second of imports
-kind = attrgetter("shape", "dtype", "device")  # what checks and sizes depend on: functions of kinds are cached
-
-
-@functools.lru_cache(maxsize=None)
-def build(name, text, schema, forward, original, fused=(), flags=(), **constants):
-    """Compile `text` (CUDA, or C++) once a machine; return the namespace of an operator, which an edit changes.
-
-    forward(kernels, *arguments), tensors first, calls the text's functions; original(*arguments) computes it by PyTorch.
-    """
-    if torch.__version__ < "2.4":
-        raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
-
-    def fingerprint(part):  # of a function or its code: all but the place where it was written
-        if inspect.isfunction(part := inspect.unwrap(part)):
-            return fingerprint(part.__code__), [fingerprint(each) for each in part.__defaults__ or ()]
-        return (part.co_code, part.co_names, [fingerprint(each) for each in part.co_consts]) if inspect.iscode(part) else part
-
-    text = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
-    devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
-    machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
-    everything = text, schema, flags, machine, [fingerprint(each) for each in (forward, original, *fused)]
-    operators = getattr(torch.ops, f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}")
-    with LOADING:
-        if not getattr(operators, "registered", None):
-            kernels = load(operators.name, text, flags)
-            vars(kernels).update(constants | {each.__name__: each for each in (original, *fused)})
-            operators.registered = register(operators, schema, kernels, forward, original, *fused)
-    return operators.name
-
-
-def load(name, text, flags):
-    """Return the library of a text. Its functions know the types of their arguments, and how many tensors come first."""
-    from torch.utils import cpp_extension
-
-    is_cuda, flags = "<<<" in text, ["-O3", *flags]
-    options = {"cuda_sources": text, "extra_cuda_cflags": ["-lineinfo", *flags]} if is_cuda else {"extra_cflags": flags}
-    options |= {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
-    if not cpp_extension.is_ninja_available():  # in a virtual environment that is not activated
-        os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
-    cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
-    path = cpp_extension.load_inline(name, "" if is_cuda else text, is_python_module=False, **options)  # None before 2.5
-    kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
-    kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
-    numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
-    for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
-        if function := getattr(kernels, symbol, None):  # the text may leave it out for these constants
-            types = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
-            function.restype, function.argtypes, function.tensors = numbers[result], types, parameters.count("*")
-    return kernels
-
-
-def register(operators, schema, kernels, forward, original, fuse=None, *fused):
-    """Define the operator, for every device, so that forward checks the tensors. Without `fuse` its gradient is PyTorch's."""
-    tensors, notice = schema.count("Tensor") - 1, f"{operators.name[:-11]}: {original.__doc__}"
-    library, forward = torch.library.Library(operators.name, "DEF"), functools.partial(forward, kernels)
-
-    class Gradient(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, keys, *arguments):
-            warn(notice)
-            ctx.save_for_backward(*arguments[:tensors])
-            ctx.others = arguments[tensors:]
-            return autograd(keys, *arguments)  # where no gradient is recorded
-
-        @staticmethod
-        def backward(ctx, grad):
-            with torch.enable_grad():  # views: gradients are partial ones, also where an argument depends on another
-                given = [each if each is None else each.view_as(each) for each in ctx.saved_tensors[:tensors]]
-                out = original(*given, *ctx.others)
-            wanted = [each for each in given if each is not None and each.requires_grad]
-            found = dict(zip(wanted, torch.autograd.grad(out, wanted, grad, create_graph=torch.is_grad_enabled()), strict=True))
-            return None, *map(found.get, given), *[None] * len(ctx.others)
-
-    def autograd(keys, *arguments):
-        trains = torch.is_grad_enabled() and True in [each is not None and each.requires_grad for each in arguments[:tensors]]
-        # Gradient refuses the tangents that arguments may have within forward_ad.dual_level(); below it they would be dropped.
-        if trains or (torch.autograd.forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()):
-            return Gradient.apply(keys, *arguments)
-        if keys in PLAIN:  # the dispatcher would do no more
-            return forward(*arguments)
-        with torch._C._AutoDispatchBelowAutograd():
-            return operators.forward(*arguments)
-
-    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    library.impl("forward", forward, "CompositeExplicitAutograd")
-    library.impl("forward", autograd, "Autograd", with_keyset=True)
-    torch.library.register_fake(f"{operators.name}::forward", original, lib=library)
-    for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
-        torch.library.register_autocast(f"{operators.name}::forward", device, torch.float32, lib=library)
-    Gradient = fuse(library, schema, kernels, Gradient, *fused) if fuse else Gradient
-    return library
-
-
-def check(kernels, name, tensor, place, shape):
-    """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
-    if tensor != (shape, torch.float32, place[2]) or place[2].type != kernels.device:
-        wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
-        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {tensor[1]} of shape {list(tensor[0])} on {tensor[2]}")
-
-
-def launch(function, *arguments):
-    """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
-    first, count, stream = arguments[0], function.tensors, 0
-    if first.is_cuda:
-        if (device := first.get_device()) != torch._C._cuda_getDevice():
-            with torch.cuda.device(device):
-                return launch(function, *arguments)
-        stream = torch._C._cuda_getCurrentRawStream(device)
-    pointers = [None if each is None else each.data_ptr() for each in arguments[:count]]
-    if code := function(*pointers, *arguments[count:], stream):  # a C function ignores an argument too many
-        words = f"CUDA error: {torch.cuda.CudaError(code)}" if first.is_cuda else f"error {code}"
-        raise RuntimeError(f"{function.__name__}: {words}")
-
-
-@functools.lru_cache(maxsize=None)
-def warn(text):
-    """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
-    files, torchs = [each.filename for each in inspect.stack(0)], os.path.dirname(torch.__file__)
-    last = max(i for i, file in enumerate(files) if file == files[0])  # the outermost of this file
-    callers = [i for i, file in enumerate(files) if i > last and not file.startswith(torchs)]
-    warnings.warn(text, stacklevel=min(callers, default=last) + 1)
-
-
+@torch.no_grad()
 def main():
-    from torch.utils import benchmark, cpp_extension
-
-    emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)  # by the playground: on the CPU, so a small input
-    device = "cpu" if emulated or "_cpu_" in NAME else "cuda"
-    if device == "cuda" and not torch.cuda.is_available():
-        return print(f"{NAME}: needs an NVIDIA GPU and a CUDA build of PyTorch; {torch.__version__} finds none here.")
+    emulated, (arguments, shape, small, limit) = hasattr(load_inline, "emulates_cuda"), EXAMPLE
     torch.manual_seed(0)
-    arguments, shape, small, limit = EXAMPLE
-    model, x = ModelNew(*arguments).to(device).requires_grad_(False), torch.randn(small if emulated else shape, device=device)
-    exact = torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
-    error = ((model.float()(x) - exact).abs().max() / exact.std()).item()
-    calls = () if emulated else (model, lambda x: original(*model.operands(x)))
-    times = [f"{1e3 * benchmark.Timer('f(x)', globals={'f': f, 'x': x}).timeit(20).mean:.3f} ms" for f in calls]
-    how_fast = ", PyTorch ".join(times) or f"under the emulator, not timed, on an input of {tuple(x.shape)}"
-    verdict = "right" if error <= limit else "wrong"
-    print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")
+    ours = ModelNew(*arguments).to(DEVICE)
+    theirs, x = copy.deepcopy(ours), torch.randn(small if emulated else shape, device=DEVICE)
+    theirs.operator = original  # the same module, by PyTorch
+    exact = torch.cat([theirs.double()(part.double()) for part in x.split(16)])
+    error, calls = ((ours(x) - exact).abs().max() / exact.std()).item(), () if emulated else (ours, theirs.float())
+    times = [f"{1e3 * Timer('f(x)', globals={'f': f, 'x': x}).timeit(20).mean:.3f} ms" for f in calls]
+    right, took = "right" if error <= limit else "wrong", ", PyTorch ".join(times) or "emulated"
+    print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:g}: {right}; {took}")
 
 
 if __name__ == "__main__":

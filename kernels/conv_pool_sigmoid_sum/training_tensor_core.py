@@ -1,14 +1,15 @@
 """conv_pool_sigmoid_sum, training on the tensor cores: one pass over the input leaves all that backward needs.
 
-Like v4, but box sums are operand b of two products: weights * sums, and delta * sums, the gradient of the weights.
-
 Why it is faster
+    Like v4, but box sums are operand b of two products: weights * sums, and delta * sums, the gradient of the weights.
     PyTorch's gradient writes and reads the convolution's output, 4.8 GB. A sample's output is one number, so the gradients of
     that number need nothing from above: the forward pass leaves them, and backward weighs and adds. Delta comes out of the
     sigmoid as operand a, and so passes through no memory; for the gradient of x it is kept as fp16 (148 MB, strict 296).
 
 Mathematics
-    v4's, and delta = s * (1 - s) for each sigmoid s:  d out[b] / d w = 1/p^2 * sum over positions of delta * box
+    z = bias + 1/p^2 * sum over channels and kernel elements of w * box, s = sigmoid(z), out[b] = sum of s. A box is the sum of
+    a window's pixels, shifted by the element; all but the middle one's are taken as differences, in which the mean cancels.
+    delta = s * (1 - s):  d out[b] / d w = 1/p^2 * sum over positions of delta * box
     grad_box = w^T * delta, scaled by grad_out / p^2; then rows and columns are added up, box sums transposed.
     Delta has the power 2^17, sums the smallest so far in the segment: a sum below 2^-27 of the segment's largest has fewer than
     11 bits (strict: below 2^-15, 22), and so has a delta below 2^-31. Strict (PyTorch forbids TF32): fp16x3 throughout.
@@ -22,25 +23,23 @@ Floor
     604 MB in, with the gradient of x also 604 MB out, deltas out and in: 0.35 ms on an H200 (4.35 TB/s).
 
 Takes
-    What v4 takes. PyTorch computes the rest, and the gradient of a gradient. Deterministic for a number of SMs.
+    float32 CUDA tensors (batch, in_channels, height, width) on compute capability 8.0 or later; what SERVED says, in images of
+    any size. PyTorch computes the rest, and the gradient of a gradient. Deterministic for a number of SMs.
 """
 
+import copy
 import ctypes
 import functools
-import hashlib
-import inspect
-import math
-import os
-import re
-import sys
 import threading
 import warnings
-from operator import attrgetter
 
 import torch
-import torch.nn as nn
+from torch import nn
+from torch.utils.benchmark import Timer
+from torch.utils.cpp_extension import load_inline
 
 NAME = "conv_pool_sigmoid_sum_training_tensor_core"
+DEVICE = "cpu" if hasattr(load_inline, "emulates_cuda") else "cuda"  # the playground's emulator runs on the CPU
 SHARED_LIMIT_KB = 0  # builds as for a device with that much shared memory a block; 0: what the device has
 EXAMPLE = (8, 64, 3, 4), (128, 8, 384, 384), (3, 8, 45, 64), 2e-2  # of ModelNew, x, x under the emulator, limit: TF32's
 
@@ -949,307 +948,183 @@ extern "C" int launch_gradients(const uint2* deltas, const Element* weight, cons
 """
 
 
+# ---- The same text in all files, down to the next such line; python -m playground.command.shared_text writes it.
+BUILDING = threading.Lock()  # the first calls of a model's replicas may come from several threads at once
+
+
+@functools.cache
+def kernels(*flags, name=NAME, text=CUDA, **macros):  # name and text of this file, whatever a notebook's next one calls so
+    """Compile the text with these flags and macros, once a machine, and return the library."""
+    flags = ["-O3", "-lineinfo", *flags, *(f"-D{key}={value}" for key, value in macros.items())]
+    name = "_".join(map(str, [name, *macros.values()]))
+    options = {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
+    with BUILDING:
+        return ctypes.CDLL(load_inline(name, "", text, extra_cuda_cflags=flags, is_python_module=False, **options))
+
+
+def launch(function, *arguments):
+    """Call a C function: tensors as pointers, None as null, ints as int64_t, floats; then the stream of the first's device."""
+    if not function.argtypes:
+        function.argtypes = [ctypes.c_double if isinstance(each, float) else ctypes.c_int64 for each in (*arguments, 0)]
+    values = [each.data_ptr() if isinstance(each, torch.Tensor) else each or 0 for each in arguments]
+    with torch.cuda.device_of(first := arguments[0]):
+        stream = torch.cuda.current_stream().cuda_stream if first.is_cuda else 0
+        if code := function(*values, stream):
+            raise RuntimeError(f"{function.__name__}: CUDA error {code}")
+
+
+def check(name, tensor, shape, device):
+    """Raise RuntimeError unless a tensor is float32, of this shape, on this device."""
+    if tensor.dtype != torch.float32 or tensor.shape != shape or tensor.device != device:
+        found = f"{tensor.dtype} of shape {[*tensor.shape]} on {tensor.device}"
+        raise RuntimeError(f"expected {name} as torch.float32 of shape {[*shape]} on {device}; got {found}")
+
+
+# ---- What is this file's own.
+SCHEMA = "(Tensor x, Tensor weight, Tensor bias, int[2] pool, int needs) -> (Tensor, Tensor, Tensor)"
+GRADIENT = "(Tensor grad, Tensor x, Tensor weight, Tensor bias, int[2] pool, Tensor grads, Tensor deltas, int needs)"
+
+capability = functools.cache(torch.cuda.get_device_capability)
+
+
 def is_strict():
     """Return whether PyTorch's settings forbid TF32 in convolutions."""
-    precision_of = getattr(torch._C, "_get_fp32_precision_getter", None)  # from PyTorch 2.9 on
-    return precision_of("cuda", "conv") != "tf32" if precision_of else not torch.backends.cudnn.allow_tf32
+    conv = getattr(torch.backends.cudnn, "conv", None)  # from PyTorch 2.9 on
+    return conv.fp32_precision != "tf32" if conv else not torch.backends.cudnn.allow_tf32
 
 
-@functools.lru_cache(maxsize=1024)
-def serves(kernels, x, weight, bias, *pool):
-    """Return whether the kernels take tensors of these kinds; else PyTorch computes. Raises RuntimeError for bad input."""
-    shape, kernel, window = x[0], (kernels.KERNEL_H, kernels.KERNEL_W), (kernels.POOL_H, kernels.POOL_W)
-    check(kernels, "x", x, x, (*shape[:1], kernels.IN_CHANNELS, *shape[-2:]))
-    check(kernels, "weight", weight, x, (kernels.OUT_CHANNELS, kernels.IN_CHANNELS, *kernel))
-    check(kernels, "bias", bias, x, (kernels.OUT_CHANNELS,))
-    batch, _, height, width = shape
-    if pool != window or height < kernel[0] + pool[0] - 1 or width < kernel[1] + pool[1] - 1:
-        raise RuntimeError(f"{NAME}: a window of {[*pool]} behind a kernel of {kernel} does not fit into {height} x {width}")
-    if batch * max(height, math.prod(weight[0]) // 32 + 3) >= 2**31 or math.prod(shape) >= 2**39:
-        raise RuntimeError(f"{NAME}: a tensor of shape {list(shape)} needs more blocks than a grid has")
-    if x[2].type == "cuda" and torch.cuda.get_device_capability(x[2]) < (8, 0):
-        raise RuntimeError(f"{NAME}: expected a GPU of compute capability 8.0 or later; v3_box_sums runs on others")
-    if not kernels.is_served():
-        limits = "at most 8 channels in and 64 out, 9 taps, windows of an even width up to 8 and at most 16 pixels"
-        warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}, no kernel wider than its window and one more")
-    return bool(kernels.is_served())
+def count(function, *numbers):
+    """Call a C function of int64_t that returns one."""
+    if not function.argtypes:
+        function.restype, function.argtypes = ctypes.c_int64, [ctypes.c_int64] * len(numbers)
+    return function(*numbers)
 
 
-def plan(kernels, x, weight, bias, pool, needs, serves=serves):
-    """Return `needs`, and 4 in strict mode; None for what PyTorch computes. 32 bits count vectors of eight deltas."""
-    served = serves(kernels, kind(x), kind(weight), kind(bias), *pool)
-    fits = not needs & 1 or x.shape[0] * deltas_of_sample(x, weight, pool) < 2**35
-    return needs | 4 * is_strict() if served and fits else None
-
-
-def deltas_of_sample(x, weight, pool):
-    rows, columns = ((x.shape[i] - weight.shape[i] + 1) // pool[i - 2] for i in (2, 3))
-    return rows * ((columns + 15) // 16) * 1024
-
-
-def saved(kernels, x, weight, bias, pool, plan):
-    """Each sample's gradients of the parameters, and the deltas (plan & 1), their low parts behind them (plan & 4)."""
-    batch, parts = x.shape[0], (2 if plan & 4 else 1) if plan & 1 else 0
-    deltas = x.new_empty(parts * batch, deltas_of_sample(x, weight, pool), dtype=torch.float16)
-    return x.new_empty(batch), x.new_empty(batch, weight.numel() + bias.numel()), deltas
-
-
-def save(kernels, x, weight, bias, pool, plan):
-    x, weight, bias, training = x.contiguous(), weight.contiguous(), bias.contiguous(), plan & 3
-    out, grads, deltas = kernels.saved(kernels, x, weight, bias, pool, plan) if training else (x.new_empty(len(x)), None, None)
-    batch, _, height, width = x.shape
-    if batch:
-        scratch = x.new_empty(kernels.count_scratch(batch, height, width, training))
-        kept = grads, deltas if plan & 1 else None
-        launch(kernels.launch_forward, x, weight, bias, scratch, out, *kept, batch, height, width, bool(plan & 4))
-    return out, grads, deltas
-
-
-def forward(kernels, x, weight, bias, pool, serves=serves):
-    if not serves(kernels, kind(x), kind(weight), kind(bias), *pool):
-        return kernels.original(x, weight, bias, pool)
-    return kernels.save(kernels, x, weight, bias, pool, 4 * is_strict())[0]
-
-
-def gradient(kernels, grad, x, weight, bias, pool, grads, deltas, plan):
-    grad, weight, (batch, _, height, width) = grad.contiguous(), weight.contiguous(), x.shape
-    found = [each.new_empty(each.shape if plan & bit else 0) for each, bit in ((x, 1), (weight, 2), (bias, 2))]
-    to = [each if each.numel() else None for each in found]
-    launch(kernels.launch_gradients, deltas, weight, grad, grads, *to, batch, height, width, bool(plan & 4))
-    return tuple(found)
+def library_for(weight, pool, kernels=kernels):
+    """Return the library for these sizes, which may be torch.compile's symbols."""
+    names = "OUT_CHANNELS", "IN_CHANNELS", "KERNEL_H", "KERNEL_W", "POOL_H", "POOL_W"
+    return kernels(**dict(zip(names, map(int, (*weight.shape, *pool)), strict=True)), SHARED_LIMIT_KB=SHARED_LIMIT_KB)
 
 
 def original(x, weight, bias, pool):
-    """The gradient is PyTorch's: it takes the tensor that this file avoids, 4.8 GB at the original's size."""
     return torch.sigmoid(nn.functional.avg_pool2d(nn.functional.conv2d(x, weight, bias), pool)).sum(dim=(1, 2, 3))
 
 
+def saved(x, weight, bias, pool, needs, library_for=library_for):
+    """Return room for the output, each sample's gradients of the parameters, and deltas (needs & 1; strict: low parts behind).
+
+    The latter two are empty where PyTorch computes. 32 bits count vectors of eight deltas.
+    """
+    batch, rows, columns = len(x), *((x.shape[i] - weight.shape[i] + 1) // pool[i - 2] for i in (2, 3))
+    of_sample = rows * ((columns + 15) // 16) * 1024
+    served = needs and library_for(weight, pool).is_served() and (not needs & 1 or batch * of_sample < 2**35)
+    deltas = x.new_empty((1 + is_strict()) * batch if served and needs & 1 else 0, of_sample, dtype=torch.float16)
+    return x.new_empty(batch), x.new_empty(batch if served else 0, weight.numel() + bias.numel()), deltas
+
+
+@torch.library.custom_op(f"{NAME}::forward", mutates_args=(), device_types=DEVICE, schema=SCHEMA)
+def conv_pool_sum(x, weight, bias, pool, needs, library_for=library_for, saved=saved, original=original):
+    """Return the output and what the gradients of x (needs & 1) and of the parameters (needs & 2) take: see `saved`."""
+    batch, *_, height, width = x.shape
+    (out_channels, in_channels, kernel_h, kernel_w), (pool_h, pool_w) = weight.shape, pool
+    check("x", x, (batch, in_channels, height, width), x.device)
+    check("weight", weight, weight.shape, x.device)
+    check("bias", bias, (out_channels,), x.device)
+    if min(pool) < 1 or height < kernel_h + pool_h - 1 or width < kernel_w + pool_w - 1:
+        fits = f"room for a window of {[*pool]} behind a kernel of {[kernel_h, kernel_w]}"
+        raise RuntimeError(f"expected {fits}; got an image of {height} x {width}")
+    if batch * max(height, weight.numel() // 32 + 3) >= 2**31 or x.numel() >= 2**39:
+        raise RuntimeError(f"expected a batch of fewer than 2^31 blocks; got x of shape {[*x.shape]}")
+    if x.is_cuda and capability(x.device) < (8, 0):
+        raise RuntimeError("expected a GPU of compute capability 8.0 or later; v3_box_sums runs on others")
+    library, (out, grads, deltas) = library_for(weight, pool), saved(x, weight, bias, pool, needs)
+    if not library.is_served():
+        warnings.warn(
+            f"{NAME}: PyTorch computes what these kernels do not take: at most 8 channels in and 64 out, 9 taps, "
+            "windows of an even width up to 8 and at most 16 pixels, no kernel wider than its window and one more",
+            stacklevel=2,
+        )
+        return original(x, weight, bias, pool), grads, deltas
+    x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
+    if batch:
+        scratch = x.new_empty(count(library.count_scratch, batch, height, width, needs if len(grads) else 0))
+        kept = grads if len(grads) else None, deltas if len(deltas) else None
+        launch(library.launch_forward, x, weight, bias, scratch, out, *kept, batch, height, width, is_strict())
+    return out, grads, deltas
+
+
+conv_pool_sum.register_fake(saved)
+
+
+@torch.library.custom_op(
+    f"{NAME}::gradient", mutates_args=(), device_types=DEVICE, schema=f"{GRADIENT} -> (Tensor, Tensor, Tensor)"
+)
+def gradient(grad, x, weight, bias, pool, grads, deltas, needs, library_for=library_for):
+    """Return the gradients of x (needs & 1), weight and bias (needs & 2); empty tensors where they are not needed."""
+    grad, weight, (batch, _, height, width) = grad.contiguous(), weight.contiguous(), x.shape
+    found = [each.new_empty(each.shape if needs & bit else 0) for each, bit in ((x, 1), (weight, 2), (bias, 2))]
+    to, strict = [each if each.numel() else None for each in found], len(deltas) > batch
+    launch(library_for(weight, pool).launch_gradients, deltas, weight, grad, grads, *to, batch, height, width, strict)
+    return tuple(found)
+
+
+@gradient.register_fake
+def gradients(grad, x, weight, bias, pool, grads, deltas, needs):
+    return tuple(each.new_empty(each.shape if needs & bit else 0) for each, bit in ((x, 1), (weight, 2), (bias, 2)))
+
+
+def backward(ctx, grad, *_, original=original):
+    """The gradient; PyTorch's, with the 4.8 GB that this file avoids, where kernels do not serve, and that of a gradient."""
+    *tensors, grads, deltas = ctx.saved_tensors
+    wanted = ctx.needs_input_grad[:3]
+    needs = wanted[0] + 2 * any(wanted[1:])
+    if torch.is_grad_enabled() or needs & ~ctx.needs or not len(grads):
+        return *torch.func.vjp(lambda *tensors: original(*tensors, ctx.pool), *tensors)[1](grad), None, None
+    found = torch.ops.conv_pool_sigmoid_sum_training_tensor_core.gradient(grad, *tensors, ctx.pool, grads, deltas, needs)
+    return *[each if is_wanted else None for each, is_wanted in zip(found, wanted, strict=True)], None, None
+
+
+def setup_context(ctx, inputs, output):
+    *tensors, ctx.pool, ctx.needs = inputs
+    ctx.save_for_backward(*tensors, *output[1:])
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+
+
+conv_pool_sum.register_autograd(backward, setup_context=setup_context)
+if torch.__version__ >= "2.7":
+    conv_pool_sum.register_autocast(DEVICE, torch.float32)
+
+
+def call(x, weight, bias, pool):
+    needs = x.requires_grad + 2 * (weight.requires_grad or bias.requires_grad) if torch.is_grad_enabled() else 0
+    return torch.ops.conv_pool_sigmoid_sum_training_tensor_core.forward(x, weight, bias, pool, needs)[0]
+
+
 class ModelNew(nn.Module):
-    # Bound here, as `serves` is above, so that another variant in the same notebook cannot replace them.
-    shared_limit_kb = SHARED_LIMIT_KB
-    fused = plan, save, saved, gradient
-    sources = NAME, CUDA, "forward(Tensor x, Tensor weight, Tensor bias, int[2] pool) -> Tensor", forward, original
+    operator = staticmethod(call)
 
     def __init__(self, in_channels, out_channels, kernel_size, pool_kernel_size):
         super().__init__()
         self.conv = nn.Conv2d(in_channels, out_channels, kernel_size)
-        self.avg_pool = nn.AvgPool2d(pool_kernel_size)
-
-    def namespace(self):
-        conv, pool = self._modules["conv"], self._modules["avg_pool"].kernel_size
-        (kernel_h, kernel_w), (pool_h, pool_w) = conv.kernel_size, (pool, pool) if isinstance(pool, int) else pool
-        channels = {"IN_CHANNELS": conv.in_channels, "OUT_CHANNELS": conv.out_channels}
-        sizes = {"KERNEL_H": kernel_h, "KERNEL_W": kernel_w, "POOL_H": pool_h, "POOL_W": pool_w}
-        return build(*self.sources, (fuse, *self.fused), **channels, **sizes, SHARED_LIMIT_KB=self.shared_limit_kb)
-
-    def operands(self, x):
-        conv, pool = self._modules["conv"], self._modules["avg_pool"]  # self.conv takes nn.Module half a microsecond
-        return x, conv.weight, conv.bias, pool.kernel_size
+        self.pool = (pool_kernel_size,) * 2 if isinstance(pool_kernel_size, int) else pool_kernel_size
 
     def forward(self, x):
-        return getattr(torch.ops, self.namespace()).forward(*self.operands(x))
+        return self.operator(x, self.conv.weight, self.conv.bias, self.pool)
 
 
-# ---- A gradient of its own: the same text in all files that have one.
-def fuse(library, schema, kernels, Gradient, plan, save, saved, gradient):
-    """Give `forward` a gradient by two more operators. PyTorch's (Gradient) stays for the gradient of a gradient.
-
-    plan(kernels, *arguments, needs) returns a number for the others, or None where PyTorch is to compute the gradient; in both
-    numbers bit 1 stands for the gradient of the first argument, bit 2 for those of the other tensors.
-    save(kernels, *arguments, plan) returns the output and two tensors, `saved` the same without values. gradient(kernels, grad,
-    *arguments, *those two, plan) returns the gradients of the tensors among the arguments, empty ones where not needed.
-    """
-    operators, inputs = getattr(torch.ops, library.ns), schema[schema.index("(") + 1 : schema.index(")")]
-    save, gradient, tensors = functools.partial(save, kernels), functools.partial(gradient, kernels), inputs.count("Tensor")
-
-    def shapes(grad, *arguments):
-        found = zip(arguments[:tensors], [1, *[2] * tensors], strict=False)
-        return tuple(grad.new_empty(0 if each is None or not arguments[-1] & bit else each.shape) for each, bit in found)
-
-    returned = ", ".join(["Tensor"] * tensors)
-    more = [("save", f"({inputs}, int plan) -> (Tensor, Tensor, Tensor)", save, functools.partial(saved, kernels))]
-    more += [("gradient", f"(Tensor grad, {inputs}, Tensor kept, Tensor more, int plan) -> ({returned})", gradient, shapes)]
-    for name, types, function, fake in more:
-        library.define(f"{name}{types}", tags=(torch.Tag.pt2_compliant_tag,))
-        library.impl(name, function, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"{library.ns}::{name}", fake, lib=library)
-
-    def needs_of(ctx):
-        _, first, *others = ctx.needs_input_grad
-        return first + 2 * any(others)
-
-    class Fused(Gradient):
-        @staticmethod
-        def forward(ctx, keys, *arguments):
-            try:
-                ctx.plan = plan(kernels, *arguments, needs_of(ctx))
-            except TypeError:  # sizes are torch.compile's symbols: what is compiled is for these numbers
-                known = [each.new_empty([int(n) for n in each.shape]) if torch.is_tensor(each) else each for each in arguments]
-                ctx.plan = plan(kernels, *known, needs_of(ctx))
-            if ctx.plan is None:
-                return Gradient.forward(ctx, keys, *arguments)
-            output, *kept = (save if keys in PLAIN else operators.save)(*arguments, ctx.plan)
-            ctx.save_for_backward(*arguments[:tensors], *kept)
-            ctx.others = arguments[tensors:]
-            return output
-
-        @staticmethod
-        def backward(ctx, grad):
-            if ctx.plan is None or torch.is_grad_enabled():  # create_graph
-                return Gradient.backward(ctx, grad)
-            given, needs = ctx.saved_tensors, ctx.needs_input_grad[1 : 1 + tensors]
-            found = operators.gradient(grad, *given[:tensors], *ctx.others, *given[tensors:], ctx.plan & ~3 | needs_of(ctx))
-            found = [each if needed else None for each, needed in zip(found, needs, strict=True)]
-            return None, *found, *[None] * len(ctx.others)
-
-    return Fused
-
-
-# ---- From here on all files have the same text; python -m playground.command.shared_text writes it.
-LOADING = threading.RLock()  # the first calls of a model and of its replicas may come from several threads at once
-KEY, KEYS = torch._C.DispatchKey, torch._C.DispatchKeySet
-PLAIN = [KEYS(KEY.CUDA) | KEYS(KEY.AutogradCUDA), KEYS(KEY.CPU) | KEYS(KEY.AutogradCPU)]  # of plain tensors
-ModelNew.namespace._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result does, for a second of imports
-kind = attrgetter("shape", "dtype", "device")  # what checks and sizes depend on: functions of kinds are cached
-
-
-@functools.lru_cache(maxsize=None)
-def build(name, text, schema, forward, original, fused=(), flags=(), **constants):
-    """Compile `text` (CUDA, or C++) once a machine; return the namespace of an operator, which an edit changes.
-
-    forward(kernels, *arguments), tensors first, calls the text's functions; original(*arguments) computes it by PyTorch.
-    """
-    if torch.__version__ < "2.4":
-        raise RuntimeError(f"{name}: needs PyTorch 2.4 or later, this is {torch.__version__}")
-
-    def fingerprint(part):  # of a function or its code: all but the place where it was written
-        if inspect.isfunction(part := inspect.unwrap(part)):
-            return fingerprint(part.__code__), [fingerprint(each) for each in part.__defaults__ or ()]
-        return (part.co_code, part.co_names, [fingerprint(each) for each in part.co_consts]) if inspect.iscode(part) else part
-
-    text = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
-    devices = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())] if "<<<" in text else []
-    machine = devices, os.environ.get("TORCH_CUDA_ARCH_LIST"), torch.backends.cpu.get_cpu_capability(), torch.__version__
-    everything = text, schema, flags, machine, [fingerprint(each) for each in (forward, original, *fused)]
-    operators = getattr(torch.ops, f"{name}_{hashlib.sha256(repr(everything).encode()).hexdigest()[:10]}")
-    with LOADING:
-        if not getattr(operators, "registered", None):
-            kernels = load(operators.name, text, flags)
-            vars(kernels).update(constants | {each.__name__: each for each in (original, *fused)})
-            operators.registered = register(operators, schema, kernels, forward, original, *fused)
-    return operators.name
-
-
-def load(name, text, flags):
-    """Return the library of a text. Its functions know the types of their arguments, and how many tensors come first."""
-    from torch.utils import cpp_extension
-
-    is_cuda, flags = "<<<" in text, ["-O3", *flags]
-    options = {"cuda_sources": text, "extra_cuda_cflags": ["-lineinfo", *flags]} if is_cuda else {"extra_cflags": flags}
-    options |= {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
-    if not cpp_extension.is_ninja_available():  # in a virtual environment that is not activated
-        os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)
-    cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # or an interrupted build would count as done
-    path = cpp_extension.load_inline(name, "" if is_cuda else text, is_python_module=False, **options)  # None before 2.5
-    kernels = ctypes.CDLL(path or os.path.join(cpp_extension._get_build_directory(name, False), name + cpp_extension.LIB_EXT))
-    kernels.device = "cuda" if is_cuda and not getattr(cpp_extension.load_inline, "emulates_cuda", False) else "cpu"
-    numbers = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}  # all else is a pointer
-    for result, symbol, parameters in re.findall(r'extern "C" (\w+) (\w+)\(([^)]*)\)', text):
-        if function := getattr(kernels, symbol, None):  # the text may leave it out for these constants
-            types = [numbers.get(each.split()[0], ctypes.c_void_p) for each in parameters.split(",") if each]
-            function.restype, function.argtypes, function.tensors = numbers[result], types, parameters.count("*")
-    return kernels
-
-
-def register(operators, schema, kernels, forward, original, fuse=None, *fused):
-    """Define the operator, for every device, so that forward checks the tensors. Without `fuse` its gradient is PyTorch's."""
-    tensors, notice = schema.count("Tensor") - 1, f"{operators.name[:-11]}: {original.__doc__}"
-    library, forward = torch.library.Library(operators.name, "DEF"), functools.partial(forward, kernels)
-
-    class Gradient(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, keys, *arguments):
-            warn(notice)
-            ctx.save_for_backward(*arguments[:tensors])
-            ctx.others = arguments[tensors:]
-            return autograd(keys, *arguments)  # where no gradient is recorded
-
-        @staticmethod
-        def backward(ctx, grad):
-            with torch.enable_grad():  # views: gradients are partial ones, also where an argument depends on another
-                given = [each if each is None else each.view_as(each) for each in ctx.saved_tensors[:tensors]]
-                out = original(*given, *ctx.others)
-            wanted = [each for each in given if each is not None and each.requires_grad]
-            found = dict(zip(wanted, torch.autograd.grad(out, wanted, grad, create_graph=torch.is_grad_enabled()), strict=True))
-            return None, *map(found.get, given), *[None] * len(ctx.others)
-
-    def autograd(keys, *arguments):
-        trains = torch.is_grad_enabled() and True in [each is not None and each.requires_grad for each in arguments[:tensors]]
-        # Gradient refuses the tangents that arguments may have within forward_ad.dual_level(); below it they would be dropped.
-        if trains or (torch.autograd.forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()):
-            return Gradient.apply(keys, *arguments)
-        if keys in PLAIN:  # the dispatcher would do no more
-            return forward(*arguments)
-        with torch._C._AutoDispatchBelowAutograd():
-            return operators.forward(*arguments)
-
-    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    library.impl("forward", forward, "CompositeExplicitAutograd")
-    library.impl("forward", autograd, "Autograd", with_keyset=True)
-    torch.library.register_fake(f"{operators.name}::forward", original, lib=library)
-    for device in ("cuda", "cpu") if torch.__version__ >= "2.6" else ():  # in autocast, too, operands are float32
-        torch.library.register_autocast(f"{operators.name}::forward", device, torch.float32, lib=library)
-    Gradient = fuse(library, schema, kernels, Gradient, *fused) if fuse else Gradient
-    return library
-
-
-def check(kernels, name, tensor, place, shape):
-    """Raise RuntimeError unless a tensor of this kind is float32, of this shape, and beside `place`, where the kernels run."""
-    if tensor != (shape, torch.float32, place[2]) or place[2].type != kernels.device:
-        wanted = f"a float32 {kernels.device.upper()} tensor of shape {list(shape)}, on one device with all others"
-        raise RuntimeError(f"{NAME}: expected {name} as {wanted}; got {tensor[1]} of shape {list(tensor[0])} on {tensor[2]}")
-
-
-def launch(function, *arguments):
-    """Call a function of `kernels`, tensors or None first, on the first one's device and its current stream."""
-    first, count, stream = arguments[0], function.tensors, 0
-    if first.is_cuda:
-        if (device := first.get_device()) != torch._C._cuda_getDevice():
-            with torch.cuda.device(device):
-                return launch(function, *arguments)
-        stream = torch._C._cuda_getCurrentRawStream(device)
-    pointers = [None if each is None else each.data_ptr() for each in arguments[:count]]
-    if code := function(*pointers, *arguments[count:], stream):  # a C function ignores an argument too many
-        words = f"CUDA error: {torch.cuda.CudaError(code)}" if first.is_cuda else f"error {code}"
-        raise RuntimeError(f"{function.__name__}: {words}")
-
-
-@functools.lru_cache(maxsize=None)
-def warn(text):
-    """Warn once a process, at the line that called into this file, not at one of PyTorch's."""
-    files, torchs = [each.filename for each in inspect.stack(0)], os.path.dirname(torch.__file__)
-    last = max(i for i, file in enumerate(files) if file == files[0])  # the outermost of this file
-    callers = [i for i, file in enumerate(files) if i > last and not file.startswith(torchs)]
-    warnings.warn(text, stacklevel=min(callers, default=last) + 1)
-
-
+@torch.no_grad()
 def main():
-    from torch.utils import benchmark, cpp_extension
-
-    emulated = getattr(cpp_extension.load_inline, "emulates_cuda", False)  # by the playground: on the CPU, so a small input
-    device = "cpu" if emulated or "_cpu_" in NAME else "cuda"
-    if device == "cuda" and not torch.cuda.is_available():
-        return print(f"{NAME}: needs an NVIDIA GPU and a CUDA build of PyTorch; {torch.__version__} finds none here.")
+    emulated, (arguments, shape, small, limit) = hasattr(load_inline, "emulates_cuda"), EXAMPLE
     torch.manual_seed(0)
-    arguments, shape, small, limit = EXAMPLE
-    model, x = ModelNew(*arguments).to(device).requires_grad_(False), torch.randn(small if emulated else shape, device=device)
-    exact = torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
-    error = ((model.float()(x) - exact).abs().max() / exact.std()).item()
-    calls = () if emulated else (model, lambda x: original(*model.operands(x)))
-    times = [f"{1e3 * benchmark.Timer('f(x)', globals={'f': f, 'x': x}).timeit(20).mean:.3f} ms" for f in calls]
-    how_fast = ", PyTorch ".join(times) or f"under the emulator, not timed, on an input of {tuple(x.shape)}"
-    verdict = "right" if error <= limit else "wrong"
-    print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:.0e}: {verdict}; {how_fast}")
+    ours = ModelNew(*arguments).to(DEVICE)
+    theirs, x = copy.deepcopy(ours), torch.randn(small if emulated else shape, device=DEVICE)
+    theirs.operator = original  # the same module, by PyTorch
+    exact = torch.cat([theirs.double()(part.double()) for part in x.split(16)])
+    error, calls = ((ours(x) - exact).abs().max() / exact.std()).item(), () if emulated else (ours, theirs.float())
+    times = [f"{1e3 * Timer('f(x)', globals={'f': f, 'x': x}).timeit(20).mean:.3f} ms" for f in calls]
+    right, took = "right" if error <= limit else "wrong", ", PyTorch ".join(times) or "emulated"
+    print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:g}: {right}; {took}")
 
 
 if __name__ == "__main__":

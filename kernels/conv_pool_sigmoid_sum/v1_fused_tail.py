@@ -22,17 +22,13 @@ Takes
     original takes. Anything else raises before a launch. The gradient is PyTorch's. Deterministic. PyTorch 2.6 or later.
 """
 
+import copy
 import ctypes
 import functools
-import hashlib
-import os
-import sys
 import threading
-import warnings
 
 import torch
 from torch import nn
-from torch.autograd import forward_ad
 from torch.utils.benchmark import Timer
 from torch.utils.cpp_extension import load_inline
 
@@ -89,27 +85,27 @@ extern "C" int launch_fused_tail(const Element* y, float* out, int64_t batch, in
 
 # ---- The same text in all files, down to the next such line; python -m playground.command.shared_text writes it.
 BUILDING = threading.Lock()  # the first calls of a model's replicas may come from several threads at once
-warn = functools.cache(warnings.warn)  # once a process
 
 
 @functools.cache
-def build(name, text, *flags, **macros):
-    """Compile the text with these macros, once a machine, and return the library. An edit or another macro makes another."""
+def kernels(*flags, name=NAME, text=CUDA, **macros):  # name and text of this file, whatever a notebook's next one calls so
+    """Compile the text with these flags and macros, once a machine, and return the library."""
     flags = ["-O3", "-lineinfo", *flags, *(f"-D{key}={value}" for key, value in macros.items())]
-    name = f"{name}_{hashlib.sha256(repr((text, flags)).encode()).hexdigest()[:10]}"
-    os.environ["PATH"] += os.pathsep + os.path.dirname(sys.executable)  # ninja's, where the environment is not activated
+    name = "_".join(map(str, [name, *macros.values()]))
     options = {"no_implicit_headers": True} if torch.__version__ >= "2.8" else {}  # before, torch's headers come along
     with BUILDING:
         return ctypes.CDLL(load_inline(name, "", text, extra_cuda_cflags=flags, is_python_module=False, **options))
 
 
 def launch(function, *arguments):
-    """Call a C function: tensors as pointers, numbers as int64_t, then the current stream of the first tensor's device."""
+    """Call a C function: tensors as pointers, None as null, ints as int64_t, floats; then the stream of the first's device."""
+    if not function.argtypes:
+        function.argtypes = [ctypes.c_double if isinstance(each, float) else ctypes.c_int64 for each in (*arguments, 0)]
+    values = [each.data_ptr() if isinstance(each, torch.Tensor) else each or 0 for each in arguments]
     with torch.cuda.device_of(first := arguments[0]):
         stream = torch.cuda.current_stream().cuda_stream if first.is_cuda else 0
-        values = [each if isinstance(each, int) else each.data_ptr() for each in arguments]
-        if code := function(*map(ctypes.c_int64, [*values, stream])):
-            raise RuntimeError(f"{function.__name__}: {torch.cuda.CudaError(code) if first.is_cuda else f'error {code}'}")
+        if code := function(*values, stream):
+            raise RuntimeError(f"{function.__name__}: CUDA error {code}")
 
 
 def check(name, tensor, shape, device):
@@ -119,96 +115,69 @@ def check(name, tensor, shape, device):
         raise RuntimeError(f"expected {name} as torch.float32 of shape {[*shape]} on {device}; got {found}")
 
 
-def check_tangents(operands):
-    """Raise NotImplementedError for forward mode AD, whose tangents the operators would drop."""
-    if not torch.compiler.is_compiling() and forward_ad.unpack_dual(operands[0]).primal is not operands[0]:  # in dual_level()
-        tensors = [each for each in operands if isinstance(each, torch.Tensor)]
-        if any(forward_ad.unpack_dual(each).tangent is not None for each in tensors):
-            raise NotImplementedError("forward mode AD: the operators would drop the tangents")
-
-
-def register(name, text, schema, forward, original):
-    """Register the operators `forward`, and `train` with PyTorch's gradient; return torch.ops' namespace of that name."""
-    operators, kernels, tensors = getattr(torch.ops, name), functools.partial(build, name, text), schema.count("Tensor") - 1
-    for each in ("library", "forward", "train"):  # a file pasted again replaces them, also for models that were made before
-        vars(operators).pop(each, None)
-    operators.library = library = torch.library.Library(name, "DEF")
-
-    def setup_context(ctx, inputs, output):
-        warn(f"{name}: {original.__doc__}")
-        ctx.save_for_backward(*inputs[:tensors])
-        ctx.others = inputs[tensors:]
-
-    def backward(ctx, grad):
-        inputs, wanted = (*ctx.saved_tensors, *ctx.others), tuple(i for i, each in enumerate(ctx.needs_input_grad) if each)
-        found = torch.func.grad(lambda *inputs: (original(*inputs) * grad).sum(), wanted)(*inputs)
-        return tuple(dict(zip(wanted, found, strict=True)).get(i) for i in range(len(inputs)))
-
-    def kernel(*arguments):
-        try:
-            return forward(kernels, *arguments)
-        except NotImplementedError as limits:
-            warn(f"{name}: PyTorch computes what these kernels do not take: {limits}")
-            return original(*arguments)
-
-    for operator in (f"{name}::forward", f"{name}::train"):
-        torch.library.define(operator, schema, lib=library)
-        torch.library.impl(operator, DEVICE, kernel, lib=library)
-        torch.library.register_fake(operator, original, lib=library)
-        for device in ("cuda", "cpu") if torch.__version__ >= "2.7" else ():
-            torch.library.register_autocast(operator, device, torch.float32, lib=library)
-    torch.library.register_autograd(operator, backward, setup_context=setup_context, lib=library)
-    return operators
-
-
-def call(operators, *operands):
-    """Call `train` or, where no gradient is recorded, `forward`, which skips autograd: 8 us of the host's time."""
-    check_tangents(operands)
-    return (operators.train if torch.is_grad_enabled() else operators.forward)(*operands)
-
-
-def main():
-    emulated, (arguments, shape, small, limit) = hasattr(load_inline, "emulates_cuda"), EXAMPLE
-    model, x = ModelNew(*arguments).to(DEVICE).requires_grad_(False), torch.randn(small if emulated else shape, device=DEVICE)
-    exact = torch.cat([original(*model.double().operands(part.double())) for part in x.split(16)])
-    error = ((model.float()(x) - exact).abs().max() / exact.std()).item()
-    calls, right = () if emulated else (model, lambda x: original(*model.operands(x))), "right" if error <= limit else "wrong"
-    took = ", PyTorch ".join(f"{1e3 * Timer('f(x)', globals={'f': f, 'x': x}).timeit(20).mean:.3f} ms" for f in calls)
-    print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:g}: {right}; {took or 'emulated'}")
-
-
 # ---- What is this file's own.
-def fused_tail(kernels, y, pool):
+SCHEMA = "(Tensor y, int[2] pool) -> Tensor"
+
+
+@torch.library.custom_op(f"{NAME}::forward", mutates_args=(), device_types=DEVICE, schema=SCHEMA)
+def fused_tail(y, pool, kernels=kernels):
     """Return (batch,) of y (batch, channels, height, width). Raises RuntimeError for what the kernel does not take."""
-    batch, channels, height, width = *y.shape[:2], *y.shape[-2:]
+    (batch, channels, height, width), (pool_h, pool_w) = (*y.shape[:2], *y.shape[-2:]), pool
     check("y", y, (batch, channels, height, width), y.device)
-    window = 2 * pool if len(pool) == 1 else pool  # as AvgPool2d takes it
-    if len(window) != 2 or not (0 < window[0] <= height and 0 < window[1] <= width):
+    if not (0 < pool_h <= height and 0 < pool_w <= width):
         raise RuntimeError(f"expected a pooling window that fits into an image of {height} x {width}; got {[*pool]}")
     y, out = y.contiguous(), y.new_empty(batch)
     if batch:
-        launch(kernels().launch_fused_tail, y, out, batch, channels, height, width, *window)
+        launch(kernels().launch_fused_tail, y, out, batch, channels, height, width, pool_h, pool_w)
     return out
 
 
+@fused_tail.register_fake
 def original(y, pool):
-    """The gradient is PyTorch's. It takes pooled tensors and one like the convolution's output; v2 and later avoid that one."""
     return torch.sigmoid(nn.functional.avg_pool2d(y, pool)).sum(dim=(1, 2, 3))
 
 
+def backward(ctx, grad, original=original):
+    """PyTorch's gradient: it computes the original again."""
+    return *torch.func.vjp(lambda y: original(y, ctx.pool), *ctx.saved_tensors)[1](grad), None
+
+
+def setup_context(ctx, inputs, output):
+    *tensors, ctx.pool = inputs
+    ctx.save_for_backward(*tensors)
+
+
+fused_tail.register_autograd(backward, setup_context=setup_context)
+if torch.__version__ >= "2.7":
+    fused_tail.register_autocast(DEVICE, torch.float32)
+
+
 class ModelNew(nn.Module):
-    operators = register(NAME, CUDA, "(Tensor y, int[2] pool) -> Tensor", fused_tail, original)
+    @staticmethod
+    def operator(*operands):
+        return torch.ops.conv_pool_sigmoid_sum_v1_fused_tail.forward(*operands)
 
     def __init__(self, in_channels, out_channels, kernel_size, pool_kernel_size):
         super().__init__()
         self.conv = nn.Conv2d(in_channels, out_channels, kernel_size)
         self.pool = pool_kernel_size
 
-    def operands(self, x):
-        return self.conv(x), self.pool
-
     def forward(self, x):
-        return call(self.operators, *self.operands(x))
+        return self.operator(self.conv(x), self.pool)
+
+
+@torch.no_grad()
+def main():
+    emulated, (arguments, shape, small, limit) = hasattr(load_inline, "emulates_cuda"), EXAMPLE
+    torch.manual_seed(0)
+    ours = ModelNew(*arguments).to(DEVICE)
+    theirs, x = copy.deepcopy(ours), torch.randn(small if emulated else shape, device=DEVICE)
+    theirs.operator = original  # the same module, by PyTorch
+    exact = torch.cat([theirs.double()(part.double()) for part in x.split(16)])
+    error, calls = ((ours(x) - exact).abs().max() / exact.std()).item(), () if emulated else (ours, theirs.float())
+    times = [f"{1e3 * Timer('f(x)', globals={'f': f, 'x': x}).timeit(20).mean:.3f} ms" for f in calls]
+    right, took = "right" if error <= limit else "wrong", ", PyTorch ".join(times) or "emulated"
+    print(f"{NAME}: differs from float64 by {error:.1e} of the outputs' spread, limit {limit:g}: {right}; {took}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from string import Template
 
 from playground import catalog
 from playground.catalog import CatalogError
-from playground.command.shared_text import TEMPLATES, helpers
+from playground.command.shared_text import TEMPLATES
 
 # A docstring's beginning: title and first paragraphs, up to the first heading, which has an indented text below.
 BEFORE_HEADINGS = re.compile(r'\A""".+?(?=\n\n\S[^\n]*\n {4}\S)', re.DOTALL)
@@ -89,7 +89,7 @@ def _copied_text(model, parent, name):
     text = parent.path.read_text(encoding="utf-8")
     head = START.format(model=model.name, number=name.split("_")[0], parent=parent.name)
     text = BEFORE_HEADINGS.sub(lambda _: head, text, count=1)
-    return text.replace(f'NAME = "{model.name}_{parent.name}"', f'NAME = "{model.name}_{name}"', 1)
+    return text.replace(f"{model.name}_{parent.name}", f"{model.name}_{name}")  # NAME, and the operator that the model calls
 
 
 def _wrapping_text(model, name):
@@ -97,8 +97,7 @@ def _wrapping_text(model, name):
     identifier = re.sub(r"\W", "_", f"{model.name}_{name}")
     identifier = identifier if identifier.isidentifier() else f"problem_{identifier}"
     values = {"model": model.name, "file": model.path.name, "identifier": identifier, "original": original, "future": future}
-    values |= {"number": name.split("_")[0], "shared": f"{helpers().rstrip()}\n\n"}
-    values["compare"] = (TEMPLATES / "any_problem.compare.txt").read_text(encoding="utf-8")
+    values["number"] = name.split("_")[0]
     kind = "cpu" if name.startswith("cpu_") else "cuda"
     template = Template((TEMPLATES / f"any_problem.{kind}.txt").read_text(encoding="utf-8"))
     own = template.substitute(values | {"original": "", "future": ""})

@@ -1,9 +1,8 @@
 """What all variants of the project write alike: python -m playground.command.shared_text writes it into their files.
 
-Of templates/, shell.txt stands between the CUDA text and what is the file's own. (Files that are not yet of that form end with
-tail.txt, and fused.txt stands before it in those with a gradient of their own.) device.txt has small device functions, PTX
-wrappers and the macros in those, separated by empty lines: where a file defines one of these names, it is that text, with the
-comment above it. --check names the files that differ, with exit status 1.
+Of templates/, shell.txt (or shell_cpu.txt) stands between the text that is compiled and what is the file's own, main.txt ends
+the file. device.txt has small device functions, PTX wrappers and the macros in those, separated by empty lines: where a file
+defines one of these names, it is that text, with the comment above it. --check names the files that differ, with exit status 1.
 """
 
 import argparse
@@ -15,30 +14,18 @@ from playground import catalog
 
 TEMPLATES = Path(__file__).parent / "templates"
 SHELL, OWN = "# ---- The same text in all files, down to", "# ---- What is this file's own.\n"
-FIRST_LINE = "# ---- From here on all files have the same text"  # the tail's
-FUSED = "# ---- A gradient of its own"
+MAIN = "@torch.no_grad()\ndef main():"
 NAME = re.compile(r"^(?:#define |(?:template <[^\n]*>\n)?DEVICE[^\n(]* )(\w+)(?=\(| )", re.MULTILINE)
 
 
 def shell(is_cuda=True):
-    """Return what stands behind the text that is compiled: CUDA, or C++."""
-    text = (TEMPLATES / "shell.txt").read_text(encoding="utf-8")
-    edits = {'"", text, extra_cuda_cflags=flags': "text, extra_cflags=flags", '"-O3", "-lineinfo", ': '"-O3", '}
-    for cuda, cpp in edits.items() if not is_cuda else ():
-        text = text.replace(cuda, cpp)
-    return text
+    """Return what stands behind the text that is compiled: CUDA, or C++ to run on the CPU."""
+    return (TEMPLATES / ("shell.txt" if is_cuda else "shell_cpu.txt")).read_text(encoding="utf-8")
 
 
-def tail(text=""):
-    """Return what ends a file of that text."""
-    names = ["fused.txt"] * (FUSED in text) + ["tail.txt"]
-    return "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in names)
-
-
-def helpers():
-    """Return the tail without its first line, which calls for the latest text, and without `main`."""
-    text = tail()
-    return text[text.index("\n") + 1 : text.index("def main():")]
+def main_text():
+    """Return what ends a file: its `main` and the call of it."""
+    return (TEMPLATES / "main.txt").read_text(encoding="utf-8")
 
 
 def device_functions():
@@ -49,12 +36,10 @@ def device_functions():
 
 def as_shared(text):
     """Return a variant's text with the shared parts as they are to be; one without any as it is."""
-    if SHELL in text:
-        text = text[: text.index(SHELL)] + shell(is_cuda="\nCUDA = " in text) + text[text.index(OWN) + len(OWN) :]
-    elif FIRST_LINE in text:
-        text = text[: text.index(FUSED if FUSED in text else FIRST_LINE)] + tail(text)
-    else:
+    if SHELL not in text:
         return text
+    own = text[text.index(OWN) + len(OWN) : text.rindex(MAIN)]
+    text = text[: text.index(SHELL)] + shell(is_cuda="\nCUDA = " in text) + own + main_text()
     has_macro = "#define DEVICE" in text
     for name, block in device_functions().items():
         block = block if has_macro else block.replace("DEVICE", "__device__ __forceinline__")

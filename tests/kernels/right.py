@@ -24,7 +24,6 @@ TINY = {
 }
 OTHERS = {"pool_size": (1, 3, 3)}  # what cpu_winograd leaves to PyTorch
 FORMS = {"conv3d_div_max_gap_bias_sum": [{}, {"sum_dim": 0}, OTHERS]}  # in which CPU variants take other ways
-NATIVE = "-march=native", "-fopenmp"
 
 
 def where(variant, mode="fast"):
@@ -39,15 +38,14 @@ def load_variant(path, march=None):
     """The variant's module; one that builds for `march` in place of this machine."""
     module = catalog.load_variant(path)
     if march:
-        build, flags = module.build, (f"-march={march}", "-fopenmp")
+        build = module.load_inline
 
-        def build_for(*given, **more):
-            assert NATIVE in [*given, *more.values()]
-            return build(
-                *[flags if each == NATIVE else each for each in given], **more | {"flags": flags} if "flags" in more else more
-            )
+        def build_for(name, text, extra_cflags, **options):
+            flags = [f"-march={march}" if flag == "-march=native" else flag for flag in extra_cflags]
+            assert flags != extra_cflags
+            return build(f"{name}_{march.replace('-', '_')}", text, extra_cflags=flags, **options)
 
-        module.build = build_for
+        module.load_inline = build_for
     return module
 
 
@@ -105,9 +103,9 @@ def gradients(new, x, upstream=None):
     return torch.autograd.grad(out, [x, *new.parameters()], upstream)
 
 
-def operators_of(new):
+def namespace_of(new):
     """The namespace in torch.ops of a variant's operators."""
-    return new.operators if hasattr(new, "operators") else getattr(torch.ops, new.namespace())
+    return type(new).__init__.__globals__["NAME"]
 
 
 class Recorder(TorchDispatchMode):

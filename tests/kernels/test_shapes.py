@@ -130,7 +130,7 @@ def judge(model, variant, precisions, limit, settings):
     counts_rounds = is_pipelined(variant) and settings == catalog.SETTINGS["emulator"][model.name]
     with where(variant, "check"):
         if limit:
-            load_variant(variant.path).ModelNew.shared_limit_kb = limit
+            load_variant(variant.path).SHARED_LIMIT_KB = limit
         original, new, x = make(model, variant, **settings)
         for precision in precisions:
             if precision == "fp32":
