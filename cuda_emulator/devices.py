@@ -119,6 +119,11 @@ def put_on_device(module):
         _marked(tensor, False)
 
 
+def put_on_host(tensors, on_host=True):
+    """Have tensors be on the CPU beside the GPU, or the device's again."""
+    _marked(list(tensors), on_host)
+
+
 def _marked(result, on_host):
     for tensor in _pytree.tree_leaves(result):
         if isinstance(tensor, torch.Tensor) and _kind_of(address := _address(tensor)) is not None:
