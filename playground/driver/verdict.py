@@ -351,7 +351,7 @@ class _Case:
         elif complaint:
             return self.complain(self._tag_of_outputs(probe, compared), complaint, DROP_IN)
         if compared["swallowed"]:
-            self.complain("nan", _under(probe, f"the output is {compared['swallowed']}"), DROP_IN)
+            self.complain("nan", _under(probe, f"the output {compared['swallowed']}"), DROP_IN)
         if prepared["differentiable"] and not self._has(*OF_GRADIENTS):
             self._survive("no-gradient", "when a gradient is wanted", lambda: self._differentiate(probe))
         return None

@@ -319,7 +319,7 @@ class Candidate(Clocked):
     def _complaints(self):
         found = {check: f"{line} when it is loaded" for check, line in self.changed_by_loading.items()}
         if self.builds.failure:
-            found["build"] = f"its kernel failed to build and it went on without it: {self.builds.failure}"
+            found["build"] = f"its CUDA did not compile, and the file went on without it: {self.builds.failure}"
         if self.device.type == "cuda" and (error := work.pending_cuda_error()):
             found["launch"] = f"a launch failed and nobody looked: {error}"
         return found
