@@ -10,8 +10,8 @@ import pytest
 from made import UNTIMED, document_of, make_passed, own_work, read
 
 from playground.catalog import ROOT, code_sha256, sha256
-from playground.report import publish
 from playground.report.document import write
+from tools import publish
 
 README = "# Title\n\n<!-- best:begin -->\nold\n<!-- best:end -->\n\nThe rest.\n"
 LIGHT, DARK = publish.PLOTS
@@ -231,7 +231,7 @@ def test_the_plot_shows_what_was_measured(root, record):
 def test_the_command_rewrites_and_checks(root, record, capsys):
     assert publish.main(["--check"], root) == 1
     names = "README.md, docs/ladder_pool.md, docs/times-light.svg, docs/times-dark.svg"
-    assert capsys.readouterr().err == f"out of date: {names}; run: python -m playground.report.publish\n"
+    assert capsys.readouterr().err == f"out of date: {names}; run: python -m tools.publish\n"
     assert (root / "README.md").read_text() == README and not (root / "docs" / "times-light.svg").exists()
     assert publish.main([], root) == publish.main(["--check"], root) == 0
     assert (root / "README.md").read_text() == README.replace("old", publish.NOTHING_MEASURED)

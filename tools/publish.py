@@ -1,8 +1,8 @@
 """What results/ says, where people read it: README's plot (docs/times-*.svg) and tables, those of docs/ladder_*.md and
 docs/published_solutions.md, and the drawings docs/pictures/*.svg; results/*.json itself with a line a result.
 
-    python -m playground.report.publish            writes them
-    python -m playground.report.publish --check    writes nothing; exits 1 when one of them is out of date
+    python -m tools.publish            writes them
+    python -m tools.publish --check    writes nothing; exits 1 when one of them is out of date
 
 Of each GPU the newest run counts that measured something at the originals' sizes. No figure of a stale result is shown.
 """
@@ -13,17 +13,18 @@ import math
 import re
 import sys
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from playground.catalog import ROOT, ladder_order, reading_order
 from playground.record import NOT_TIMED, Environment, Result, load_document
-from playground.report import drawing, figures, memories, page, published, speed_bars
+from playground.report import drawing, figures, page, speed_bars
 from playground.report.document import as_lines, is_stale, read, write_whole
 from playground.report.text import NOTHING, grouped, markdown_cell, markdown_table, significant, with_unit
 from playground.serial import DocumentError, dump
+from tools import memories, published
 
-COMMAND = "python -m playground.report.publish"
+COMMAND = "python -m tools.publish"
 README, SOLUTIONS, PICTURES = Path("README.md"), Path("docs/published_solutions.md"), Path("docs/pictures")
 PLOTS = {Path("docs/times-light.svg"): drawing.LIGHT, Path("docs/times-dark.svg"): drawing.DARK}
 DIGITS = 5  # of a recorded figure
@@ -121,8 +122,9 @@ def files(root):
 
 
 def recorded(path):
-    """Return the text of a recorded run in the form in which it is kept."""
-    return as_lines(dump(read(path)), DIGITS)
+    """Return the text of a recorded run in the form in which it is kept: without its timeline."""
+    document = read(path)
+    return as_lines(dump(replace(document, environment=replace(document.environment, timeline=None))), DIGITS)
 
 
 def newest_runs(root):
