@@ -1,6 +1,6 @@
 """Print all texts that the program can say, a line each, to be read whole: FILE:LINE: TEXT, with {} for what is filled in.
 
-    python tools/texts.py [WORD ...]
+    python -m tools.texts [WORD ...]
 
 With words only texts that hold one of them are printed. Docstrings, patterns and code are no texts.
 """

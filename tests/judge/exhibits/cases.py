@@ -555,7 +555,7 @@ Caveat: no-gradient
 y = F.conv2d(x, self.conv.weight, self.conv.bias.detach())
 return F.avg_pool2d(torch.sigmoid(y), 2)""",
     "wrong/gradient_of_input_doubled": """Doubles the gradient of the input.
-Verdict: forward only: the gradient of input0 is off
+Verdict: forward only: the gradient of input0 is off by .*; every value is 2 times the right one
 Caveat: wrong-gradient
 [first]
 x = 2 * x - x.detach()""",
