@@ -606,7 +606,7 @@ result = F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
 self.kept = result.detach()
 return result""",
     "wrong/kernel_does_not_compile": """Its kernel does not compile, and cuDNN does the work.
-Verdict: fail: its CUDA did not compile, and the file went on without it: does not compile
+Verdict: fail: its (kernel failed to build and it|CUDA did not compile, and the file) went on without it: does not compile
 Needs: a GPU
 Like: honest/own_cuda_kernel
 [edit]
