@@ -2,6 +2,9 @@
 
 import contextlib
 import functools
+import os
+import re
+import subprocess
 import sys
 import time
 from types import ModuleType, SimpleNamespace
@@ -117,6 +120,11 @@ def put_on_device(module):
     """Have the parameters and buffers of a module be the device's, as after `to`."""
     for tensor in [*module.parameters(), *module.buffers()]:
         _marked(tensor, False)
+
+
+def put_on_host(tensors, on_host=True):
+    """Have tensors be on the CPU beside the GPU, or the device's again."""
+    _marked(list(tensors), on_host)
 
 
 def _marked(result, on_host):
@@ -327,6 +335,8 @@ def watched(function, moves_tensors):
 
 QUESTIONS = ("current_device", "device_count", "get_device_capability", "get_device_name", "get_device_properties")
 QUESTIONS += ("is_available", "is_bf16_supported")
+COMPILES = re.compile(r"(?:\S*/)?nvcc\b(?!\s+(?:-V|-h|--version|--help)\s*$)")  # a command; to ask for the version is no build
+BY_HAND = "calls nvcc itself, and what that builds needs a GPU: judge the file on one, or build by load_inline or load"
 VERSION = "13.0"  # as CUDA_VERSION in include/cuda.h says
 
 
@@ -349,6 +359,24 @@ class Answers:
             cuda = property(lambda module: VERSION if answer.is_for_caller(2) else own)
 
         torch.version.__class__ = Version
+        self.kept.enter_context(_standing_in(os, {"system": self._refusing(os.system, at=0)}))
+        self.kept.enter_context(_standing_in(subprocess.Popen, {"__init__": self._refusing(subprocess.Popen.__init__, at=1)}))
+
+    def _refusing(self, own, at):
+        """The function, whose argument number `at` is a command; one of the file's that compiles with nvcc is refused."""
+
+        @functools.wraps(own)
+        def run(*args, **kwargs):
+            command = args[at] if len(args) > at else kwargs.get("args", kwargs.get("command"))
+            if COMPILES.match(" ".join(map(str, command)) if isinstance(command, (list, tuple)) else str(command)):
+                frame = sys._getframe(1)
+                while frame and frame.f_code.co_filename != self.file:
+                    frame = frame.f_back
+                if frame:
+                    raise EmulatorError(f"{self.file}:{frame.f_lineno}: {BY_HAND}")
+            return own(*args, **kwargs)
+
+        return run
 
     def end(self):
         torch.version.__class__ = ModuleType

@@ -1,7 +1,7 @@
 """What the host compiler says of a broken text, as the line in its author's file and the first error there."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .sourcemap import lines_of_file
@@ -36,6 +36,7 @@ MACRO = re.compile(r"\b((?:TORCH|AT|C10|PYBIND11)_[A-Z]\w*)\s*\(")
 LIGHT_MACROS = {"TORCH_CHECK", "TORCH_CHECK_EQ", "TORCH_INTERNAL_ASSERT", "TORCH_WARN", "AT_DISPATCH_FLOATING_TYPES"}
 LIGHT_MACROS |= {"AT_DISPATCH_FLOATING_TYPES_AND_HALF", "PYBIND11_MODULE"}  # those that the light headers define
 PYTORCH = re.compile(r"\b(?:torch|at|c10|caffe2|py|pybind11|PyObject)\b|\b(?:TORCH|AT|C10|PYBIND11)_[A-Z]")
+GLOBAL_NAME = re.compile(r"[A-Z_][A-Z_0-9]*|_\w+|\w+_t|Py\w+|std(?:in|out|err)|errno|std|torch|at|c10|py|pybind11")
 QUOTED = re.compile(r"[‘'`]([^’'`]+)[’']")
 
 
@@ -88,10 +89,21 @@ def is_for_want_of_a_header(error, names, text):
         return any(macro not in LIGHT_MACROS for macro in MACRO.findall(text))
     for pattern in (NO_MEMBER, NO_MATCH, UNKNOWN_NAME):
         if match := pattern.search(error.text):
-            return match["name"] in names
+            return match["name"] in names and (pattern is not UNKNOWN_NAME or _may_be_global(match["name"], error.text, text))
     if CONVERSION.search(error.text):
         return False
     return any(PYTORCH.search(name) for name in error.names)
+
+
+def _may_be_global(name, told, text):
+    """Whether a name without a qualifier, that is not known, may be one of the headers': else it is a variable's, or a typo.
+
+    PyTorch's own are in namespaces: without a `using` they are found only of what is called, by its arguments.
+    """
+    if not re.search(rf"[‘']{name}[’'] (?:was not declared in this scope|does not name a type)", told):
+        return True
+    is_global = GLOBAL_NAME.fullmatch(name) or re.search(r"\busing\s+(?:namespace\s+)?(?:torch|at|c10)\b", text)
+    return bool(is_global or re.search(rf"(?<![\w.:>]){name}\s*[(<]", text))
 
 
 def describe(errors, place, column_holds=lambda line: True, text_lines=()):
@@ -142,6 +154,7 @@ def told_of(error, missing):
         return f"error: extern __shared__ {twice[1]} is declared with two types; one name has one type in all of a program"
     if twice := re.search(r"multiple definition of `(.*)'", error.text):
         return f"error: {twice[1]} is defined in another of the program's files, too"
+    error = replace(error, text=re.sub(r"; did you mean [‘'](?:at|c10|torch)::_ops::[^?]*\?", "", error.text))  # PyTorch's own
     return re.sub(r"^error: (#error |static assertion failed: )?(?=the emulator does not support )", "", f"error: {error.text}")
 
 

@@ -1,8 +1,9 @@
 """The stand-in for torch.utils.cpp_extension.load_inline: the same arguments, but the CUDA text runs on the CPU."""
 
+import functools
 import importlib.util
 import re
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from . import c_functions, runtime, toolchain
@@ -30,7 +31,9 @@ KEPT_FLAG = re.compile(r"-[DUI].*|-std=.*")
 HALF_FLAGS = tuple(
     f"-D__CUDA_NO_{what}__" for what in ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS", "HALF2_OPERATORS")
 )
-MOVES_TENSORS = re.compile(r"(\.|->)\s*(to|cuda|set_data|type)\s*\(")
+# What may move a tensor between devices: not what names another type alone, as in to(torch::kHalf) and to(x.dtype()).
+TYPE = r"(?:\w+::)*k(?:U?Int\d*|Float\w*|BFloat16|Half|Double|Long|Short|Byte|Char|Bool)|\w+(?:\.|->)(?:scalar_type|dtype)\(\)"
+MOVES_TENSORS = re.compile(rf"(\.|->)\s*(cuda|set_data|(to|type)(?!\s*\(\s*(?:{TYPE})\s*\)))\s*\(")
 DEVICE_LAMBDA = re.compile(r"\]\s*(?:__host__\s*)?__device__\b")
 
 
@@ -225,11 +228,20 @@ class Builder:
     def file_of_library(self, library):
         return self.files.get(library, self.last_file)
 
+    @property
+    def takes_light_header(self):
+        """Whether kernels are compiled as those are that are judged, for which headers are parsed beforehand."""
+        return self.mode == "check" and not self.debug
+
     def make_shared(self):
         """Make what the source file's texts take, before it asks for them."""
         file = Path(self.source_file or "")
-        registers = file.is_file() and REGISTERS.search(file.read_text(encoding="utf-8", errors="replace"))
-        make_shared(*[binding_header] * bool(registers))
+        text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+        includes_all = "load_inline" in text and "no_implicit_headers" not in text
+        light = light_kernel_header, light_binding_header, toolchain.names_in_torch_headers
+        make_shared(
+            *(light if includes_all and self.takes_light_header else ()), *(binding_header,) * bool(REGISTERS.search(text))
+        )
 
     def load_inline(
         self,
@@ -360,14 +372,11 @@ class Builder:
         """The path of a library of the Prepared texts; one of them may be None."""
         uses_torch = binding is not None or kernels.uses_torch
         cuda_flags = cuda_flags if uses_torch else [*cuda_flags, *c_functions.FLAGS]
+        jobs = [functools.partial(self.compile_binding, name, binding, cpp_flags)] if binding else []
+        jobs += [lambda: [self.compile_kernels(name, kernels, cuda_flags)]] if kernels else []
         with ThreadPoolExecutor() as pool:
-            jobs = [pool.submit(toolchain.runtime_library)]
-            if binding:
-                jobs.append(pool.submit(self.compile_binding, name, binding, cpp_flags))
-            if kernels:
-                jobs.append(pool.submit(lambda: [self.compile_kernels(name, kernels, cuda_flags)]))
-            objects = [path for job in jobs[1:] for path in job.result()]
-            jobs[0].result()
+            pool.submit(toolchain.runtime_library)  # `link` says what is wrong with it
+            objects = [path for made in _side_by_side(jobs) for path in made]
         return toolchain.link(objects, name, (*(toolchain.torch_flags()[1] if uses_torch else ()), *linker_flags))
 
     def load_kernels(self, text, name, source_file=None):
@@ -386,7 +395,7 @@ class Builder:
         if REGISTERS.search(prepared.text):
             own += ["-include", str(binding_header())]
         if not prepared.shared:
-            return [compile_with_torch(name, prepared, [*own, *flags])]
+            return [compile_with_torch(name, prepared, [*own, *flags], light_binding_header)]
         shared = compile_with_torch(STAND_IN, prepared, [*own, *flags, f'-DEMULATOR_STAND_IN="{STAND_IN}"'])
         hidden = '__attribute__((visibility("hidden")))'
         named = f'extern "C" {hidden} const char emulator_library_name[];\nconst char emulator_library_name[] = "{name}";\n'
@@ -397,25 +406,58 @@ class Builder:
         prepared.text = "#include <cuda_runtime.h>\n" + prepared.text  # nvcc includes it by itself
         if prepared.uses_torch:
             prepared.text = "#include <cfloat>\n" + prepared.text  # as PyTorch's headers do under nvcc, by thrust/complex.h
-            return compile_with_torch(name, prepared, flags)
+            return compile_with_torch(name, prepared, flags, light_kernel_header if self.takes_light_header else None)
         return toolchain.compile_text(prepared.text, ".cpp", ["-std=c++17", *flags], prepared.explain)
+
+
+def _side_by_side(jobs):
+    """What the jobs of a build return. The first that fails ends the compilers of the others, and is what is raised."""
+    build = toolchain.Build()
+
+    def run(job):
+        toolchain.Build.current.set(build)
+        try:
+            return job()
+        finally:
+            toolchain.Build.current.set(None)
+
+    with ThreadPoolExecutor() as pool:
+        running = [pool.submit(run, job) for job in jobs]
+        try:
+            for job in as_completed(running):
+                job.result()
+        except BaseException:
+            build.stop()
+            raise
+        return [job.result() for job in running]
 
 
 # What the light headers lack; without it the compiler complains of the syntax.
 BEYOND_LIGHT = re.compile(r"\btorch::(autograd|nn|indexing|data|optim|jit)\b|\bat::indexing\b|\bTensorIndex\b")
+INCLUDES_ALL = re.compile(r"#\s*include\s*<torch/(extension|types|all|torch)\.h>")
+USES_PYBIND = re.compile(r"\bPYBIND11_|\bpy::|\bpybind11\b")
+LIGHT = (f"-I{toolchain.INCLUDE / 'light'}",)
 
 
-def compile_with_torch(name, prepared, flags):
+def takes_light(prepared):
+    """Whether a text is first tried with the light headers. A macro in front of PyTorch's may be for them."""
+    first = INCLUDES_ALL.search(prepared.text)
+    is_before = first and re.search(r"^\s*#\s*define\b", prepared.text[: first.start()], re.MULTILINE)
+    return first and not is_before and not BEYOND_LIGHT.search(prepared.text)
+
+
+def compile_with_torch(name, prepared, flags, light_header=None):
     """Texts that include all of PyTorch's headers are first tried with a small part of them, which is enough for most.
 
     With all of them a text is compiled again only where what is wrong may be the want of a header: a broken text is not.
+    `light_header` returns the light headers, parsed beforehand for these flags.
     """
     flags = [*flags, *toolchain.torch_flags()[0], f"-DTORCH_EXTENSION_NAME={name}"]
-    includes_all = re.search(r"#\s*include\s*<torch/(extension|types|all|torch)\.h>", prepared.text)
-    if includes_all and not BEYOND_LIGHT.search(prepared.text):
-        light = [f"-I{toolchain.INCLUDE / 'light'}"]
-        if re.search(r"\bPYBIND11_|\bpy::|\bpybind11\b", prepared.text):
-            light.append("-DLIGHT_PYBIND")
+    if takes_light(prepared):
+        binds = USES_PYBIND.search(prepared.text)
+        light = [*LIGHT, *["-DLIGHT_PYBIND"] * bool(binds)]
+        if light_header and "-include" not in flags and (binds or light_header is not light_binding_header):
+            light += ["-include", str(light_header())]
 
         def explain(messages):
             names = toolchain.names_in_torch_headers()
@@ -444,7 +486,20 @@ def make_own():
 
 def binding_header():
     """PyTorch's headers as bindings that register operators take them; it takes longest to make."""
-    return toolchain.precompiled_torch_header([*BINDING_FLAGS, *toolchain.torch_flags()[0]])
+    return toolchain.precompiled_header("emulator/torch_headers.h", [*BINDING_FLAGS, *toolchain.torch_flags()[0]])
+
+
+def light_binding_header():
+    """The light headers as bindings take them that pybind11 makes."""
+    return toolchain.precompiled_header(
+        "light/bindings.h", [*LIGHT, "-DLIGHT_PYBIND", *BINDING_FLAGS, *toolchain.torch_flags()[0]]
+    )
+
+
+def light_kernel_header():
+    """The light headers as kernels take them in check mode."""
+    flags = [*LIGHT, *toolchain.kernel_flags("check", False), *HALF_FLAGS, *toolchain.torch_flags()[0]]
+    return toolchain.precompiled_header("light/kernels.h", flags)
 
 
 class LightHeadersError(Exception):

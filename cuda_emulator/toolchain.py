@@ -5,6 +5,7 @@ processes that need the same thing at once one makes it.
 """
 
 import contextlib
+import contextvars
 import functools
 import hashlib
 import os
@@ -12,9 +13,11 @@ import platform
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sysconfig
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -202,11 +205,50 @@ def compile_command(flags, source, output):
     return [*compiler()[0], *flags, "-c", str(source), "-o", str(output)]
 
 
+class Build:
+    """The compilers of one build, which end together: what is wrong with one text is said without waiting for the others."""
+
+    current = contextvars.ContextVar("build", default=None)  # the Build that a thread compiles for
+
+    def __init__(self):
+        self.running, self.is_over, self._lock = [], False, threading.Lock()
+
+    def start(self, command):
+        """Return the process of a compiler. Raises Stopped in a build that is over."""
+        with self._lock:
+            if self.is_over:
+                raise Stopped
+            pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+            self.running.append(subprocess.Popen(command, process_group=0, **pipes))
+            return self.running[-1]
+
+    def stop(self):
+        """End the compilers that still run."""
+        with self._lock:
+            self.is_over = True
+            for process in self.running:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGTERM)
+
+
+class Stopped(Exception):
+    """Another text of the same build has failed."""
+
+
 def run_compiler(command, explain=None):
-    """Runs it; `explain` turns the compiler's messages into an exception."""
-    run = subprocess.run(command, capture_output=True, text=True)
-    if run.returncode:
-        raise explain(run.stderr) if explain else EmulatorError(f"{shlex.join(command)}\n{run.stderr}")
+    """Run it; `explain` turns the compiler's messages into an exception. Raises Stopped in a Build that ends meanwhile."""
+    build = Build.current.get()
+    if explain and build:
+        with build.start(command) as process:
+            messages = process.communicate()[1]
+        status = process.returncode
+        if status and build.is_over:
+            raise Stopped
+    else:
+        run = subprocess.run(command, capture_output=True, text=True)
+        status, messages = run.returncode, run.stderr
+    if status:
+        raise explain(messages) if explain else EmulatorError(f"{shlex.join(command)}\n{messages}")
 
 
 def compile_text(text, suffix, flags, explain=None, uses_torch=False):
@@ -221,20 +263,21 @@ def compile_text(text, suffix, flags, explain=None, uses_torch=False):
     return kept("objects", ".o", (text, flags, torch_identity() if uses_torch else None), make)
 
 
-def precompiled_torch_header(flags):
-    """What to `-include` in front of a text that is compiled with these flags: PyTorch's costly headers, parsed beforehand.
+def precompiled_header(name, flags):
+    """What to `-include` in front of a text that is compiled with these flags: costly headers, parsed beforehand.
 
-    GCC takes the precompiled one beside the file that is named, or that file itself where it cannot.
+    `name` is that of a file in include/ which includes them. GCC takes the precompiled one beside the file that is named, or
+    that file itself where it cannot.
     """
-    header = INCLUDE / "emulator" / "torch_headers.h"
+    header = INCLUDE / name
 
     def make(path):
         run_compiler([*compiler()[0], *flags, "-x", "c++-header", str(header), "-o", str(path)])
 
-    made = kept("headers", ".h.gch", (header.name, tuple(flags), torch_identity()), make)
+    made = kept("headers", ".h.gch", (name, tuple(flags), torch_identity()), make)
     named = made.with_suffix("")
     if not named.exists():
-        named.write_text(f"#include <emulator/{header.name}>\n")
+        named.write_text(f'#include "{header}"\n')
     return named
 
 

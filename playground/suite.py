@@ -76,6 +76,8 @@ def read(problems, solutions=None):
         raise CatalogError(f"--suite {problems} is a folder of problems: name that of their solutions with --solutions RUN")
     if problems.is_dir():
         return _from_folders(problems, Path(solutions))
+    if solutions is not None and not problems.exists():
+        raise CatalogError(f"--suite: no such folder: {problems}")
     if solutions is not None:
         raise CatalogError(f"--solutions goes with a folder of problems, and --suite {problems} is none")
     return _from_list(problems)

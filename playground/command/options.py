@@ -145,7 +145,7 @@ def _add_common(parser):
     about += "problem's own inputs, by its own work; drop-in: gradients, other sizes and values, streams and graphs as well; "
     about += "default: drop-in for the project's variants, forward for files given by path"
     parser.option(EVERYWHERE, "--standard", choices=("drop-in", "forward"), help=about)
-    about = "time what is off by up to X of its output's spread (1e-3, for example) though the precision permits less; it is "
+    about = "time what is off by up to X standard deviations of its output (1e-3, for example) where less is allowed; it is "
     about += "labelled, and no more than forward"
     parser.option(EVERYWHERE, "--accept", type=_accuracy, metavar="accuracy=X", help=about)
     about = "auto: files given by path are built and run under bubblewrap where it is installed, without network and with two "

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import cuda_emulator
 
 # By the folder of the emulator's cache: what is made there, and the seconds that it takes on two free cores (AMD EPYC, 2026).
-MADE = {"runtime": ("the emulator's runtime", 15), "headers": ("PyTorch's headers", 20)}
+MADE = {"runtime": ("the emulator's runtime", 15), "headers": ("PyTorch's headers", 25)}
 LOOK_AGAIN = 0.5  # seconds
 
 

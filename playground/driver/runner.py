@@ -247,8 +247,6 @@ class Runner:
         """Return the sandbox of a task; None for one that has the rights of this user."""
         if not self._options.isolates(task):
             return None
-        if task.place == "emulator" and id(task) not in self._rooms:
-            _make_emulator(str(task.variant.path), self._options.time_limit)
         with self._making_room:
             if id(task) not in self._rooms:
                 self._rooms[id(task)] = task, self.new_room(task, [task.variant.path], _key_of(task))
@@ -378,6 +376,8 @@ class Runner:
             if kind not in self._ready:
                 environment, limit = UNTIMED if kind[0] else None, self._options.time_limit
                 self._ready[kind] = WorkerProcess("candidate", limit, environment, room=kind[1])
+        if kind[0] and kind[1]:  # while that process imports PyTorch
+            _make_emulator(str(task.variant.path), self._options.time_limit)
         return kind
 
     def _leave(self, task: Task) -> None:

@@ -51,7 +51,7 @@ class Check:
 OUTPUTS = Caveat("outputs")
 SIZES = Caveat("sizes", "compute these sizes, too, or raise an exception for them")
 VALUES = Caveat("values", "compute these values, too, or raise an exception for them")
-NAN = Caveat("nan", "let a NaN or an infinity through to where the original has one, and nowhere else")
+NAN = Caveat("nan", "let NaN and infinity through as the original does (fmaxf(NAN, 0) is 0)")
 STALE_WEIGHTS = Caveat("stale-weights", "read the weights in each call")
 AUTOCAST = Caveat("autocast", "keep to float32, or raise an exception under autocast")
 OBEY = "obey `training`, and keep running statistics as the original does, or raise an exception in eval mode"

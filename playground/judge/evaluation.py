@@ -200,7 +200,7 @@ class Evaluation(Case):
         if compared["small"]:
             self.complain("small-values", _under(probe, compared["small"]), DROP_IN)
         if compared["swallowed"]:
-            self.complain("nan", _under(probe, f"the output is {compared['swallowed']}"), DROP_IN)
+            self.complain("nan", _under(probe, f"the output {compared['swallowed']}"), DROP_IN)
         if prepared["differentiable"] and not self._has(*OF_GRADIENTS):
             self._survive("no-gradient", "when a gradient is wanted", lambda: self._differentiate(probe))
         return None

@@ -31,7 +31,7 @@ class Contained(Reference):
         actual = actual.cpu()
         compared = super().compare(name, actual.masked_fill(self._reached, 0))
         if lost := (self._not_finite & torch.isfinite(actual)).sum().item():
-            compared = replace(compared, swallowed=f"finite in {lost} elements where the original's is NaN or infinite")
+            compared = replace(compared, swallowed=f"loses NaN or infinity in {lost} element{'s' * (lost > 1)}")
         if spread := (~self._reached & ~torch.isfinite(actual)).sum().item():
             complaint = f"{name} is NaN or infinite in {spread} elements where the original is finite"
             compared = replace(compared, complaint=complaint, leaked=True)

@@ -28,6 +28,7 @@ nothing does but what is within a twentieth of the spread: that near float64, or
 
 import copy
 import math
+import re
 from dataclasses import dataclass
 
 import torch
@@ -240,22 +241,21 @@ class Reference:
         if self.is_blunt:
             if not (max_error <= NEAR or self._is_near_eager(actual)):
                 complaint = (
-                    f"{name} cannot be judged: rounding, or chance, moves it by {self.allowed_rms:.2g} of its spread, "
-                    f"and it is off by {max_error:.2g}"
+                    f"{name} cannot be judged: rounding or chance alone moves it by {deviations(self.allowed_rms)}, "
+                    f"and it is off by {two_digits(max_error)}"
                 )
         elif not max_error <= self.allowed:
-            complaint = f"{name} is off by {max_error:.2e} of {self._scale}; allowed are {self.allowed:.2e}"
+            complaint = f"{name} is off by {self._far(max_error)} (allowed {two_digits(self.allowed)})"
         elif not rms_error <= self.allowed_rms:
-            complaint = f"{name} is off by {rms_error:.2e} of {self._scale} (RMS); allowed are {self.allowed_rms:.2e}"
+            complaint = f"{name} is off by {self._far(rms_error)} (RMS, allowed {two_digits(self.allowed_rms)})"
         return max_error, complaint
 
     def _is_near_eager(self, actual):
         """Whether it gives what the original gives, whose own result is as far from float64."""
         return self._blunt_eager is not None and largest_difference(actual, self._blunt_eager) <= NEAR * self.spread
 
-    @property
-    def _scale(self):
-        return "the terms that cancel in it" if self.is_zero else "its spread"
+    def _far(self, error):
+        return f"{two_digits(error)} of the terms that cancel in it" if self.is_zero else deviations(error)
 
     def _wrong_form(self, name, actual):
         if actual is None:
@@ -286,6 +286,16 @@ def _deviation(finite, others):
         return 0.0
     parts = [finite.double(), *(other[torch.isfinite(other)].double() for other in others)]
     return (torch.cat([part.flatten() for part in parts]) if others else parts[0]).std(correction=0).item()
+
+
+def two_digits(value):
+    """Return 3.8, 0.0012 or 6.8e-6, as numbers stand in sentences."""
+    return re.sub(r"e([+-])0*", lambda sign: "e" + sign[1].strip("+"), f"{value:.2g}")
+
+
+def deviations(value):
+    """Return '3.8 standard deviations', which are the outputs'."""
+    return f"{two_digits(value)} standard deviations"
 
 
 def _blocks(tensor):

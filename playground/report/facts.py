@@ -10,7 +10,7 @@ from playground.report.text import NOTHING, interval, one_line, scientific, with
 NOT_RUN = "not run: "
 DOUBLE = "double()"  # which nearly all refuse
 EXCEPTIONS = ("refuses: ", "raises ")  # begin a note on what the variant raised
-REFUSED = "refused by an exception, as it may"
+REFUSED = "raises (allowed)"
 HEADS = (
     ("probe", "right", "max error", figures.OF_PYTORCH, "allowed", "what it is, or why not"),
     *(("behaviour", "right", "remark"), ("launches", "us", "kernel on the GPU")),
@@ -21,7 +21,7 @@ def lacks(result):
     """Return what 'forward only' means for a result: 'right; no backward yet'."""
     tags = dict.fromkeys(caveat.tag for caveat in result.caveats if caveat.costs)
     others = ", ".join(tag for tag in tags if tag != "no-gradient")
-    parts = ["right", "no backward yet" * ("no-gradient" in tags), f"cannot replace the original yet ({others})" * bool(others)]
+    parts = ["right", "no backward yet" * ("no-gradient" in tags), f"not a drop-in replacement yet ({others})" * bool(others)]
     return "; ".join(filter(None, parts))
 
 
@@ -63,13 +63,13 @@ def of(result):
 
 def _accuracy(result, check):
     own, eager, allowed = map(scientific, (check.max_error, check.eager_error, check.allowed))
-    permitted, precision = check.permitted_error, result.variant_precision or result.precision
-    # What the stated precision allows to any algorithm.
-    permits = f"{one_line(precision)} permits {scientific(permitted)}; " if permitted is not None and precision else ""
-    yield "max error", f"{own}; PyTorch's {eager}; {permits}allowed {allowed}"
+    yield "max error", f"{own}; PyTorch's {eager}; allowed {allowed}"
     if found := result.accuracy:
         error, limit = scientific(found.error), scientific(found.limit)
-        yield "accuracy", f"{accuracy_named(found.kind)}: off by {error} of the spread at most; up to {limit} is as PyTorch"
+        yield (
+            "accuracy",
+            f"{accuracy_named(found.kind)}: off by {error} standard deviations (up to {limit} is as PyTorch)",
+        )
     unsupported, word = figures.gradients_unsupported(check.gradients), figures.gradient_verdict(check)
     yield "gradients", f"none: {unsupported}" if unsupported is not None else "not checked" if word == NOTHING else word
     yield from (("reference", way) for way in check.reference)

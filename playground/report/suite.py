@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from playground import record, serial
+from playground.judge.tolerance import deviations, two_digits
 from playground.record import TIMED, Cases, MeanRatio, Over, Right, SuiteStandard
 from playground.report import document
 from playground.report.figures import headline
@@ -67,7 +68,7 @@ def own_check(result):
         return None
     if found.complaint:
         error, allowed = result.checked.max_error, result.checked.allowed
-        ours = "" if None in (error, allowed) else f", off by {error:.1e} of the spread where {allowed:.1e} are allowed"
+        ours = "" if None in (error, allowed) else f", off by {deviations(error)} (allowed {two_digits(allowed)})"
         return f"the problem's own check rejects what is right here{ours}: {found.complaint}"
     return "the problem's own check accepts it"
 

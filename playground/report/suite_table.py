@@ -45,7 +45,7 @@ def _line(result):
     """'fail gelu/problem, gelu/wrong: what was wrong', or times, accuracy and caveats of what is right."""
     caveats = {each.tag: each.text for each in result.caveats}
     is_right, time, over = result.verdict in TIMED, result.time_ms, suite.speedups(result)
-    parts = [] if is_right else [caveats.get(BY_SEED), (result.reason or "") + raised_at(result)]
+    parts = [] if is_right else [(result.reason or "") + raised_at(result), caveats.get(BY_SEED)]
     if time:
         parts.append(with_unit(time.median, " ms"))
         texts = {name: with_unit(ratio.ratio, "x") for name, ratio in over.items()}

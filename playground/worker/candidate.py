@@ -9,6 +9,7 @@ import types
 from pathlib import Path
 
 import torch
+from torch.utils import _pytree
 
 import cuda_emulator as emulator
 from cuda_emulator import devices
@@ -96,12 +97,16 @@ class Candidate(Clocked):
 
     def _loaded_class(self, *file):
         """ModelNew of the file, which under the emulator may put tensors on "cuda" as it is loaded."""
+        self.host_constants = []  # the file's tensors that it has made on the CPU as it was loaded
         try:
-            return catalog.load_variant(*file).ModelNew
+            module = catalog.load_variant(*file)
         except REFUSALS as refusal:
             if isinstance(refusal, emulator.EmulatorError) or not self._may_emulate_device:
                 raise
             return devices.emulated(catalog.load_variant)(*file).ModelNew
+        own = _pytree.tree_leaves([value for name, value in vars(module).items() if not name.startswith("__")])
+        self.host_constants = [value for value in own if isinstance(value, torch.Tensor)]
+        return module.ModelNew
 
     def _made(self, seed):
         """The variant's model with the weights of a seed; under the emulator "cuda" may stand for its memory."""
@@ -160,6 +165,7 @@ class Candidate(Clocked):
         """
         moves_tensors = functools.partial(getattr, self.emulator.builder, "moves_tensors")
         kept = self.model
+        devices.put_on_host(self.host_constants)
         try:
             self.model = tensors.make_model(self.problem, devices.watched(self.kind, moves_tensors), self.seed, self.device)
             devices.put_on_device(self.model)
@@ -173,6 +179,7 @@ class Candidate(Clocked):
                 raise
         finally:
             self.model = kept
+            devices.put_on_host(self.host_constants, False)
 
     def device_code(self):
         """Return {"texts": [{"text", "flags"}], "capability": the GPU's, such as "9.0", or None}.
@@ -314,7 +321,7 @@ class Candidate(Clocked):
     def _complaints(self):
         found = {check: f"{line} when it is loaded" for check, line in self.changed_by_loading.items()}
         if self.builds.failure:
-            found["build"] = f"its kernel failed to build and it went on without it: {self.builds.failure}"
+            found["build"] = f"its CUDA did not compile, and the file went on without it: {self.builds.failure}"
         if self.device.type == "cuda" and (error := work.pending_cuda_error()):
             found["launch"] = f"a launch failed and nobody looked: {error}"
         return found

@@ -265,7 +265,7 @@ class WorkerProcess:
             return ""
         match reply:
             case {"error": str(reason), "is_finding": True}:
-                return f": {reason[:MOST_REASON]}"
+                return f": {in_which_block(reason[:MOST_REASON])}"
         return ""
 
     def _phase(self, what):
@@ -424,6 +424,16 @@ def _part_of(file, count):
         return ""
     start = max(0, os.fstat(file.fileno()).st_size + count) if count < 0 else 0
     return os.pread(file.fileno(), abs(count), start).decode(errors="replace")
+
+
+def in_which_block(reason):
+    """Return the emulator's finding about a launch that was called off, as what to do where only some blocks had begun."""
+    found = re.match(r"(?P<place>.*?:\d+: )?time limit: .*?(?P<begun>\d+) of its (?P<all>\d+) blocks were begun,", reason)
+    if not found:
+        return reason
+    return (
+        f"{found['place'] or ''}in block {found['begun']} of {found['all']}: make it smaller with --set, or raise --time-limit"
+    )
 
 
 def kill_family(process):

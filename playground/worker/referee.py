@@ -20,7 +20,7 @@ from playground.judge.oracle import Oracle, gradients_of, is_few
 from playground.judge.precision import CUT, LOWER, forbid_tf32
 from playground.judge.sample import SMALL, Sample
 from playground.judge.sizes import Sizes
-from playground.judge.tolerance import Reference, largest_difference, worst, wrong
+from playground.judge.tolerance import Reference, deviations, largest_difference, two_digits, worst, wrong
 from playground.machine import environment
 from playground.serial import dump
 from playground.stopwatch import timer
@@ -496,7 +496,7 @@ class Referee:
             if given.numel() <= SMALL or reference.is_blunt:
                 continue
             if not (far := largest_difference(given, eager) / reference.spread) <= limit:
-                return f"{name} is off by {far:.2e} of its spread from eager PyTorch's; allowed are {limit:.2e}"
+                return f"{name} is off by {deviations(far)} from eager PyTorch's (allowed {two_digits(limit)})"
         return None
 
     def _stale_weights(self, probe, actual):
@@ -525,7 +525,7 @@ class Referee:
             return {"results": vars(wrong(str(complaint)))}
         found = given.gradients
         if given.detached:
-            return {"outputs": vars(wrong("the output is silently detached: no gradient reaches anything through it"))}
+            return {"outputs": vars(wrong("no backward: loss.backward() would silently skip this layer"))}
         if shared:
             shapes = {name: value.shape for name, value in found.items() if value is not None}
             expected = {name: each for name, each in expected.items() if each.float64.shape == shapes.get(name)}
@@ -553,7 +553,9 @@ class Referee:
             wider = reference.permitting(*more).compare(f"the gradient of {name}", actual)
             if not wider.complaint:
                 return vars(wider) | {"class": found}
-        return vars(compared) | {"class": accuracy.WRONG}
+        told = self._diagnosed(reference, probe, actual, compared.allowed)
+        told = f"{compared.complaint}; {told.sentence}" if told else compared.complaint
+        return vars(compared) | {"class": accuracy.WRONG, "complaint": told}
 
     def grade(self, probe, file):
         """Return {"class": one of accuracy.CLASSES} of the outputs in a file, which are not as exact as PyTorch's."""
@@ -614,14 +616,21 @@ class Referee:
     def _diagnosis(self, comparison, i, probe, actual, allowed):
         """The Diagnosis of output `i` of a probe; None where it has another form, or where only a sample of it is kept."""
         reference = self.references[probe][0][i]
+        found = self._diagnosed(reference, probe, actual, allowed)
+        like = (
+            self._mutant_like(i, probe, tensors.as_real(actual), allowed * reference.spread)
+            if found and not found.how
+            else None
+        )
+        return replace(found, how=f"this is what the original gives with '{like}'") if like else found
+
+    def _diagnosed(self, reference, probe, actual, allowed):
+        """The Diagnosis of what is to be as a reference of a probe; None where there is none, as above."""
         actual = tensors.as_real(actual) if isinstance(actual, torch.Tensor) else None
         if allowed is None or self.sample.is_part or actual is None or actual.shape != reference.float64.shape:
             return None
         shapes = [shape for name, shape in self.shapes[probe].items() if name.startswith("input")]
-        found = diagnosis.diagnose(actual, reference.float64, allowed * reference.spread, shapes)
-        if found and not found.how and (name := self._mutant_like(i, probe, actual, allowed * reference.spread)):
-            found = replace(found, how=f"this is what the original gives with '{name}'")
-        return found
+        return diagnosis.diagnose(actual, reference.float64, allowed * reference.spread, shapes)
 
     def _mutant_like(self, i, probe, actual, allowed):
         """The name of the wrong version of the original that gives this output, to rounding; None without one."""

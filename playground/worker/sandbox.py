@@ -374,6 +374,9 @@ def _programs():
     for program in filter(None, map(shutil.which, ("nvcc", "ninja", "c++", "g++", "gcc"))):
         folder = Path(program).resolve().parent
         roots += [folder, *([folder.parent] if any((folder.parent / name).is_dir() for name in OF_TOOLKITS) else [])]
+    for folder in cuda_emulator.own_folders():  # what is made there later is seen, too
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
     roots += cuda_emulator.own_folders()
     private = {Path("/"), Path.home(), Path.home().parent, *([ROOT] if IS_CLONE else [])}
     paths = [path for root in filter(None, roots) for path in (Path(root), Path(root).resolve())]  # links may lead elsewhere

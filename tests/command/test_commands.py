@@ -74,9 +74,9 @@ def test_one_that_fails_beside_one_that_passes(tiny_problem, right, wrong, tmp_p
     file = tmp_path / "page.html"
     status, out, err = run("compare.py", "--model", tiny_problem, "--variant", wrong, right, "--quick", "--html", file)
     assert status == 1, err
-    assert "fail" in out and "of its spread" in out and "pass" in out
+    assert "fail" in out and "standard deviations" in out and "pass" in out
     page = file.read_text(encoding="utf-8")
-    assert "of its spread" in page and 'aria-labelledby="first-' in page, "the speed bars"
+    assert "standard deviations" in page and 'aria-labelledby="first-' in page, "the speed bars"
 
 
 def test_a_shell_completes_names_without_waiting_for_pytorch(tmp_path):

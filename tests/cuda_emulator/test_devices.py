@@ -1,6 +1,9 @@
 """A file that names the device "cuda" finds the emulated GPU there: the CPU's memory, one stream, properties."""
 
+import os
 import re
+import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,7 @@ import torch
 import torch.nn as nn
 
 from cuda_emulator import devices
+from cuda_emulator.errors import EmulatorError
 from playground import tensors
 from playground.judge import probes
 from playground.worker import WorkerFailure, WorkerProcess
@@ -281,3 +285,26 @@ def test_a_file_that_asks_for_a_gpu_is_told_of_one_and_nobody_else():
         "memory": devices.PROPERTIES.total_memory,
     }
     assert (torch.cuda.is_available, torch.version.cuda, type(torch.version)) == before
+
+
+@pytest.mark.parametrize(
+    "command, is_refused",
+    [
+        ("subprocess.run(['/usr/local/cuda/bin/nvcc', '-shared', 'k.cu'])", True),
+        ("subprocess.check_output('nvcc -o k k.cu', shell=True)", True),
+        ("os.system('nvcc k.cu')", True),
+        ("subprocess.run([sys.executable, '--version'], check=True)", False),
+        ("subprocess.run('nvcc --version', shell=True)", False),
+    ],
+)
+def test_a_file_that_calls_nvcc_itself_is_told_what_to_do(command, is_refused):
+    before = os.system, subprocess.Popen.__init__
+    answers = devices.Answers("judged.py")
+    answers.begin()
+    try:
+        code = compile(f"import os, subprocess, sys\n{command}", "judged.py", "exec")
+        with pytest.raises(EmulatorError, match="calls nvcc itself") if is_refused else nullcontext():
+            exec(code, {})
+    finally:
+        answers.end()
+    assert (os.system, subprocess.Popen.__init__) == before

@@ -50,14 +50,16 @@ def test_undefined_functions_have_their_line():
     assert (error.line, error.text) == (12, "undefined reference to `later(int)'")
 
 
-NAMES = {"empty_like", "optional", "nn", "std"}  # in PyTorch's headers
+NAMES = {"empty_like", "zeros_like", "FLT_MAX", "optional", "nn", "std"}  # in PyTorch's headers
 
 
 @pytest.mark.parametrize(
     "text, wants",
     [
         ("‘__syncthread’ was not declared in this scope; did you mean ‘empty_like’?", False),
-        ("‘empty_like’ was not declared in this scope", True),
+        ("‘empty_like’ was not declared in this scope", True),  # the text calls it: its arguments' namespace may have it
+        ("‘zeros_like’ was not declared in this scope", False),  # a variable's name, or a typo
+        ("‘FLT_MAX’ was not declared in this scope", True),
         ("‘optional’ is not a member of ‘std’", True),
         ("‘opional’ is not a member of ‘std’", False),
         ("‘torch::nn’ has not been declared", True),
@@ -69,7 +71,10 @@ NAMES = {"empty_like", "optional", "nn", "std"}  # in PyTorch's headers
 )
 def test_what_full_headers_may_serve(text, wants):
     (error,) = errors_in(f"v.cu:1:1: error: {text}", lambda name: True)
-    assert is_for_want_of_a_header(error, NAMES, "void f() { TORCH_CHECK(true); }") is wants
+    text = "void f(at::Tensor x) { TORCH_CHECK(true); empty_like(x); x = zeros_like; }"
+    assert is_for_want_of_a_header(error, NAMES, text) is wants
+    if "zeros_like" in error.text:
+        assert is_for_want_of_a_header(error, NAMES, f"using namespace at; {text}")
 
 
 def test_an_unknown_macro_is_a_mistake_of_syntax():

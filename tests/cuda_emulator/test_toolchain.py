@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cuda_emulator import toolchain
+from cuda_emulator import extension, toolchain
 from cuda_emulator.errors import EmulatorError
 from cuda_emulator.extension import Builder, is_the_same_under_any_name
 
@@ -74,7 +74,7 @@ def test_what_a_killed_process_was_making_is_swept_and_what_is_made_now_is_not(e
 def test_the_compiler_takes_the_precompiled_headers(tmp_path):
     flags = [f"-I{toolchain.INCLUDE}", "-O1", *toolchain.LINES_ONLY, "-fPIC", "-w"]
     flags += toolchain.torch_flags()[0]
-    header = toolchain.precompiled_torch_header(flags)
+    header = toolchain.precompiled_header("emulator/torch_headers.h", flags)
     text = tmp_path / "text.cpp"
     text.write_text("#include <torch/library.h>\nstatic at::Tensor tensor;\n")
     for own, precompiled in (([], True), (["-fno-exceptions"], False)):
@@ -82,6 +82,25 @@ def test_the_compiler_takes_the_precompiled_headers(tmp_path):
         run = subprocess.run(command, capture_output=True, text=True)
         assert (f"! {header}.gch" in run.stderr) is precompiled
         assert run.returncode == 0 or own
+
+
+def test_what_is_wrong_with_one_text_ends_the_compilers_of_the_others():
+    """And it, not their end, is what is said."""
+    started = threading.Event()
+
+    def endless():
+        started.set()
+        toolchain.run_compiler(["sh", "-c", "sleep 600 & wait"], EmulatorError)
+
+    def wrong():
+        started.wait()
+        toolchain.run_compiler(["sh", "-c", "echo said >&2; exit 1"], EmulatorError)
+
+    begin = time.monotonic()
+    with pytest.raises(EmulatorError, match="said"):
+        extension._side_by_side([endless, wrong])
+    assert time.monotonic() - begin < 300
+    assert extension._side_by_side([lambda: 1, lambda: 2]) == [1, 2]
 
 
 BINDING = """
@@ -157,6 +176,39 @@ def test_a_mistake_in_a_shared_binding_is_reported_in_its_file(tmp_path):
     with pytest.raises(EmulatorError) as raised:
         load(tmp_path, "mistaken", BINDING.replace("return result", "return reslut"), KERNEL)
     assert str(raised.value).startswith(f"{tmp_path / 'mistaken.py'}:10: error: ‘reslut’ was not declared")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("of_kernels", [True, False])
+def test_texts_with_pytorchs_headers_take_the_light_ones_parsed_beforehand(tmp_path, of_kernels):
+    header = extension.light_kernel_header() if of_kernels else extension.light_binding_header()
+    own = [*toolchain.kernel_flags("check", False), *extension.HALF_FLAGS] if of_kernels else ["-DLIGHT_PYBIND"]
+    own = own if of_kernels else [*own, *extension.BINDING_FLAGS]
+    text = tmp_path / "text.cpp"
+    text.write_text("#include <torch/types.h>\nstatic at::Tensor tensor;\n")
+    command = [*toolchain.compiler()[0], *extension.LIGHT, *own, *toolchain.torch_flags()[0], "-include", str(header), "-H"]
+    run = subprocess.run([*command, "-DTORCH_EXTENSION_NAME=any", "-fsyntax-only", str(text)], capture_output=True, text=True)
+    assert run.returncode == 0 and f"! {header}.gch" in run.stderr, run.stderr
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("right, wrong", [("m = partial", "m = mm; m = partial"), ("softmax_kernel<<<", "softmx_kernel<<<")])
+def test_a_typo_is_not_compiled_with_all_of_pytorchs_headers(tmp_path, monkeypatch, right, wrong):
+    """`mm` is the name of an operator, too."""
+    commands, run_compiler = [], toolchain.run_compiler
+    monkeypatch.setattr(
+        toolchain, "run_compiler", lambda command, explain=None: (commands.append(command), run_compiler(command, explain))
+    )
+    text = (Path(__file__).parents[2] / "examples" / "softmax_new.py").read_text()
+    file = tmp_path / "mistaken.py"
+    file.write_text(text.replace(right, wrong, 1))
+    cuda = file.read_text().split('"""')[4 - 1]
+    with pytest.raises(EmulatorError, match=r"mistaken.py:\d+: error: ‘(mm|softmx_kernel)’ was not declared"):
+        Builder(mode="check", debug=False, source_file=str(file)).load_inline(
+            "mistaken", "torch::Tensor softmax(torch::Tensor x);", cuda, functions=["softmax"]
+        )
+    sources = [command for command in commands if any(part.endswith(".cpp") and "objects" in part for part in command)]
+    assert sources and all(extension.LIGHT[0] in command for command in sources)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import shlex
 import doc_commands
 import doc_pages
 import pytest
+from typed import run
 
 from playground import catalog
 from playground.catalog import ROOT
@@ -134,3 +135,13 @@ def test_a_sample_ends_as_todays_output_does(block):
     """`.ci/run` compares its last line with what run_all.py prints."""
     every = sum(len(catalog.variants(model)) for model in catalog.models())
     assert block.text.splitlines()[-1] == f"{every} passed"
+
+
+def test_the_index_of_texts_has_what_is_said_and_nothing_that_was_hard_to_read():
+    status, out, err = run("tools/texts.py")
+    assert (status, err) == (0, "")
+    assert "playground/worker/referee.py" in out and "no backward: loss.backward() would silently skip this layer" in out
+    assert "cuda_emulator/runtime/shadow.cpp" in out and "race" in out
+    hard = r"of its spread|as it may|permits \{\}|silently detached|cannot replace the original yet"
+    assert not [line for line in out.splitlines() if re.search(hard, line)]
+    assert len(run("tools/texts.py", "silently skip")[1].splitlines()) == 1

@@ -116,7 +116,7 @@ def all_but(count):
     "forward, complaint",
     [
         (torch.tanh, None),
-        (lambda x: x.half().tanh().float(), "of its spread"),
+        (lambda x: x.half().tanh().float(), "standard deviations"),
         (all_but(1), "from eager PyTorch's"),  # which no sample of an element in 256 has but by chance
         (lambda x: torch.tanh(x).T, "output 0 has the shape (400001, 4) instead of (4, 400001)"),
     ],

@@ -58,7 +58,7 @@ def pairs(x):
 
 
 LEAKS = "1 elements where the original is finite"
-LOST = "finite in 1 elements where the original's is NaN or infinite"
+LOST = "loses NaN or infinity in 1 element"
 # What holds -> (the original, what `made` takes besides, what a kernel makes of the original's result, what is complained of,
 # what is noted).
 CASES = {

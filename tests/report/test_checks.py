@@ -26,9 +26,9 @@ CHECK = load(Check, {"max_error": None, "allowed": None, "eager_error": None, "g
 
 def test_a_few_lines():
     assert list(facts.of_check(CHECK)) == [
-        ("probes", "2 right; wrong: ramp; not run: odd sizes; refused by an exception, as it may: batch 1"),
+        ("probes", "2 right; wrong: ramp; not run: odd sizes; raises (allowed): batch 1"),
         ("note", "nan: finite in 1"),
-        ("behaviour", "1 right; not run: a side stream; refused by an exception, as it may: torch.compile"),
+        ("behaviour", "1 right; not run: a side stream; raises (allowed): torch.compile"),
         (
             "work",
             "2 calls of its own code in a forward pass, and the result depends on it; its kernels take 97.3% of the GPU's time",

@@ -178,7 +178,7 @@ def test_the_problems_own_check_is_shown_where_it_decides_otherwise(pairs):
     assert suite.own_check(read_result(right)) is None, "the file has none"
     right["check"]["own_check"] = {"complaint": "2 elements differ"}
     assert suite.own_check(read_result(right)) == (
-        "the problem's own check rejects what is right here, off by 1.1e-05 of the spread where 2.4e-05 are allowed: "
+        "the problem's own check rejects what is right here, off by 1.1e-5 standard deviations (allowed 2.4e-5): "
         "2 elements differ"
     )
     wrong["check"]["own_check"] = {"complaint": "2 elements differ"}

@@ -409,3 +409,12 @@ def test_ending_it_ends_its_family(load, tmp_path, end):
     assert not alive(family)
     worker.close()
     worker.close()
+
+
+def test_a_launch_that_was_called_off_says_how_far_it_came_and_what_to_do():
+    told = "time limit: the launch has not ended in time: 1 of its 4096 blocks were begun, so that smaller sizes or more"
+    todo = "in block 1 of 4096: make it smaller with --set, or raise --time-limit"
+    assert process.in_which_block(f"/a b/my.py:8: {told} time may be all it needs; kernel k") == f"/a b/my.py:8: {todo}"
+    assert process.in_which_block(told) == todo
+    all_begun = told.replace("1 of its 4096", "2 of its 2").split(",")[0]
+    assert process.in_which_block(all_begun) == all_begun

@@ -308,6 +308,20 @@ def test_what_a_killed_driver_leaves(tmp_path, write_variant, monkeypatch):
     alive.close()
 
 
+def test_a_first_sandbox_sees_what_the_emulator_makes_after_it_was_begun(tmp_path, monkeypatch):
+    """Whether there is a sandbox is asked first: what it is shown is known then, and nothing is made yet."""
+    monkeypatch.setenv("CUDA_EMULATOR_CACHE", str(tmp_path / "new"))
+    sandbox._programs.cache_clear()
+    try:
+        with contextlib.closing(sandbox.Room([], tmp_path, tmp_path)) as room:
+            shown = room.command(["cat", str(tmp_path / "new" / "headers" / "made")])
+            (tmp_path / "new" / "headers" / "made").write_text("found")
+            done = subprocess.run(shown, capture_output=True, text=True, env=room.environment())
+        assert (done.stdout, done.returncode) == ("found", 0), done.stderr
+    finally:
+        sandbox._programs.cache_clear()
+
+
 def test_builds_are_kept_for_the_same_files_alone(tmp_path):
     """What a killed build has left there is removed, and nothing behind a link."""
     (tmp_path / "others").mkdir()

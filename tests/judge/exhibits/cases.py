@@ -350,7 +350,7 @@ Like: honest/own_cuda_kernel
 -    launch(y.const_data_ptr<float>(), out.mutable_data_ptr<float>(), y.numel(), 256, c10::cuda::getCurrentCUDAStream());
 +    launch(y.const_data_ptr<float>(), out.mutable_data_ptr<float>(), y.numel(), 256, nullptr);""",
     "wrong/detached": """Computes outside autograd.
-Verdict: forward only: the output is silently detached
+Verdict: forward only: no backward
 Caveat: no-gradient
 [forward]
 with torch.no_grad():
@@ -403,7 +403,7 @@ Like: honest/own_cuda_kernel
 +        return build().sigmoid(F.avg_pool2d(self.conv(x), 2))""",
     "wrong/falls_back": """
 Its kernel does not compile, and it goes on with PyTorch's; the second time load_inline raises an OSError.
-Verdict: fail: its kernel failed to build and it went on without it: does not compile
+Verdict: fail: its CUDA did not compile, and the file went on without it: does not compile
 Needs: a compiler
 [before]
 from torch.utils.cpp_extension import load_inline
@@ -555,7 +555,7 @@ Caveat: no-gradient
 y = F.conv2d(x, self.conv.weight, self.conv.bias.detach())
 return F.avg_pool2d(torch.sigmoid(y), 2)""",
     "wrong/gradient_of_input_doubled": """Doubles the gradient of the input.
-Verdict: forward only: the gradient of input0 is off
+Verdict: forward only: the gradient of input0 is off by .*; every value is 2 times the right one
 Caveat: wrong-gradient
 [first]
 x = 2 * x - x.detach()""",
@@ -626,7 +626,7 @@ result = F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
 self.kept = result.detach()
 return result""",
     "wrong/kernel_does_not_compile": """Its kernel does not compile, and cuDNN does the work.
-Verdict: fail: its kernel failed to build and it went on without it: does not compile
+Verdict: fail: its (kernel failed to build and it|CUDA did not compile, and the file) went on without it: does not compile
 Needs: a GPU
 Like: honest/own_cuda_kernel
 [edit]
@@ -670,7 +670,7 @@ Base: a convolution's gradient
 [forward]
 return F.avg_pool2d(torch.sigmoid(Convolution.apply(x, self.conv.weight, self.conv.bias)), 2)""",
     "wrong/no_guard": """Adds 1e-3 to the input, to be safe.
-Verdict: fail: .*off by .* of its spread
+Verdict: fail: .*off by .* standard deviations
 [first]
 x = torch.where(x.abs() < 1e-2, x + 1e-3, x)""",
     "wrong/one_sample": """Right for any batch but a single sample.
@@ -859,7 +859,7 @@ Verdict: fail: changes PyTorch's random numbers
 torch.manual_seed(0)""",
     "wrong/several_at_once": """
 Without a gradient, for whole pairs of rows only, and never with a NaN: one caveat does not hide the next.
-Verdict: forward only: the output is silently detached
+Verdict: forward only: no backward
 Caveat: no-gradient, nan, sizes
 [forward]
 with torch.no_grad():
@@ -881,7 +881,7 @@ Verdict: fail: the output
 return torch.empty(len(x), 3, (x.shape[2] - 2) // 2, (x.shape[3] - 2) // 2)""",
     "wrong/swallows_nan": """
 Puts numbers in the place of NaN and infinities before it computes: what went wrong upstream is no longer seen.
-Verdict: forward only: with a NaN, or minus infinity, in a sample: the output is finite in
+Verdict: forward only: with a NaN, or minus infinity, in a sample: the output loses NaN or infinity in
 Caveat: nan
 [forward]
 return F.avg_pool2d(torch.sigmoid(self.conv(torch.nan_to_num(x))), 2)""",

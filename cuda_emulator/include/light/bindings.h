@@ -1,0 +1,3 @@
+// What the light headers' bindings include; see precompiled_header.
+#pragma once
+#include <torch/extension.h>
