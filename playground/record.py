@@ -720,13 +720,17 @@ class Suite:
 
 @dataclass(frozen=True, kw_only=True)
 class Against:
-    """An earlier document that this one was compared with: `counts` of verdicts, which differ by more than the `margin`."""
+    """An earlier document that this one was compared with: `counts` of verdicts, which differ by more than the `margin`.
+
+    `regressions` says in a line each what is slower than then, or less right.
+    """
 
     file: str
     date: str
     margin: float
     counts: dict[str, int]
     not_in_this_run: list[str]
+    regressions: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)

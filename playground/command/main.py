@@ -185,7 +185,11 @@ def _measured(given, make_tasks, view, add, outputs, cluster):
     lacks_room = any(is_of_machine(result.reason) for result in report.results)
     if lacks_room or any(output.is_elsewhere for output in outputs.values()):
         return IMPOSSIBLE
-    return PASSED if _passed(report, axes) else FAILED
+    if given.fail_on_regression and not against.is_comparable(report):
+        print(f"--fail-on-regression: no time can be compared with {given.against}; the reasons are above", file=sys.stderr)
+        return IMPOSSIBLE
+    regressed = given.fail_on_regression and report.against.regressions
+    return PASSED if _passed(report, axes) and not regressed else FAILED
 
 
 def _show_end(given, shown, report):
@@ -205,6 +209,8 @@ def _prepared(given, make_tasks, cluster=None):
     def compared(finished):
         return against.compare(finished, earlier, given.against.name) if earlier else finished
 
+    if given.fail_on_regression and not earlier:
+        raise Impossible("--fail-on-regression compares with an earlier run: name its JSON with --against FILE")
     needs.earlier("--resume", given.resume)
     if given.plot and not axes:
         raise Impossible("--plot draws a sweep: name what is to be swept with --sweep NAME=V1,V2,...")

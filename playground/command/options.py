@@ -130,10 +130,14 @@ def _add_common(parser):
     parser.option([*EVERYWHERE, "--profile"], "--device", choices=DEVICES, default="auto", help=about)
     file(ENDS, "--json", "write the results there, each as soon as it is known; -: to standard output")
     file(ENDS, "--html", "write a page with plots, explanations and sources there")
+    file(ENDS, "--junit", "write a case for each variant there, with the reason where it fails, as JUnit's XML")
+    file(ENDS, "--sarif", "write findings, faults and caveats there, each at its file and line, as SARIF 2.1.0")
     file(ENDS, "--resume", "take over what the JSON of an interrupted run has, and do the rest")
     about = "measure at each of these values of a constant of the model; several constants: at every combination"
     parser.option([MODEL], "--sweep", nargs="+", action="extend", default=[], metavar="NAME=V1,V2,...", help=about)
     file(ENDS, "--against", "say what is faster, the same or slower than in an earlier run's JSON")
+    about = "with --against: exit with 1 also where something is slower than in that run, or was right there and is not now"
+    flag(ENDS, "--fail-on-regression", about=about)
     file([MODEL], "--plot", "with --sweep: draw times and speed-ups (.svg, .png, .pdf)")
     about = "for each step of a variant (default %(default)g)"
     does = [*EVERYWHERE, "--profile"]
