@@ -284,7 +284,10 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class PairFacts:
-    """A pair of a suite: KernelBench's numbers, where the solution comes from, and the speed-up that is claimed there."""
+    """A pair of a suite: KernelBench's numbers, where the solution comes from, and the speed-up that is claimed there.
+
+    `workload` is the size of a definition, as it was read: see playground/definitions.py.
+    """
 
     problem: str
     solution: str
@@ -294,6 +297,7 @@ class PairFacts:
     origin: str | None = None
     claimed_speedup: float | None = field(default=None, metadata=OMITTED)
     case: Case | None = field(default=None, metadata=OMITTED)
+    workload: dict[str, Any] | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True)

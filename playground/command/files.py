@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from playground.report import ci, document, page, suite, sweep_plot
+from playground.report import ci, document, page, suite, sweep_plot, trace
 from playground.report.output import Output
 
 STDOUT = Path("-")
@@ -13,7 +13,7 @@ def claim(outputs, given, stack):
     """Put {option: Output} of files to write into `outputs`, ours until the stack is left. Raises Impossible."""
     named = {"--json": given.json, "--html": given.html, "--plot": given.plot}
     named |= {"--junit": given.junit, "--sarif": given.sarif}
-    named["--eval-results"] = getattr(given, "eval_results", None)
+    named |= {"--eval-results": getattr(given, "eval_results", None), "--trace": getattr(given, "trace", None)}
     for option, path in named.items():
         if path and (option, path) != ("--json", STDOUT):
             outputs[option] = Output(option, path)
@@ -34,6 +34,8 @@ def write_files(outputs, tasks, report, axes):
         plot.write(lambda path: sweep_plot.write(report, axes, path))
     if results := outputs.get("--eval-results"):
         results.write(lambda path: suite.write_eval_results(report, path))
+    if traces := outputs.get("--trace"):
+        traces.write(lambda path: trace.write(report, path))
     paths = {(task.model.name, task.variant.name): task.variant.path for task in tasks}
     for option, write in {"--junit": ci.write_junit, "--sarif": ci.write_sarif}.items():
         if file := outputs.get(option):

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from playground import catalog, tensors
-from playground.judge import accuracy, behaviour, diagnosis, domain, footprint, mutants, probes, special
+from playground.judge import accuracy, behaviour, diagnosis, domain, footprint, lint, mutants, probes, special
 from playground.judge.oracle import Oracle, gradients_of, is_few
 from playground.judge.precision import CUT, LOWER, forbid_tf32
 from playground.judge.sample import SMALL, Sample
@@ -38,6 +38,7 @@ class Referee:
     """The original, its float64 reference on each probe, and the comparison with it."""
 
     size_up = staticmethod(footprint.size_up)
+    lint = staticmethod(lint.examine)
 
     def environment(self):
         """Return the Environment of a report, as JSON."""
