@@ -17,7 +17,7 @@ from playground.tensors import HALF
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess
 
 ELEMENTS = {False: 1 << 20, True: 1 << 18}  # of a problem's inputs, with --quick
-SECONDS = {False: 30.0, True: 0.0}  # for mutants
+SECONDS = {False: 15.0, True: 0.0}  # for mutants
 
 
 def run(given):

@@ -57,31 +57,38 @@ def examine(path, settings, precision, elements, seconds, seed, with_mutants=Tru
 
 
 def shrink(path, settings, elements):
-    """Return {constant: value} with which a problem's inputs have no more elements, its weights as before; the batch first."""
+    """Return {constant: value} with which neither inputs nor outputs have more elements, weights as before; the batch first.
+
+    Raises CatalogError where no constant makes them small enough to try.
+    """
     problem, changes, stuck = catalog.load_problem(path, settings), {}, set()
     names = [name for name in catalog.constants(path) if _size(getattr(problem, name, None)) > 1]
     weights, shapes = _weights(problem), _shapes(problem)
     batch = next((name for usual in BATCH_NAMES for name in names if name.lower() == usual), None)
-    while sum(map(math.prod, shapes)) > elements:
+    while _elements(shapes) > elements:
         values = {name: getattr(problem, name) for name in names if _size(getattr(problem, name)) > 1}
         alone = {name: value for name, value in values.items() if name not in stuck}
         name = batch if batch in alone else max(alone, key=lambda name: _size(alone[name]), default=None)
         halved = {each: _half(value, each == batch) for each, value in values.items() if name in (None, each)}  # or all at once
         try:
             changed = catalog.load_problem(path, settings | changes | halved)
-            fits = _weights(changed) == weights and _shapes(changed) != shapes and halved != values and _runs(changed)
+            found = _shapes(changed)
+            fits = _weights(changed) == weights and _elements(found) < _elements(shapes)
         except Exception:  # the file's own, at a size that makes no sense to it
             fits = False
         if fits:
-            problem, shapes, changes = changed, _shapes(changed), changes | halved
+            problem, shapes, changes = changed, found, changes | halved
         elif name is None:
             break
         else:
             stuck.add(name)
-    if sum(map(math.prod, shapes)) > MOST:
-        count = sum(map(math.prod, shapes))
-        raise catalog.CatalogError(f"internal limit: no constant makes its inputs of {count:.1e} elements small enough to try")
+    if _elements(shapes) > MOST:
+        raise catalog.CatalogError(f"internal limit: no constant makes its {_elements(shapes):.1e} elements few enough to try")
     return changes
+
+
+def _elements(shapes):
+    return max(sum(map(math.prod, each)) for each in shapes)
 
 
 def _size(value):
@@ -103,23 +110,21 @@ def _weights(problem):
 
 
 def _shapes(problem):
+    """The shapes of inputs and of outputs, without values where the file needs none. The model's exceptions come through."""
     try:
         with torch.device("meta"):
             inputs = tensors.make_inputs(problem, 0)
     except Exception:  # it asks for values
         inputs = tensors.make_inputs(problem, 0)
-    return [tuple(value.shape) for value in inputs if isinstance(value, torch.Tensor)]
-
-
-def _runs(problem):
-    """Whether the original takes its inputs, as far as shapes tell."""
     try:
         with torch.device("meta"), torch.no_grad():
-            model, inputs = tensors.make_model(problem, problem.Model, 0, "meta"), tensors.make_inputs(problem, 0)
-            model(*tensors.to(inputs, "meta"))
-    except NotImplementedError:  # no shapes of that operator
-        return True
-    return True
+            model = tensors.make_model(problem, problem.Model, 0, "meta")
+            outputs = tensors.flatten(model(*tensors.to(inputs, "meta")))
+    except RuntimeError as complaint:  # NotImplementedError among them
+        if "meta" not in str(complaint):
+            raise
+        outputs = []  # it asks for values, or for an operator that has no shapes
+    return [[tuple(value.shape) for value in values if torch.is_tensor(value)] for values in (inputs, outputs)]
 
 
 def _floor(problem):
