@@ -483,8 +483,15 @@ def _from_number(value):
 
 
 def as_real(tensor):
-    """Return a complex tensor with its parts along a last dimension, another one as it is."""
+    """Return a complex tensor with its parts along a last dimension, floats of one byte in float32, another one as it is."""
+    if tensor.is_floating_point() and tensor.dtype.itemsize == 1:  # which hardly compute
+        return tensor.float()
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def in_steps(tensor):
+    """Return whether a tensor's values are steps to which something was rounded: integers, or floats of one byte."""
+    return tensor.dtype.itemsize == 1 if tensor.is_floating_point() else tensor.dtype != torch.bool
 
 
 def in_float32(outputs):

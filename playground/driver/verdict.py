@@ -350,6 +350,8 @@ class _Case:
                 return self.complain("not-judged" if compared["unjudged"] else tag, complaint, FORWARD)
         elif complaint:
             return self.complain(self._tag_of_outputs(probe, compared), complaint, DROP_IN)
+        if compared["decided"] and not self._has("accuracy"):
+            self.complain("accuracy", _under(probe, "near ties of rounding are rounded the other way"), None)
         if compared["swallowed"]:
             self.complain("nan", _under(probe, f"the output is {compared['swallowed']}"), DROP_IN)
         if prepared["differentiable"] and not self._has(*OF_GRADIENTS):

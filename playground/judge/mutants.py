@@ -276,7 +276,7 @@ def fresh(problem, oracle, seed, differentiable, domain=probes.NO_DOMAIN):
 def _is_finite(oracle, probe):
     """Whether the original's outputs are; None where it raises an exception."""
     try:
-        return all(torch.isfinite(output).all() for output in oracle.whole(probe).outputs)
+        return all(torch.isfinite(as_real(output)).all() for output in oracle.whole(probe).outputs)
     except Exception:
         return None
 
