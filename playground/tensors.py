@@ -61,6 +61,10 @@ DTYPES = {str(value): value for value in vars(torch).values() if isinstance(valu
 OUTPUT, GRADIENT = "output ", "gradient "  # begin the names
 
 
+class InternalLimit(Exception):
+    """What the judge cannot judge, whoever is right: neither the problem nor a variant is at fault."""
+
+
 class NotTensors(Exception):
     """A file of a variant's that does not hold what was asked for."""
 
@@ -308,6 +312,7 @@ def inputs_of(problem):
     inputs = problem.get_inputs()
     if not isinstance(inputs, list | tuple):
         raise TypeError(f"get_inputs must return a list of forward's arguments, got {type(inputs).__name__}")
+    require_judgeable(inputs)
     return [_argument(i, value) for i, value in enumerate(inputs)]
 
 
@@ -418,6 +423,17 @@ def flatten(outputs):
     if not any(_type(leaf) in (_Tensor, _Parameter) for leaf in leaves):
         raise TypeError(f"forward must return a tensor or a collection of tensors, got {_type(outputs).__name__}")
     return [leaf if _type(leaf) in (_Tensor, _Parameter) else _from_number(leaf) for leaf in leaves]
+
+
+def require_judgeable(values):
+    """Raise InternalLimit for a tensor among the values that the judge cannot compare: sparse, quantised, or of half a byte."""
+    for value in values:
+        if _type(value) not in (_Tensor, _Parameter):
+            continue
+        kind = None if value.layout == torch.strided else f"in the layout {value.layout}"
+        kind = kind or (f"of the type {value.dtype}" if value.is_quantized or "float4" in str(value.dtype) else None)
+        if kind:
+            raise InternalLimit(f"internal limit: the judge cannot compare tensors {kind}; expected dense ones of whole bytes")
 
 
 def form(outputs):

@@ -252,13 +252,14 @@ class Case:
         oracle = Oracle(self.model, torch.device("cpu"))
         made = [*mutants.skipping(self.model, self.inputs[0]), *mutants.mutants_of(self.model, self.inputs[0], False)]
         fresh, counted, passed = None, 0, []
+        kept = domain.learn(self.problem, self._seed)  # of a symmetric matrix the transposed one is as right
         for number, mutant in enumerate(made):
             if time.monotonic() > end:
                 return {"counted": counted, "passed": passed, "untried": len(made) - number}
             run = mutant.make()
             try:
                 if self.accepts(lambda draw, run=run: self._of(run, draw)):
-                    fresh = fresh or mutants.fresh(self.problem, oracle, self._seed + DRAWS, False)
+                    fresh = fresh or mutants.fresh(self.problem, oracle, self._seed + DRAWS, False, kept)
                     if mutants.differs(mutant, oracle, fresh):
                         passed.append(mutant.name)
                     else:

@@ -107,7 +107,7 @@ class Referee:
         with torch.no_grad(), fitting(module.Model, "forward", inputs, "get_inputs"):
             outputs = model(*inputs)
         try:
-            tensors.flatten(outputs)
+            tensors.require_judgeable(tensors.flatten(outputs))
         except TypeError as complaint:
             raise WrongInterface(f"{place_of(module.Model, 'forward')}{complaint}") from None
         return {}
@@ -125,7 +125,9 @@ class Referee:
         def called(model, inputs=None):
             tensors.seed_draws()
             with torch.no_grad():
-                return tensors.flatten(model(*(behaviour.copies(content) if inputs is None else inputs)))
+                outputs = tensors.flatten(model(*(behaviour.copies(content) if inputs is None else inputs)))
+            tensors.require_judgeable(outputs)
+            return outputs
 
         tensors.seed_draws()
         effects = behaviour.SideEffects(model, inputs)

@@ -79,6 +79,14 @@ def test_an_operator_that_does_nothing_to_these_inputs_can_be_skipped(examined):
     assert examined("torch.relu(x)", with_mutants=True, seconds=0.0)["mutants"]["untried"] > 5
 
 
+def test_what_the_inputs_always_have_in_common_may_be_used(examined):
+    symmetric = "(lambda a: a + a.T)(torch.rand(8, 8))"
+    found = examined("x @ x.tanh()", inputs=symmetric, with_mutants=True)["mutants"]
+    assert not any("transposed" in name for name in found["passed"])
+    found = examined("torch.triu(x)", inputs="torch.rand(8, 8).triu()", with_mutants=True)["mutants"]
+    assert "triu: skipped" not in found["passed"]
+
+
 @pytest.mark.parametrize(
     "given, note",
     [

@@ -3,7 +3,9 @@
 import pytest
 import torch
 from judged import judged_texts, one_worker, referee_of
+from problems import pairs
 
+import playground
 from playground import tensors
 from playground.judge.tolerance import Reference
 
@@ -102,6 +104,42 @@ def test_sums_that_overflow_16_bits_are_found(judged):
     found = judged(HALF, HALF_SUMS)
     assert found["verdict"] != "pass"
     assert "large" in {name for name, probe in found["check"]["probes"].items() if probe["complaint"]}, found["reason"]
+
+
+CHANGES_SIZE = """
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.tanh(x)
+
+def get_inputs():
+    return [torch.randn(int(torch.randint(5, 50, ())), 16)]
+"""
+
+
+def test_sizes_that_change_from_draw_to_draw_are_judged(judged):
+    assert judged(CHANGES_SIZE, CHANGES_SIZE)["verdict"] in ("pass", "forward only")
+    keeps = CHANGES_SIZE.replace("return torch.tanh(x)", "self.y = getattr(self, 'y', torch.tanh(x)); return self.y")
+    assert judged(CHANGES_SIZE, keeps)["verdict"] == "fail"
+
+
+@pytest.mark.parametrize(
+    "result, given, says",
+    [
+        ("x.to_sparse()", "torch.randn(4, 8)", "torch.sparse_coo"),
+        ("a @ x", "torch.randn(4, 8).relu().to_sparse_csr(), torch.rand(8, 3)", "torch.sparse_csr"),
+        ("x.view(torch.float4_e2m1fn_x2)", "torch.zeros(4, 8, dtype=torch.uint8)", "torch.float4_e2m1fn_x2"),
+    ],
+)
+def test_what_the_judge_cannot_compare_is_its_own_limit(tmp_path, compare, result, given, says):
+    takes = "a, x" if "a @" in result else "x"
+    text = f"class Model(nn.Module):\n    def forward(self, {takes}):\n        return {result}\n"
+    problem = tmp_path / "problem.py"
+    problem.write_text(pairs.whole(f"{text}\ndef get_inputs():\n    return [{given}]\n"))
+    (tmp_path / "own.py").write_text(pairs.IMPORTS + text.replace("Model", "ModelNew"))
+    status, _, err = compare("--model", problem, "--variant", tmp_path / "own.py", "--device", "cpu", "--check-only")
+    (complaint,) = [line for line in err.splitlines() if "internal limit" in line]
+    assert status == 2 and complaint.startswith("internal limit: the judge cannot compare tensors") and says in complaint
+    assert playground.compare(problem, tmp_path / "own.py", device="cpu", check_only=True).reason.startswith("internal limit: ")
 
 
 def reference(true, eager, *permitted, **more):
