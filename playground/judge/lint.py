@@ -33,7 +33,6 @@ def examine(path, settings, precision, elements, seconds, seed, with_mutants=Tru
     The problem runs on the CPU at `settings`, with its constants made smaller until its inputs have so many elements, and
     mutants are tried for so many seconds.
     """
-    end = time.monotonic() + seconds
     own = tensors.in_precision(catalog.load_problem(path, settings), precision)
     size, floor = footprint.measure(own, by_running=True), _floor(own)
     changes = shrink(path, settings, elements)
@@ -52,7 +51,7 @@ def examine(path, settings, precision, elements, seconds, seed, with_mutants=Tru
         passes.insert(0, f"{ZEROS} (expected at the own size)")
     found = {"settings": changes, "elements": used, "own_elements": own_elements, "floor_us": floor and 1e6 * floor}
     found |= {"largest": largest, "expected_largest": expected, "passes": passes, "notes": notes}
-    found["mutants"] = case.mutants(end) if with_mutants else None
+    found["mutants"] = case.mutants(time.monotonic() + seconds) if with_mutants else None
     return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in found.items()}
 
 
