@@ -381,7 +381,6 @@ class Subject:
     build_seconds: Amount | None
     built: bool
     ptxas: dict[str, list[Kernel]] | Unknown | None = None
-    shared_limit_kb: Count | None = None
     sanitizer: Examination | None = None
     pair: PairFacts | None = None
     phases: dict[str, Amount] = field(default_factory=dict)

@@ -21,7 +21,7 @@ import psutil
 
 from cuda_emulator import CALL_OFF, SECONDS_TO_ANSWER
 from playground.catalog import ROOT
-from playground.machine.load import Granted, family, standing
+from playground.machine.load import Granted, family, standing, usable_processors
 from playground.room import NoRoom
 from playground.serial import DocumentError
 from playground.worker import replies, sandbox, server
@@ -57,6 +57,7 @@ SETTLE_SECONDS, LOOK_SECONDS = 2.0, 1e-3  # until stopped processes stand still;
 END_SECONDS = 10.0  # in which killed processes end, one that frees a GPU's memory, too
 OF_SIGNALS = 128  # an exit status beyond it, of a process in a sandbox, is a signal's number and this
 
+FOR_A_GPU, LEAST_PROCESSORS = 2, 4  # that compilers leave to what is timed there; that are needed for both
 _living = set()
 _living_lock = threading.Lock()
 _alone = threading.RLock()  # held while something is timed: no worker starts then
@@ -105,6 +106,7 @@ class WorkerProcess:
         self.role, self.limit = role, limit
         self.owner = owner.get()
         self.bears_a_gpu = bears_a_gpu
+        self.compilers_go_on = False  # while something is timed on a GPU; see keep_compilers_off
         self.room = room
         self._reached = None  # why the process was ended: a limit of the sandbox's
         self._is_over = threading.Event()
@@ -184,6 +186,17 @@ class WorkerProcess:
         for pid in _families([self._process]):
             with contextlib.suppress(psutil.Error):
                 psutil.Process(pid).nice(niceness)
+
+    def keep_compilers_off(self):
+        """Leave two processors to what is timed on a GPU, so that this worker's compilers go on beside it; the worker does not.
+
+        Where there are too few processors, nothing changes.
+        """
+        if len(usable := sorted(usable_processors())) >= LEAST_PROCESSORS and hasattr(psutil.Process, "cpu_affinity"):
+            for pid in _families([self._process]):
+                with contextlib.suppress(psutil.Error):
+                    psutil.Process(pid).cpu_affinity(usable[FOR_A_GPU:])
+            self.compilers_go_on = True
 
     def __enter__(self):
         return self
@@ -493,10 +506,10 @@ def _signal(pids, number):
 
 
 @contextlib.contextmanager
-def pause_others(but, on_gpu=False):
+def pause_others(but, on_gpu=False, beside_compilers=False):
     """Stop all workers of this process except those in `but`, and what they started, compilers too: something is timed.
 
-    If it is timed on a GPU, those that bear it go on.
+    If it is timed on a GPU, those that bear it go on; `beside_compilers`, also compilers that were kept off its processors.
 
     One thread at a time, which may have one within another; the others' new workers wait. Seconds in which a worker is
     paused count against no time limit.
@@ -508,15 +521,18 @@ def pause_others(but, on_gpu=False):
         now = time.monotonic()
         for worker in others:
             worker._paused_since = now
-        stopped = Stopped([worker._process for worker in others])
+        building = [worker.pid for worker in others if on_gpu and beside_compilers and worker.compilers_go_on]
+        stopped = Stopped([worker._process for worker in others if worker.pid not in building])
         try:
             stopped.stop()
+            _signal(building, signal.SIGSTOP)
             stopped.has_grown()
             standing.update(stopped.family)
             yield
         finally:
             standing.difference_update(stopped.family)
             stopped.go_on()
+            _signal(building, signal.SIGCONT)
             now = time.monotonic()
             for worker in others:
                 worker._paused += now - worker._paused_since

@@ -186,7 +186,7 @@ def places(value, path=()):
 def test_every_value_has_a_form():
     """In a result that has many keys which others lack."""
     result = make_passed("pool", "v1", settings={"batch_size": 4})
-    result |= {"launch_ms": 1.0, "not_graphed": [], "shared_limit_kb": 99, "phases": {"build": 1.0}}
+    result |= {"launch_ms": 1.0, "not_graphed": [], "phases": {"build": 1.0}}
     result["sanitizer"] = {"tools": {"memcheck": {"findings": 0}}}
     result["check"] |= {"permitted_error": 0.0, "mutants_survived": [], "own_check": {"complaint": None}, "work": own_work()}
     result["training"]["weights"]["graphed"] = copy.deepcopy(result["training"]["weights"])
@@ -205,7 +205,7 @@ def test_every_value_has_a_form():
 
 def test_recorded_documents_are_written_as_they_were_read():
     recorded = [path for path in (ROOT / "results").rglob("*.json") if path.parent.name not in FACTS]
-    assert len(recorded) >= 8
+    assert len(recorded) >= 3
     for path in recorded:
         assert dump(documents.read(path)) == json.loads(path.read_text()), path
 

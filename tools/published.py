@@ -31,7 +31,7 @@ def kinds(result):
     "over both". Times of before there was an outer clock are none.
     """
     found = {"all"} | {word for word, key in (("right", "forward"), ("drop-in", "drop_in")) if result["standards"][key]}
-    outcome = (result["outcome"] or {}).get("verdict", "not measured")
+    outcome = (result.get("outcome") or {}).get("verdict", "not measured")
     if "right" in found and "outer" in result:
         found.add("looked at")
     if "looked at" in found and outcome != "not measured":
