@@ -9,7 +9,7 @@ import torch
 from playground import catalog
 from playground.driver.runner import Runner
 from playground.driver.task import Options, Task
-from playground.driver.verdict import Judged
+from playground.judge.evaluation import Judged
 from playground.nvidia import sanitizer
 from playground.record import Check, GradientErrors, Judgment
 from playground.report.progress import Progress

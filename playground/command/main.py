@@ -16,6 +16,7 @@ from playground.driver import plan
 from playground.driver.measurement import measure
 from playground.driver.task import Options
 from playground.driver.watch import Watch
+from playground.judge.failure import is_of_machine
 from playground.machine import requirements
 from playground.nvidia.profiler import ProfilerError
 from playground.record import MINE, NOBODY
@@ -25,7 +26,6 @@ from playground.report.figures import meets
 from playground.report.layout import make_console
 from playground.report.output import Output
 from playground.report.progress import Progress
-from playground.worker.failures import is_of_machine
 
 PASSED, FAILED, IMPOSSIBLE = 0, 1, 2  # 130 and the like: see signals.py
 

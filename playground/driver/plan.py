@@ -7,8 +7,8 @@ from typing import Any, Literal
 from playground import catalog
 from playground.driver.session import named_failure
 from playground.driver.task import Options, Task
-from playground.driver.verdict import UNJUDGED, ended
 from playground.judge.checks import DROP_IN, FORWARD
+from playground.judge.verdict import UNJUDGED, ended
 from playground.judge.work import names_cuda
 from playground.machine import requirements
 from playground.record import Result, StandardName, compose

@@ -19,6 +19,7 @@ from playground.record import Ceilings, Clocks, Ratio
 from playground.stopwatch import statistics
 from playground.stopwatch.timer import CpuClock, CudaClock
 from playground.stopwatch.workload import GRAPHED, WARM_UP_CALLS
+from playground.tensors import new_seed
 from playground.worker import WorkerFailure
 from playground.worker.replies import Started
 
@@ -40,11 +41,11 @@ SLOW_FLUSH, SLOW_FLUSHES = 1.25, 0.2
 SPREAD = 2.0  # p80 over p20 of the original's own calls: beyond it they were disturbed, whoever did it
 CONTROL_OFF = 0.05  # how far the original may be from itself
 GRAPHED_BELOW_MS = 1.0  # where the host's part of a step can be longer than the GPU's
-# On a GPU a process draws what its launches take when it starts. 16 that ran the same code on one NVIDIA H200, one after the
-# other, took 2.2 us for each of thirty small kernels, or 2.4 us; calls of three kernels took 14.9 to 15.7 us, in a CUDA graph
-# 13.3 to 13.6. In timings such calls differed by up to 6.5%, and calls of three kernels in a sandbox took 10.2 to
-# 10.9 us, outside of it 8.8 to 9.3.
-LAUNCHES_DIFFER, LAUNCHES_DIFFER_MS, GRAPHS_DIFFER_MS = 0.07, 0.002, 0.0003
+# On a GPU a process draws what its launches take when it starts: 2.2 us for each of thirty small kernels, or 2.4, in 16 that
+# ran the same code on one NVIDIA H200; calls of three kernels in a CUDA graph took 13.3 to 13.6 us. Of 124 originals of less
+# than 0.1 ms in two processes 121 differed by at most 7%, 123 by 9%; all of 61 that take 0.1 to 1 ms by at most 2.2 us, or
+# 1.2%. What a sandbox adds, up to 2 us, the control shows.
+LAUNCHES_DIFFER, LAUNCHES_DIFFER_BELOW_MS, LAUNCHES_DIFFER_MS, GRAPHS_DIFFER_MS = 0.09, 0.1, 0.0025, 0.0003
 LEAST_MS = 1e-6  # what a clock's nanosecond is: a file that claims no time at all has a ratio, too
 PAUSE = 0.2  # seconds after a round that was disturbed
 WRONG_WHEN_TIMED = "is right when it is checked and wrong when it is timed: "
@@ -255,7 +256,7 @@ class Race:
             return 0.0
         if self.variant.mode.startswith(GRAPHED):
             return GRAPHS_DIFFER_MS / fastest
-        return max(LAUNCHES_DIFFER, LAUNCHES_DIFFER_MS / fastest)
+        return LAUNCHES_DIFFER if fastest < LAUNCHES_DIFFER_BELOW_MS else LAUNCHES_DIFFER_MS / fastest
 
     def disturbance(self) -> str | None:
         """Return what disturbed it so much that nothing can be said of the variant, in one line; None where nothing did."""
@@ -338,7 +339,3 @@ def most_cores_for_others(place: str) -> float:
     """Return how many processors other processes may keep busy while a round is played that counts."""
     there = len(usable_processors())
     return max(BUSY_CORES, there - CORES_FOR_A_GPU if place == "cuda" else BUSY_SHARE * there)
-
-
-def new_seed() -> int:
-    return secrets.randbits(31)

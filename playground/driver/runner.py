@@ -10,7 +10,6 @@ import functools
 import hashlib
 import math
 import os
-import secrets
 import shutil
 import sys
 import tempfile
@@ -29,14 +28,15 @@ from playground.driver.race import Measured, Patience
 from playground.driver.session import Session, SharedSession, load_candidate
 from playground.driver.task import Options, Task
 from playground.driver.timing import OUT_OF_MEMORY
-from playground.driver.verdict import UNJUDGED, ended, failed
 from playground.judge.footprint import Footprint
 from playground.judge.sample import IN_A_RUN
+from playground.judge.verdict import UNJUDGED, ended, failed
 from playground.machine import build_locks, ptxas
 from playground.machine.memory import MEMORY, MOST_JUDGED_AT_ONCE, builds_at_once, judged_at_once
 from playground.record import ERROR, Kernel, Result, Subject, Unknown, compose
 from playground.report.progress import Progress
 from playground.room import NoRoom, is_full, no_room_in
+from playground.tensors import new_seed
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, kill_all, owner, prepare, sandbox, submit
 from playground.worker.failures import internal_error
 from playground.worker.referee_client import GIVEN, sized_up
@@ -59,8 +59,8 @@ class Runner:
     def __init__(self, options: Options, progress: Progress, judge_slot: AbstractContextManager[Any] | None = None) -> None:
         self._options = options
         self._progress = progress
-        self.seed = secrets.randbits(31)  # of the models' weights and of what is timed; every worker is told it
-        self.probe_seed = secrets.randbits(53)  # of what is judged, which no variant foresees before it draws inputs
+        self.seed = new_seed()  # of the models' weights and of what is timed; every worker is told it
+        self.probe_seed = new_seed(53)  # of what is judged, which no variant foresees before it draws inputs
         self.measured = Measured(Patience(options.patience([])))
         self._is_alone = judge_slot is None
         self.judge_slot = judge_slot or contextlib.nullcontext()  # is held while a variant is judged, and not while it is timed

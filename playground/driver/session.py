@@ -18,7 +18,8 @@ from playground.driver.preparations import told
 from playground.driver.race import Rejected
 from playground.driver.task import Options, Task
 from playground.driver.timing import Stopwatch
-from playground.driver.verdict import UNJUDGED, Judged, doubted, ended, failed, found, judge, with_shapes
+from playground.judge.evaluation import Judged, judge
+from playground.judge.verdict import UNJUDGED, doubted, ended, failed, found, with_shapes
 from playground.machine import build_locks
 from playground.nvidia.sanitizer import examine, small_case
 from playground.record import ERROR, FAIL, NOT_MEASURED, NOT_TIMED, TIMED, Examination, Result, Shape, Subject, compose

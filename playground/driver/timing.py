@@ -29,11 +29,12 @@ from playground.driver.race import (
     Race,
     Rejected,
     Side,
-    new_seed,
     play,
 )
 from playground.driver.task import Options, Task
-from playground.driver.verdict import judge, permitted_to
+from playground.judge.evaluation import judge
+from playground.judge.failure import remove
+from playground.judge.verdict import permitted_to
 from playground.machine import clocks
 from playground.machine.load import OtherLoad
 from playground.record import (
@@ -57,9 +58,10 @@ from playground.serial import values
 from playground.stopwatch import floors, statistics
 from playground.stopwatch.baselines import distinct, names_for, peers, under
 from playground.stopwatch.workload import GRAPHED, step_of
+from playground.tensors import new_seed
 from playground.untrusted import File
 from playground.worker import WorkerFailure, WorkerProcess, pause_others, sandbox, submit
-from playground.worker.referee_client import RefereeClient, remove
+from playground.worker.referee_client import RefereeClient
 from playground.worker.replies import Started
 
 SETS = {"benchmark": "sets-cudnn-benchmark", "tf32": "sets-tf32"}  # setting of a baseline -> caveat of a variant
@@ -85,7 +87,6 @@ PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds
 SHORT_TRIES = 4  # after each of the pauses
 EXPLAINED_BY_HOST_MS = {"cpu": 0.0, "cuda": 1.0}
 OUT_OF_MEMORY = re.compile("OutOfMemoryError|out of memory", re.IGNORECASE)
-OUTER_PAGE = "outer-page"  # the file by which the outer clock's two sides talk
 OFTEN = 0.2  # of the calls: beyond it, work on other streams is told
 LATE_NOTE = "after the current stream was done the device was busy on other streams: all of it is counted"
 
@@ -281,18 +282,17 @@ class Stopwatch:
         processes = worker, self._baselines.worker, self._control.worker
         for side, process in zip((race.variant, race.reference, race.control_side), processes, strict=True):
             if side and process:
-                page = self._referee.answers(process).file(f"{OUTER_PAGE}-{side.name}-{process.pid}")
-                remove(page.held)
-                players[side.name] = outer.Player(side.name, side.mode, process, page)
+                players[side.name] = outer.Player(side.name, side.mode, process)
         claims = "eager" not in timing.speedup or timing.speedup["eager"].high > 1
         seconds = max(outer.SECONDS, self._options.seconds) if claims else 0
         try:
-            if outer.EAGER not in players:
+            if not race.reference or outer.EAGER not in players:
                 raise WorkerFailure("eager PyTorch's process has ended")
             with self._alone([worker]):
-                given = self._task.place, step_of(mode), permitted_to(result), seconds
+                given = self._task.place, mode, permitted_to(result), seconds, race.reference.median
                 seen = outer.measure(self._referee, players, *given)
-            if complaint := self._impossible(seen.ms + outer.RESOLUTION_MS[self._task.place], timing.work):
+            least = outer.RESOLUTION_MS[self._task.place] / (seen.calls or 1)
+            if complaint := self._impossible(seen.ms + least, timing.work):
                 raise WorkerFailure(f"it sees {complaint}")
         except WorkerFailure as failure:
             return outer.withheld(timing, f"not timed by the outer clock: {str(failure).removeprefix('Unshareable: ')}")
@@ -680,7 +680,7 @@ def launches_bind(timings: Timing) -> bool:
 
 
 def _is_measured(timings: Timing) -> bool:
-    return timings.outcome is not None and timings.outcome.verdict != NOT_MEASURED
+    return timings.outcome is not None and timings.outcome.measured is not None
 
 
 def graph_notes(eager: Timing, graphed: Timing) -> list[str]:
@@ -736,7 +736,7 @@ def outcome(
     if not disturbance and statistics.says_nothing(ratio):
         disturbance = statistics.too_noisy(ratio)
     if disturbance:
-        return outer.not_measured(disturbance)
+        return Outcome(verdict=NOT_MEASURED, reason=disturbance)
     return Outcome(
         verdict=verdict,
         against=rivals[0].name,

@@ -127,14 +127,15 @@ def changed(before, after, names=None):
 class SideEffects:
     """Find the side effects of one call: make it before, ask `complaints` after. `model` is a module, `inputs` a list.
 
-    Or a backward pass: `upstream` are the gradients of its outputs; ask `writes` after.
+    Or a backward pass: `upstream` are the gradients of its outputs; ask `writes` after. Buffers that are not in `state`, the
+    original's, are workspaces, which may be written; None: there are none.
     """
 
-    def __init__(self, model, inputs, upstream=()):
+    def __init__(self, model, inputs, upstream=(), state=None):
         given = {f"input {i}": value for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
         given |= {f"the gradient of output {i}": value for i, value in enumerate(upstream) if value is not None}
         parameters = {name: value.detach() for name, value in model.named_parameters()}
-        buffers = {name: value.detach() for name, value in model.named_buffers()}
+        buffers = {name: value.detach() for name, value in model.named_buffers() if state is None or name in state}
         self._names = {"inputs unchanged": [*given], "weights unchanged": [*parameters], "buffers unchanged": [*buffers]}
         self._tensors = given | parameters | buffers
         self._copies = {name: value.clone() for name, value in self._tensors.items()}

@@ -5,6 +5,7 @@ probes.py, of a circumstance in behaviour.StressTests (with an underscore before
 behaviour.SideEffects.complaints. `python -m playground.judge.checks` prints the page's tables.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,7 +44,7 @@ class Check:
     may_raise: bool = False
 
     @property
-    def about(self):
+    def about(self) -> str:
         return self.said or "on the first inputs that the problem draws"
 
 
@@ -72,6 +73,7 @@ REFUSE = "raise NotImplementedError when a gradient is wanted"
 NO_GRADIENT = Caveat("no-gradient", f"{REFUSE}, or write the backward", r"\s*def forward\(")
 WRONG_GRADIENT = Caveat("wrong-gradient", f"mend the backward, or {REFUSE}", r"\s*def backward\(")
 INEXACT = Caveat("accuracy", "add in several partial sums, or declare the class attribute `precision`")
+SMALL_VALUES = Caveat("small-values", "compute them as exactly as float32 can")
 BY_SEED = Caveat("weights-by-seed", "give the parameters the original's names and shapes", r"class ModelNew\b")
 BORROWS = Caveat("uses-problem-names", "define them in the file, or take them from the inputs")
 NOT_ITS_OWN_WORK = Caveat("not-its-own-work")
@@ -115,12 +117,12 @@ SIDE_EFFECTS = (
     Check("an element's own memory", SHARE, Caveat("overlapping-result"), FORWARD),
     Check("inputs unchanged", "a call writes to its inputs", Caveat("changes-inputs"), FORWARD),
     Check("weights unchanged", "a call writes to the weights", CHANGES_WEIGHTS, FORWARD),
-    Check("buffers unchanged", "a call writes to a buffer", CHANGES_WEIGHTS, FORWARD),
+    Check("buffers unchanged", "a call writes to a buffer of the original's", CHANGES_WEIGHTS, FORWARD),
 )
 
 # What is watched while the variant is built and called on a GPU.
 WATCHED = (
-    Check("build", "what PyTorch builds is replaced", NOT_ITS_OWN_WORK, FORWARD),
+    Check("build", "its kernel fails to build, and it goes on without it", NOT_ITS_OWN_WORK, FORWARD),
     Check("launch", "a kernel's launch fails, and nothing is raised", Caveat("failed-launch"), FORWARD),
 )
 
@@ -130,17 +132,17 @@ STRESS_TESTS = (
     Check("new content in the same memory", "the result is that of the old content", REMEMBERS, FORWARD, "new_content"),
     Check("the same content in new memory", KEPT, REMEMBERS, FORWARD, "same_content", may_raise=True),
     Check("a late producer", "the call does not wait for its inputs", Caveat("unjoined-stream"), FORWARD, "stream_order"),
-    Check("run to run", "other bits", RANDOM_BITS, DROP_IN, "run_to_run"),
-    Check("inference_mode", "raises, or is wrong", INFERENCE, DROP_IN, "inference_mode"),
+    Check("run to run", "two equal calls differ in bits", RANDOM_BITS, DROP_IN, "run_to_run"),
+    Check("inference_mode", "the call raises, or its result is wrong", INFERENCE, DROP_IN, "inference_mode"),
     Check("a side stream", "the launch is on the default stream", ONE_STREAM, DROP_IN, "side_stream"),
-    Check("a second device", "wrong there", ONE_DEVICE, DROP_IN, "second_device", may_raise=True),
-    Check("torch.compile", "wrong under fullgraph=True", GRAPH_BREAKS, DROP_IN, "compiled", may_raise=True),
-    Check("double()", "wrong after it", ONLY_FLOAT32, DROP_IN, "double", may_raise=True),
+    Check("a second device", "the result is wrong there", ONE_DEVICE, DROP_IN, "second_device", may_raise=True),
+    Check("torch.compile", "the result is wrong under fullgraph=True", GRAPH_BREAKS, DROP_IN, "compiled", may_raise=True),
+    Check("double()", "the result is wrong after it", ONLY_FLOAT32, DROP_IN, "double", may_raise=True),
     # After all others but a graph: what the two share may be another's from then on.
     Check("two instances", "one spoils the other's results", INSTANCES, DROP_IN, "two_instances", parameters=True),
     Check("the second of two instances", "its results are wrong", INSTANCES, DROP_IN, "second_instance", parameters=True),
     # Last: a capture that fails may leave the process in a state of its own.
-    Check("a CUDA graph", "wrong when it is replayed", NO_GRAPH, DROP_IN, "cuda_graph", may_raise=True),
+    Check("a CUDA graph", "a replay gives a wrong result", NO_GRAPH, DROP_IN, "cuda_graph", may_raise=True),
 )
 
 # What is seen in the answers to all of these.
@@ -148,14 +150,16 @@ SEEN = (
     Check("gradients", "missing, or the backward raises", NO_GRADIENT),
     Check("gradients", "wrong", WRONG_GRADIENT),
     Check("accuracy", "less exact than PyTorch", INEXACT),
-    Check("parameters", "not the original's names and shapes: one seed made both", BY_SEED),
-    Check("names", "only the problem's file defines some that the file uses", BORROWS),
-    Check("gradients", "PyTorch's: code of the file's own runs in the forward pass alone", Caveat("gradient"), None),
+    Check("small values", "values that are small beside others have no right digit", SMALL_VALUES),
+    Check("parameters", "names or shapes are not the original's: one seed made both models", BY_SEED),
+    Check("names", "the file uses names that only the problem's file defines", BORROWS),
+    Check("gradients", "PyTorch computes them: the file's own code runs in the forward pass alone", Caveat("gradient"), None),
     Check("left to PyTorch", "its own kernels are not called at another size than the problem's", SIZES, None),
     Check("work", IDLE, NOT_ITS_OWN_WORK, FORWARD),
+    Check("PyTorch inside", "its own function calls operators of PyTorch's", Caveat("pytorch-inside"), None),
     Check("process", "crashes", Caveat("crash"), FORWARD),
     Check("random numbers", "the original draws them", Caveat("random"), None),
-    Check("limit", "too wide to judge by", Caveat("not-judged"), None),
+    Check("limit", "rounding moves the result too far to judge it", Caveat("not-judged"), None),
 )
 
 ALL = (*PROBES, *SIDE_EFFECTS, *WATCHED, *STRESS_TESTS, *SEEN)
@@ -164,9 +168,9 @@ CAVEATS = {check.caveat.tag: check.caveat for check in ALL}
 TABLES = {"PROBES": PROBES, "BEHAVIOUR": (*SIDE_EFFECTS, *WATCHED, *STRESS_TESTS), "SEEN": SEEN}  # of the page
 
 
-def as_markdown(checks):
+def as_markdown(checks: Iterable[Check]) -> str:
     """Return a table of docs/what_a_pass_proves.md: a row for each tag, with the checks that lead to it."""
-    groups = {}
+    groups: dict[tuple[Caveat, str], list[Check]] = {}
     for each in checks:
         groups.setdefault((each.caveat, each.costs or "nothing"), []).append(each)
     rows = []

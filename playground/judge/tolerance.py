@@ -19,6 +19,9 @@ two decisions may cancel, of which a right result has one.
 A value that is zero in mathematics, such as the gradient of a bias in front of a batch norm, has no spread: what float64 leaves
 of it is rounding. Its scale is the size of the terms that cancel in it, which follows from what the perturbations do to it.
 
+What is allowed may be more than a small value itself, where values span orders of magnitude. Such values are compared with
+themselves, too: `lost` finds those that are off by a tenth, and by many times what any of the permitted results is off there.
+
 Where what is allowed is half of the spread or more, as for a model that is chaotic, a wrong kernel would pass, so
 nothing does but what is within a twentieth of the spread: that near float64, or eager PyTorch, no wrong kernel comes.
 """
@@ -40,6 +43,11 @@ UNITS_IN_THE_LAST_PLACE = 4
 BLOCK = 1 << 22  # elements that are compared at a time: of some problems all would be many gigabytes
 CANCELLED = 1e-3  # of all elements: in so many two near decisions may cancel
 SMOOTHLY = 1e-4  # of the furthest that decisions move: what follows them not quite smoothly goes so far without any
+DIGIT = 0.1  # of a small value: one that is off by more has no right digit
+BEYOND = 30.0  # times the largest error of the permitted results in that element, of which there are a few
+MANY = 1e-3  # of all elements, and no fewer than SOME: so many small values have to be lost
+SOME = 16
+TINY = 1e-30  # smaller values, or others on the way to them, may be flushed to zero
 FLOAT32_EPSILON = torch.finfo(torch.float32).eps
 SPECIAL_VALUES = {"NaN": torch.isnan, "inf": torch.isposinf, "-inf": torch.isneginf}
 
@@ -107,6 +115,41 @@ class Reference:
         self._permit(errors[1:])
         if self.is_blunt:
             self._blunt_eager = eager
+        self._small, self._small_errors = None, None  # where they are, as a mask, and how far permitted results are off there
+        if permitted and self.dtype.is_floating_point and not (self.is_blunt or self.is_zero):
+            self._find_small(eager, *permitted)
+
+    def _find_small(self, *results):
+        """Find the values of which all digits may be wrong within what is allowed, if they are many."""
+        size = self.float64.abs()
+        least = max(TINY, torch.finfo(self.dtype).tiny)
+        small = self._comparable & (size > least) & (DIGIT * size < self.allowed * self.spread)
+        if self._are_many(small.sum().item()):
+            self._small, self._small_errors = small, torch.zeros((), dtype=torch.float64)
+            self._permit_small(results)
+
+    def _permit_small(self, results):
+        for result in results if self._small is not None else ():
+            error = (result[self._small].double() - self.float64[self._small]).abs().nan_to_num(nan=math.inf)
+            self._small_errors = torch.maximum(self._small_errors, error)
+
+    def _are_many(self, count):
+        return count >= max(SOME, MANY * self.float64.numel())
+
+    def lost(self, actual):
+        """Return (share of all elements, value given, true value) of small values without a right digit; None where few are.
+
+        `actual` is a result that is right otherwise; the values are those of the largest such element.
+        """
+        if self._small is None:
+            return None
+        true = self.float64[self._small]
+        given = as_real(actual)[self._small.to(actual.device)].cpu().double()
+        wrong = (given - true).abs() > torch.maximum(DIGIT * true.abs(), BEYOND * self._small_errors)
+        if not self._are_many(count := wrong.sum().item()):
+            return None
+        largest = torch.where(wrong, true.abs(), 0.0).argmax()
+        return count / self.float64.numel(), given[largest].item(), true[largest].item()
 
     def permitting(self, *more):
         """Return this Reference where a variant's own precision permits these results as well, and overflows where they do."""
@@ -116,6 +159,7 @@ class Reference:
             wider._excused = wider._excused | (torch.isfinite(self.float64) & ~torch.isfinite(result))
         wider._comparable = self._comparable & ~wider._excused
         wider._permit([wider._errors(result) for result in more])
+        wider._permit_small(more)
         return wider
 
     def accepting(self, limit):

@@ -5,17 +5,18 @@ import contextlib
 import ctypes
 import functools
 import gc
+import inspect
 import math
 import re
-import secrets
 from pathlib import Path
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from cuda_emulator import kernel_names
+from playground import tensors
 from playground.catalog import lines_of
 from playground.judge import foreign
 
@@ -26,7 +27,7 @@ PRECISIONS = {
     "bf16": r"bfloat16|bf16|autocast",
 }
 TRITON_KERNEL = re.compile(r"@(?:triton\.)?(?:jit|autotune|heuristics)\b(?:.|\n)*?\ndef\s+(\w+)")
-_generator = torch.Generator().manual_seed(secrets.randbits(63))
+_generator = torch.Generator().manual_seed(tensors.new_seed(63))
 
 
 class WrongArguments(TypeError):
@@ -66,14 +67,14 @@ def _kind_of_repr(text):
 class OwnCode:
     """The functions and operators that the variant built or opened, while they are called from Python.
 
-    `calls` counts them, `handed_memory` those that are given tensors or addresses. While `spoiling`, whatever they return or
-    write is overwritten with random numbers: those, and not NaN, show that a result is multiplied by zero. `spoiled` counts
-    what was; integers, which are codes and sizes as a rule, are only overwritten `with_integers`. While it is watched with
+    `calls` counts them, `handed_memory` those that are given tensors or addresses; `running` is how many are under way. While
+    `spoiling`, the numbers that they return are changed, which `spoiled` counts: those with a fraction, others only
+    `with_integers`, since they are codes and sizes as a rule. (WrittenBetween spoils memory.) While it is watched with
     `contiguous`, what is called gets contiguous tensors; `strided` says which was the first that was none.
     """
 
     def __init__(self):
-        self.calls = self.handed_memory = 0
+        self.calls = self.handed_memory = self.running = 0
         self.operators, self.modules = set(), set()  # names such as "namespace::operator", and of modules
         self.spoiling = False
         self.with_integers = False
@@ -83,6 +84,7 @@ class OwnCode:
         self.names = {}  # function of a module -> its name there
         foreign.install()
         foreign.watch_cffi(self.run_foreign)
+        _enter_operators()
 
     def wrap_module(self, module):
         """Watch the functions of an extension's Python module, and those of a library that cffi has compiled into it."""
@@ -108,42 +110,30 @@ class OwnCode:
         return watched
 
     def run(self, function, args, kwargs):
-        """Call a function of the variant's own that takes tensors, spoiled or not."""
-        return self._run(function, args, kwargs, lambda: _tensors((args, kwargs)))
+        """Call a function of the variant's own that takes tensors."""
+        return self._run(function, args, kwargs, bool(_tensors((args, kwargs))))
 
     def run_foreign(self, function, args, kwargs):
         """Call one of ctypes or cffi, which is given addresses."""
-        return self._run(function, args, kwargs, list)
+        return self._run(function, args, kwargs, False)
 
-    def _run(self, function, args, kwargs, named):
+    def _run(self, function, args, kwargs, takes_tensors):
         self.calls += 1
-        self.handed_memory += bool(named()) or foreign.gives_memory([*args, *kwargs.values()])
+        self.handed_memory += takes_tensors or foreign.gives_memory([*args, *kwargs.values()])
         if self.contiguous:
             args = [self._made_contiguous(function, position, value) for position, value in enumerate(args, 1)]
             kwargs = {name: self._made_contiguous(function, name, value) for name, value in kwargs.items()}
-        if not self.spoiling:
-            try:
-                return function(*args, **kwargs)
-            except TypeError as error:
-                raise misfit(error) or error from None
-        with _undisturbed():
-            given = named() or foreign.tensors_at([*args, *kwargs.values()])
-            before = [value.clone() for value in given]
-        result = function(*args, **kwargs)
-        with _undisturbed():
-            if torch.cuda.is_initialized():
-                torch.cuda.synchronize()  # also streams that are joined later
-            for value, old in zip(given, before, strict=True):
-                if not ((value == old) | (value.isnan() & old.isnan())).all():
-                    self._spoil(value)
-            known = {value.data_ptr() for value in given}
-            for value in [*_tensors(result), *foreign.tensors_of_result(result)]:
-                if value.data_ptr() not in known:
-                    self._spoil(value)
-            if isinstance(result, float) or (self.with_integers and isinstance(result, int)):
-                self.spoiled += 1
-                away = 10 * _drawn(()).item()
-                return not result if isinstance(result, bool) else type(result)(result + away + math.copysign(1, away))
+        self.running += 1
+        try:
+            result = function(*args, **kwargs)
+        except TypeError as error:
+            raise misfit(error) or error from None
+        finally:
+            self.running -= 1
+        if self.spoiling and isinstance(result, int | float if self.with_integers else float):
+            self.spoiled += 1
+            away = 10 * _drawn(()).item()
+            return not result if isinstance(result, bool) else type(result)(result + away + math.copysign(1, away))
         return result
 
     def _made_contiguous(self, function, position, value):
@@ -158,10 +148,6 @@ class OwnCode:
             return self._copies[-1]
         address = self._copies[-1].data_ptr()
         return address if isinstance(value, int) else type(value)(address)
-
-    def _spoil(self, value):
-        self.spoiled += 1
-        _spoil(value)
 
     def hears_all(self):
         """Return whether Python sees each call that hands memory to its code: none is made by C++, as of an autograd node."""
@@ -208,37 +194,122 @@ class _Operators(TorchFunctionMode):
 
 
 class WrittenBetween(TorchDispatchMode):
-    """Spoils what is written between two of PyTorch's operators, whoever launches it and however; `count` is how often.
+    """Finds what is written between two of PyTorch's operators, whoever launches it and however; `count` is how often.
 
-    `model` and `inputs`, with all tensors that live when it is made, are known to hold what they should.
+    While `spoiling`, that is overwritten with random numbers: those, and not NaN, show that a result is multiplied by zero.
+    Tensors made of Python's numbers, most of which are constants, are so only `with_data`. `reached` are the operators that the
+    functions of `own`, an OwnCode, call. Tensors that live when it is made, and what it has seen before, hold what they should.
     """
 
-    def __init__(self, model, inputs):
+    active = None  # the one that operators in Python enter, too
+
+    def __init__(self, own):
         super().__init__()
-        self.count = 0
-        live = [value for value in gc.get_objects() if type(value) in (torch.Tensor, torch.nn.Parameter)]
-        self._seen = {}
-        self._keep([*inputs, *model.parameters(), *model.buffers(), *live])
+        self.count, self.spoiling, self.with_data, self.reached = 0, False, False, set()
+        self._own, self._seen = own, {}
+        self._keep([value for value in gc.get_objects() if type(value) in (torch.Tensor, torch.nn.Parameter)])
+
+    def __enter__(self):
+        WrittenBetween.active = self
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        super().__exit__(*exception)
+        if self not in _get_current_dispatch_mode_stack():
+            WrittenBetween.active = None
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        given = (args, kwargs or {})
-        self.check(given)
-        result = function(*args, **given[1])
-        self._keep((given, result))
+        kwargs = kwargs or {}
+        name = function._schema.name
+        # Of from_numpy the memory belongs to others.
+        is_of_numbers = function is torch.ops.aten.lift_fresh.default and args[0].untyped_storage().resizable()
+        looked_at = self.check((args, kwargs)) if self.with_data or not is_of_numbers else set()
+        if name in self._own.operators:
+            return self._within(function, args, kwargs)
+        if self._own.running and _computes(function):
+            self.reached.add(name.replace("aten::", "at::"))
+        result = function(*args, **kwargs)
+        changed = (args, kwargs, result) if function._schema.is_mutable else result
+        if name in _entered:
+            self.check(changed)
+        else:
+            self._keep(changed, set() if function._schema.is_mutable else looked_at)
         return result
 
-    def check(self, tree):
-        """Spoil the tensors in it that something else than an operator has written since they were last seen."""
-        with _undisturbed():
-            for value in _with_memory(tree):
-                if self._seen.get(_place(value)) != _fingerprint(value):
-                    self.count += 1
-                    _spoil(value)
-            self._keep(tree)
+    def _within(self, function, args, kwargs):
+        """Call an operator in C++ in such a way that those that it calls are seen."""
+        device = next((value.device.type for value in _tensors((args, kwargs))), "cpu")
+        key = getattr(torch._C.DispatchKey, device.upper())
+        if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(function.name(), key):
+            return function(*args, **kwargs)
+        with self:
+            return function._op_dk(key, *args, **kwargs)
 
-    def _keep(self, tree):
+    def check(self, tree):
+        """Find the tensors in it that something else than an operator has written since they were last seen.
+
+        Returns their places and those of all others in it.
+        """
         with _undisturbed():
-            self._seen |= {_place(value): _fingerprint(value) for value in _with_memory(tree)}
+            values = {_place(value): value for value in _with_memory(tree)}
+            for place, value in values.items():
+                if self._seen.get(place) != (found := _fingerprint(value)):
+                    self.count += 1
+                    if self.spoiling:
+                        _spoil(_whole(value, value.dtype))
+                        found = _fingerprint(value)
+                    self._seen[place] = found
+        return values.keys()
+
+    def _keep(self, tree, but=()):
+        """Take what the tensors in it hold, but for those at some places, for right."""
+        with _undisturbed():
+            values = {_place(value): value for value in _with_memory(tree)}
+            self._seen |= {place: _fingerprint(value) for place, value in values.items() if place not in but}
+
+
+_entered = set()  # the names of operators in Python whose calls are seen
+
+
+def _enter_operators():
+    """Have operators that a file registers in Python run under WrittenBetween.active, which would not see into them."""
+    plain = inspect.unwrap(torch.library.Library.impl)
+
+    @functools.wraps(plain)
+    def impl(library, operator, function, key="", **kwargs):
+        is_kernel = callable(function) and function is not torch.library.fallthrough_kernel and key != "Meta"
+        if not is_kernel or library.ns in OF_PYTORCH:
+            return plain(library, operator, function, key, **kwargs)
+        name = str(operator).replace(".", "::", 1) if isinstance(operator, torch._ops.OpOverload) else operator
+        _entered.add(f"{library.ns}::{name.split('::')[-1].split('.')[0]}")
+
+        @functools.wraps(function)
+        def entered(*args, **kwargs):
+            mode = WrittenBetween.active
+            with mode if mode and mode not in _get_current_dispatch_mode_stack() else contextlib.nullcontext():
+                return function(*args, **kwargs)
+
+        return plain(library, operator, entered, key, **kwargs)
+
+    torch.library.Library.impl = impl
+
+
+OF_PYTORCH = ("aten", "prim", "prims")
+# Operators that make, copy or look at memory.
+MOVES = re.compile(
+    r"(new_)?(empty|zeros|ones|full)|.*_like$|clone|.*copy|contiguous|to$|fill|zero_|resize|set_|item|_local_scalar|lift"
+)
+
+
+def _is_of_pytorch(name):
+    return name.split("::")[0] in OF_PYTORCH
+
+
+def _computes(function):
+    """Whether an operator of PyTorch's computes something."""
+    infos = [output.alias_info for output in function._schema.returns]
+    is_view = any(info is not None and not info.is_write for info in infos)
+    return _is_of_pytorch(function._schema.name) and not is_view and not MOVES.match(function._schema.name.split("::")[1])
 
 
 def _with_memory(tree):
@@ -253,11 +324,16 @@ def _place(tensor):
 
 def _fingerprint(tensor):
     """A few numbers of all of a tensor's storage, of which one is another where anything in it is, but for rare luck."""
-    storage = tensor.untyped_storage()
-    words = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+    words = _whole(tensor, torch.uint8)
     words = words.view(torch.int32) if len(words) % 4 == 0 else words
     sums = [part.sum(dtype=torch.int64) for part in (words, words[: len(words) // 2], words[::3])]
     return tuple(torch.stack(sums).tolist())
+
+
+def _whole(tensor, dtype):
+    """All of a tensor's storage, in one dimension."""
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=dtype, device=tensor.device).set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
 
 
 def operator_name(function):

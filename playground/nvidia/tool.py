@@ -12,9 +12,9 @@ from pathlib import Path
 
 from playground import untrusted
 from playground.catalog import ROOT
+from playground.judge.failure import remove
 from playground.machine import requirements
 from playground.worker.process import kill_family
-from playground.worker.referee_client import remove
 
 MADE = os.O_WRONLY | os.O_CREAT
 MOST = 1 << 28  # bytes of a file that is read

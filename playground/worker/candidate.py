@@ -72,6 +72,7 @@ class Candidate(Clocked):
         self.first_weights = {} if weights is None else tensors.load(weights)
         difference = None if weights is None else self._take_weights(self.first_weights)
         self.first_buffers = {name: value.clone() for name, value in self.model.named_buffers()}
+        self.state = None if weights is None else self.first_weights.keys()  # the original's
         self.changed_by_loading = behaviour.complaints_about_flags(flags, behaviour.flags())
         came_by = "by seed" if difference else "by name"
         return {"precision": _declared_precision(self.kind), "weights": came_by, "difference": difference}
@@ -202,7 +203,7 @@ class Candidate(Clocked):
         own = self.builds.own
         with self._under(probe, poison), own.counted():
             tensors.seed_draws()
-            effects = behaviour.SideEffects(self.model, given)
+            effects = behaviour.SideEffects(self.model, given, state=self.state)
             forward = functools.partial(self._forward, given, probe["evaluates"])
             try:
                 result, answer["peak_mib"] = timer.peak_memory(forward, self.device)
@@ -247,15 +248,17 @@ class Candidate(Clocked):
         """Watch the variant's own code in one call, and make another in which all that it gives is random numbers.
 
         The outputs of the second go to a file. Returns {"builds": [name, ...], "opened": [own library that is open, ...],
-        "means_to_build", "triton", "own_calls", "spoiled": whether there are outputs of the second call, "kernels": those
-        launched on a GPU, "own_share"}. Where kernels of the file's names ran on a GPU and no function was called, what changes
-        memory between two of PyTorch's operators is what they do, and counts as a call.
+        "means_to_build", "triton", "own_calls", "writes": how often something else than an operator wrote memory, "reached":
+        [operator of PyTorch's that its own functions call, ...], "spoiled": whether there are outputs of the second call,
+        "kernels": those launched on a GPU, "own_share"}. Where kernels of the file's names ran on a GPU and no function was
+        called, what was written counts as calls.
         """
         given = tensors.to(self.probe_in(inputs)["inputs"], self.device)
         own = self.builds.own
         own.calls = 0
-        with own.watched():
-            self._forward(given)
+        written = work.WrittenBetween(own)
+        with own.watched(), written:
+            written.check(self._forward(given))
         opened = sorted(Path(path).name for path in foreign.opened() - self.opened_before)
         answer = {"builds": self.builds.names, "opened": opened, "means_to_build": self.text.means_to_build}
         answer |= {"triton": bool(self.text.triton_kernels), "own_calls": own.calls, "spoiled": False}
@@ -264,17 +267,16 @@ class Candidate(Clocked):
             with work.kernels_launched() as answer["kernels"]:
                 self._forward(given)
             answer["own_share"] = self._own_share(answer["kernels"])
-        if own.calls or answer["own_share"]:  # memory that is used again holds the results of other inputs
-            with contextlib.suppress(Exception):
-                self._forward([behaviour.other_content(value) for value in given])
-        if own.calls:
-            answer["spoiled"] = self._without(own.watched(spoiling=True), given, outputs)
-            if answer["spoiled"] and not own.spoiled:  # no memory was written: the result is an integer's, or nothing's
-                answer["spoiled"] = self._without(own.watched(spoiling=True, with_integers=True), given, outputs)
-        elif answer["own_share"]:
-            written = work.WrittenBetween(self.model, given)
-            answer["spoiled"] = self._without(written, given, outputs, written.check)
-            answer["own_calls"] = written.count
+        if own.calls or answer["own_share"]:
+            with contextlib.suppress(Exception), written:  # memory that is used again holds the results of other inputs
+                written.check(self._forward([behaviour.other_content(value) for value in given]))
+            answer |= {"writes": written.count, "reached": sorted(written.reached)}
+            written.count, written.spoiling = 0, True
+            answer["spoiled"] = self._without(own.watched(spoiling=True), written, given, outputs)
+            answer["own_calls"] = answer["own_calls"] or written.count
+            if answer["spoiled"] and not (own.spoiled or written.count):  # the result is a whole number's, or nothing's
+                written.with_data = True
+                answer["spoiled"] = self._without(own.watched(spoiling=True, with_integers=True), written, given, outputs)
         return answer
 
     def _own_share(self, kernels):
@@ -295,13 +297,13 @@ class Candidate(Clocked):
                 return {"strided": None}
         return {"strided": own.strided}
 
-    def _without(self, spoiling, given, outputs, look=lambda results: None):
-        """Save what the model gives while `spoiling` is in force; returns whether it gives anything."""
+    def _without(self, numbers, memory, given, outputs):
+        """Save what the model gives while numbers and memory of its own code are spoiled; returns whether it gives anything."""
         tensors.seed_draws()
         try:
-            with tensors.uninitialised_is_nan(), spoiling:
+            with tensors.uninitialised_is_nan(), numbers, memory:
                 results = self._forward(given)
-                look(results)
+                memory.check(results)
                 tensors.save_results(Results(results), outputs)
             return True
         except Exception as exception:  # random numbers may well be refused
@@ -367,7 +369,7 @@ class Candidate(Clocked):
             if is_normal:  # another forward pass between these, as in a network that calls a layer twice
                 others = tensors.flatten(self.model(*map(behaviour.other_content, values)))
                 is_cut = any(each.requires_grad for each in outputs) and not any(each.requires_grad for each in others)
-            effects = behaviour.SideEffects(self.model, values, upstream)
+            effects = behaviour.SideEffects(self.model, values, upstream, self.state)
 
         tensors.seed_draws()
         try:

@@ -11,7 +11,7 @@ from shutil import which
 import cuda_emulator
 from cuda_emulator import line_map, lines_of_file
 from playground import catalog
-from playground.room import NO_ROOM
+from playground.judge.failure import JUDGE_BROKE
 from playground.sweep import COMPILED
 
 # "main.cpp:8:1: error: ..." of GCC and clang, "cuda.cu(8): error: ..." of nvcc
@@ -28,12 +28,10 @@ OTHERS = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platst
 FRAME = re.compile(r' *File "(?P<file>[^"\n]+)", line (?P<line>\d+) in (?P<function>.+)')  # as faulthandler writes it
 CALLS_OF_COMPILED = f"{OURS}judge{os.sep}work.py"
 CRASH = "Fatal Python error: "
-SANDBOX_ALLOWS = "the sandbox allows "  # stands before a limit
 JUDGE = (f"{OURS}judge{os.sep}", f"{OURS}worker{os.sep}")
 LIBRARIES = {name.lower(): name for name in ("cuDNN", "cuBLAS", "cuFFT", "cuSPARSE", "cuSOLVER", "cuRAND")}
 WANTS_GPU = "Torch not compiled with CUDA enabled|Found no NVIDIA driver"
 WITHOUT_GPU = "; it asks for a GPU, and there is none here: leave the device out, or run it where there is one"
-JUDGE_BROKE = "internal error (report it): "
 
 
 def describe(exception):
@@ -69,11 +67,6 @@ def describe(exception):
 def internal_error(exception):
     """Return (reason, details) of an exception of the judge's or the driver's own."""
     return JUDGE_BROKE + _reason(exception), "".join(traceback.format_exception(exception))
-
-
-def is_of_machine(reason):
-    """Return whether a failure's reason is the machine's. A file that has filled its sandbox is at fault itself."""
-    return (reason or "").startswith(NO_ROOM) and SANDBOX_ALLOWS not in reason
 
 
 def is_of_judge(exception):

@@ -20,13 +20,15 @@ from pathlib import Path
 import psutil
 
 from cuda_emulator import CALL_OFF, SECONDS_TO_ANSWER
+from playground import untrusted
 from playground.catalog import ROOT
+from playground.judge.failure import SANDBOX_ALLOWS, WorkerFailure
 from playground.machine.load import Granted, family, standing, usable_processors
 from playground.room import NoRoom
 from playground.serial import DocumentError
 from playground.worker import replies, sandbox, server
 from playground.worker.channel import Channel
-from playground.worker.failures import JUDGE_BROKE, SANDBOX_ALLOWS, crash_place, is_of_machine, without_our_frames
+from playground.worker.failures import crash_place, without_our_frames
 
 # For a process that is never timed. Threads of OpenMP that wait for their share of the next loop keep a processor busy, and
 # take it from the compilers and the other workers: a referee beside them needs three times its processor time.
@@ -38,7 +40,6 @@ MOST_REASON, MOST_DETAILS = 2000, 100_000  # characters of what a judged file ca
 LOOK_AGAIN = 0.5  # seconds between looks at whether a paused process goes on
 LOOK_AT_TIME = 2.0  # seconds between looks at what a process has got of the machine; or a quarter of its limit
 PATIENCE = 10  # times its limit: as long may one take by the clock that gets nothing
-MOST_AT_ONCE = 1 << 26  # bytes
 SHOWN_BYTES = 8000  # of what a worker prints
 COMPILERS = re.compile(r"nvcc|cicc|ptxas|cudafe\+\+|ninja|cc1(plus)?|clang.*|.*g\+\+(-\d+)?|as|ld|collect2")
 # What a request of a variant's is, for a time limit's message.
@@ -66,22 +67,6 @@ _alone = threading.RLock()  # held while something is timed: no worker starts th
 owner: contextvars.ContextVar[object] = contextvars.ContextVar("owner", default=None)
 _over = weakref.WeakSet()  # owners whose run has been ended
 spent = collections.defaultdict(float)  # seconds by request, of all workers of this process
-
-
-class WorkerFailure(Exception):
-    """A request that got no result. The text is one line; `details` may hold a traceback or a compiler's output.
-
-    `is_finding` says that the emulator found a mistake in a kernel, `is_of_machine` that the machine has no room, `is_of_judge`
-    that the judge itself made a mistake, `role` whose process it was.
-    """
-
-    def __init__(self, reason, details="", is_finding=False, role=None):
-        super().__init__(reason)
-        self.details = details
-        self.is_finding = is_finding
-        self.role = role
-        self.is_of_machine = is_of_machine(reason)
-        self.is_of_judge = reason.startswith(JUDGE_BROKE)
 
 
 def prepare(environment=None):
@@ -122,8 +107,9 @@ class WorkerProcess:
         request_read, request_write = os.pipe()
         reply_read, reply_write = os.pipe()
         variables = _variables(environment)
+        self.shared = untrusted.memory("shared")  # for the outer clock on a CPU, see clock.memory.Host
         self._printed, self._output = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
-        streams = self._printed.fileno(), self._output.fileno(), request_read, reply_write
+        streams = self._printed.fileno(), self._output.fileno(), request_read, reply_write, self.shared
         source = None if self.room else server.start(variables)
         forked = source and source.fork(*streams)
         self._process = forked or self._new_process(variables, environment, *streams)
@@ -142,10 +128,10 @@ class WorkerProcess:
         if self._guard:
             self._guard.start()
 
-    def _new_process(self, variables, environment, output, errors, request, reply):
+    def _new_process(self, variables, environment, output, errors, request, reply, shared):
         """A Popen with these variables; in a room with what that gives, and the `environment`."""
         parent, limits = (sandbox.PARENT, self.room.limits.of_process()) if self.room else (os.getpid(), {})
-        numbers = map(str, (request, reply, parent))
+        numbers = map(str, (request, reply, shared, parent))
         command = [sys.executable, "-m", "playground.worker", *numbers, json.dumps(limits), self.role]
         if self.room:
             command, variables = self.room.command(command), self.room.environment(environment)
@@ -154,7 +140,7 @@ class WorkerProcess:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=errors,
-            pass_fds=(request, reply),
+            pass_fds=(request, reply, shared),
             env=variables,
             start_new_session=True,  # Ctrl-C reaches the driver alone, which then ends its workers
         )
@@ -205,12 +191,9 @@ class WorkerProcess:
         self.close()
 
     @contextlib.contextmanager
-    def stopped(self, pid=None):
-        """Stop the process and all that it started, and have it go on in the end. Gives a Stopped.
-
-        `pid` is the number that the process has by its own account, of whose memory something is wanted.
-        """
-        stopped = Stopped([self._process], pid)
+    def stopped(self):
+        """Stop the process and all that it started, and have it go on in the end. Gives a Stopped."""
+        stopped = Stopped([self._process])
         try:
             stopped.stop()
             stopped.has_grown()
@@ -218,7 +201,6 @@ class WorkerProcess:
         finally:
             stopped.has_grown()  # or what was started meanwhile would never go on
             stopped.go_on()
-            stopped.close()
 
     def ask(self, what, **arguments):
         """Return the reply to the request `what`, a method of its role: a record of replies.FORMS, or a dict.
@@ -350,26 +332,17 @@ class WorkerProcess:
         if self._guard:
             self._guard.join()
         self._channel.close()
+        os.close(self.shared)
         self._output.close()
         self._printed.close()
 
 
 class Stopped:
-    """Processes that stand still, with all that they started, and the memory of one of them, if `pid` says of which."""
+    """Processes that stand still, with all that they started."""
 
-    def __init__(self, processes, pid=None):
+    def __init__(self, processes):
         self._processes = processes
         self.family = _families(processes, standing)
-        self._memory = os.open(f"/proc/{self._host_pid(pid)}/mem", os.O_RDWR | os.O_CLOEXEC) if pid else None
-
-    def _host_pid(self, pid):
-        """The number here of a process that is `pid` in its own namespace."""
-        for each in self.family:
-            with contextlib.suppress(OSError):
-                numbers = re.search(r"^NSpid:(.*)", Path(f"/proc/{each}/status").read_text(), re.M)
-                if numbers and int(numbers[1].split()[-1]) == pid:
-                    return each
-        raise OSError("its process is not among those that were started for it")
 
     def stop(self):
         """Stop those that are known, at once."""
@@ -425,36 +398,6 @@ class Stopped:
     def go_on(self):
         """Have all of them go on."""
         _signal(self.family, signal.SIGCONT)
-
-    def read(self, address, count):
-        """Return bytes of the process's memory. Raises OSError where there are none."""
-        found = bytearray()
-        while len(found) < count:
-            part = os.pread(self._memory, min(count - len(found), MOST_AT_ONCE), address + len(found))
-            if not part:
-                raise OSError("its results lie in no memory of its process")
-            found += part
-        return bytes(found)
-
-    def write(self, address, file, count=sys.maxsize):
-        """Write the content of a file, up to `count` bytes, to the process's memory. Raises OSError where there is none."""
-        end = address + count
-        with Path(file).open("rb") as content:
-            while part := content.read(min(MOST_AT_ONCE, end - address)):
-                self.put(address, part)
-                address += len(part)
-
-    def put(self, address, data):
-        """Write bytes to the process's memory. Raises OSError where there is none."""
-        for at in range(0, len(data), MOST_AT_ONCE):
-            part = data[at : at + MOST_AT_ONCE]
-            if os.pwrite(self._memory, part, address + at) != len(part):
-                raise OSError("its inputs or results lie in no memory of its process")
-
-    def close(self):
-        """Close the memory."""
-        if self._memory is not None:
-            os.close(self._memory)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """What the driver knows of the referee: the right results of one model at one size, asked for once and shared by variants."""
 
 import random
-import secrets
 import threading
 
 from playground import tensors, untrusted
@@ -10,25 +9,11 @@ from playground.judge.probes import AT_OWN_SIZE, OF_SEEDS, PROBES, size_of
 from playground.machine import memory
 from playground.record import Environment
 from playground.serial import load
-from playground.worker.process import UNTIMED, WorkerFailure, WorkerProcess
+from playground.worker.process import UNTIMED, WorkerProcess
 
 SIZED_BY = ("problem", "settings", "place", "precision")  # of the arguments of referee.load
 OF_HOST_MEMORY = 0.6  # that is free: a variant takes up to half of what float64 does
 GIVEN = "given"  # the folder of what variants are given
-
-
-def remove(file):
-    """Remove a file that a variant writes. Raises WorkerFailure where something else is in its place, such as a folder."""
-    try:
-        untrusted.remove(file)
-    except untrusted.Refused:
-        raise WorkerFailure(f"has left what cannot be removed in the place of its results: {file.name}") from None
-
-
-def erase(file):
-    """Erase a file of results, whose memory others of the same size take next; what is no file is removed."""
-    if not tensors.erase_results(file):
-        remove(file)
 
 
 def sized_up(worker, original):
@@ -76,7 +61,7 @@ class RefereeClient:
         """
         if self._original["place"] == "cpu":
             memory.limit(self.worker.pid, OF_HOST_MEMORY)
-        secret = secrets.randbits(63)
+        secret = tensors.new_seed(63)
         description = self.ask("load", **self._original, weights=self.weights, share=share, secret=secret)
         self.domain, self.checks_itself = description["domain"], description["checks_itself"]
         self.has_layouts, self.uses_tf32 = description["has_layouts"], description["precision"] == "tf32"

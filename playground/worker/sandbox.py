@@ -26,10 +26,10 @@ import psutil
 import cuda_emulator
 from playground import untrusted
 from playground.catalog import IS_CLONE, MODELS, ROOT
+from playground.judge.failure import SANDBOX_ALLOWS
 from playground.machine import build_locks
 from playground.machine.memory import free_on_host
 from playground.room import NO_ROOM, NoRoom, no_room_in
-from playground.worker.failures import SANDBOX_ALLOWS
 
 INSTALL = "install bubblewrap 0.8.0 or newer (apt-get install bubblewrap)"
 MODES = ("auto", "require", "off")

@@ -19,7 +19,8 @@ from playground.driver.runner import Runner
 from playground.driver.session import SharedSession, candidate_arguments
 from playground.driver.task import PATIENCE_FOR_A_PAIR, Options, Task
 from playground.driver.timing import Stopwatch
-from playground.driver.verdict import UNJUDGED, Judged
+from playground.judge.evaluation import Judged
+from playground.judge.verdict import UNJUDGED
 from playground.machine.memory import MOST_JUDGED_AT_ONCE, builds_at_once
 from playground.record import NOT_TIMED, UNCHECKED, Caveat, Judgment, Result, Subject, compose
 from playground.report.progress import Progress

@@ -11,7 +11,8 @@ from problems import pairs
 
 from playground import catalog
 from playground.driver.task import Task
-from playground.driver.verdict import UNJUDGED, failed, judge
+from playground.judge.evaluation import judge
+from playground.judge.verdict import UNJUDGED, failed
 from playground.record import compose
 from playground.serial import dump
 from playground.worker import WorkerFailure, WorkerProcess, referee_client

@@ -296,3 +296,39 @@ def test_a_gradient_in_another_order_of_adding_is_float32(tmp_path):
     x, upstream, _, classes = gradients_at(tmp_path, SCALE, "cpu", "weight")
     in_turn = in_sequence((x * upstream[:, None]).reshape(1, -1))
     assert classes(x, upstream, lambda gradients: gradients.update(weight=in_turn)) == accuracy.FLOAT32
+
+
+BELL = """
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.exp(-((x[:, None] - x[None]) ** 2).sum(-1) / 2)
+def get_inputs():
+    return [4 * torch.randn(48, 24)]
+def get_init_inputs():
+    return []
+"""
+NEW = """
+class ModelNew(nn.Module):
+    def forward(self, x):
+        {}
+"""
+# Distances one term after another, and by |x|^2 + |y|^2 - 2xy, which rounds otherwise; exponentials of parts.
+KEEP_SMALL = [
+    "return torch.exp(-(sum((x[:, None, k] - x[None, :, k]) ** 2 for k in range(x.shape[1]))) / 2)",
+    "s = (x * x).sum(1); return torch.exp(-(s[:, None] + s[None] - 2 * x @ x.T).clamp(min=0) / 2)",
+    "return torch.exp(-((x[:, None] - x[None]) ** 2).sum(-1) / 8) ** 4",
+]
+LOSE_SMALL = [
+    "y = torch.exp(-((x[:, None] - x[None]) ** 2).sum(-1) / 2); return torch.where(y < 1e-6, 0 * y, y)",
+    "y = torch.exp(-((x[:, None] - x[None]) ** 2).sum(-1) / 2); return (1 + y) - 1",
+]
+
+
+def test_small_values_in_another_formula_are_right_and_lost_ones_a_caveat(tmp_path):
+    solutions = [NEW.format(body) for body in (*KEEP_SMALL, *LOSE_SMALL)]
+    with one_worker() as worker:
+        results = judged_texts(worker, tmp_path, BELL, *solutions)
+    tags = [[each["tag"] for each in result["caveats"]] for result in results]
+    assert not any("small-values" in each for each in tags[: len(KEEP_SMALL)]), tags
+    assert all("small-values" in each for each in tags[len(KEEP_SMALL) :]), tags
+    assert [result["verdict"] for result in results[len(KEEP_SMALL) :]] == ["forward only"] * len(LOSE_SMALL)

@@ -7,7 +7,7 @@ import torch
 import torch.nn as nn
 
 from playground import tensors, untrusted
-from playground.driver.verdict import _Case
+from playground.judge.evaluation import Evaluation
 from playground.judge.oracle import Oracle
 from playground.judge.precision import LOWER
 from playground.judge.probes import Probe, with_upstream
@@ -93,7 +93,7 @@ def test_a_maximum_over_values_of_a_lower_precision_is_wrong(judged, precision):
 def test_the_result_says_that_near_decisions_were_looked_for(tmp_path):
     """In the note of the probe, which --explain shows."""
     found = {"max_error": 1e-7, "allowed": 1e-6, "eager_error": 1e-7, "permitted_error": 1e-7, "complaint": None}
-    of_outputs = found | {"swallowed": None, "leaked": False, "stale": False, "uniform": False}
+    of_outputs = found | {"swallowed": None, "small": None, "leaked": False, "stale": False, "uniform": False}
     of_gradients = {name: found | {"decided": name == "weight", "unjudged": False} for name in ("weight", "bias")}
     truth = SimpleNamespace(
         folder=tmp_path,
@@ -111,7 +111,7 @@ def test_the_result_says_that_near_decisions_were_looked_for(tmp_path):
     }
     worker = SimpleNamespace(pid=0, ask=lambda what, *_, **__: answers[what])
     loaded = Loaded(precision=None, weights="by name", difference=None)
-    case = _Case(worker, truth, "cpu", loaded, file=None, renew=None, accept=None)
+    case = Evaluation(worker, truth, "cpu", loaded, file=None, renew=None, accept=None)
     case._probe("normal")
     assert case.complaints == []
     assert case.probes["normal"].note == "near decisions move the gradient of weight"

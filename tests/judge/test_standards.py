@@ -8,20 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from playground import untrusted
-from playground.driver.verdict import (
-    DROP_IN,
-    FORWARD,
-    UNJUDGED,
-    Complaint,
-    _Case,
-    conclude,
-    ended,
-    permitted_to,
-)
+from playground.judge.checks import DROP_IN, FORWARD
+from playground.judge.evaluation import Evaluation
+from playground.judge.failure import JUDGE_BROKE
+from playground.judge.verdict import UNJUDGED, Complaint, conclude, ended, permitted_to
 from playground.record import Accuracy, Subject, compose
 from playground.report import figures
 from playground.worker import WorkerFailure
-from playground.worker.failures import JUDGE_BROKE
 from playground.worker.replies import Loaded, TriedOut
 
 LOADED = Loaded(precision=None, weights="by name", difference=None)
@@ -121,7 +114,7 @@ NOWHERE = SimpleNamespace(file=lambda name: untrusted.File(Path("nowhere", name)
 def test_what_breaks_in_the_judge_is_no_caveat(reason, is_a_caveat):
     worker = SimpleNamespace(pid=0)
     truth = SimpleNamespace(answers=lambda worker: NOWHERE)
-    case = _Case(worker, truth, "cpu", LOADED, file=None, renew=lambda: "another", accept=None)
+    case = Evaluation(worker, truth, "cpu", LOADED, file=None, renew=lambda: "another", accept=None)
 
     def breaks():
         raise WorkerFailure(reason)
@@ -133,7 +126,7 @@ def test_what_breaks_in_the_judge_is_no_caveat(reason, is_a_caveat):
 
 @pytest.fixture
 def tried_in_a_graph():
-    """tried_in_a_graph(note, stale, *tags): the _Case after the trial of a graph, and the worker that is asked from then on."""
+    """tried_in_a_graph(note, stale, *tags): the Evaluation after a graph's trial, and the worker that is asked then."""
 
     def run(note, stale, *tags, unjudged=False):
         done = TriedOut(of="second" if stale else None, complaint=None, note=note)
@@ -144,7 +137,7 @@ def tried_in_a_graph():
             inputs=lambda probe: "",
             compare=lambda what, probe, *_, **__: {"complaint": "off" if probe == "ramp" else None, "unjudged": unjudged},
         )
-        case = _Case(worker, truth, "cuda", LOADED, file=None, renew=lambda: "another", accept=None)
+        case = Evaluation(worker, truth, "cuda", LOADED, file=None, renew=lambda: "another", accept=None)
         case.complaints = [Complaint(tag, "seen", "drop-in") for tag in tags]
         case._try_out("a CUDA graph", {"first": "normal", "second": "ramp"})
         return [each.tag for each in case.complaints if each.text != "seen"], case.worker is not worker

@@ -361,3 +361,25 @@ def test_blocks_make_no_difference(monkeypatch, last):
     assert (found.complaint is None) == (expected.complaint is None) == (last == 0)
     assert (parted.spread, parted.eager_error, parted.allowed) == (whole.spread, whole.eager_error, whole.allowed)
     assert found.max_error == expected.max_error
+
+
+def test_small_values_are_compared_with_themselves():
+    """Values from 1e-12 to 1e3: what is allowed beside the large ones is more than most of them."""
+    truth = torch.logspace(-12, 3, 3000, dtype=torch.float64)
+    eager = truth.float()
+    noise = 1 + 1e-6 * torch.randn(3000, generator=torch.Generator().manual_seed(1))
+    exact = Reference(truth, eager, eager * noise)
+    right, zeros, rough = eager * noise.flip(0), torch.where(truth > 1e-3, eager, 0), eager * 1.05
+    assert all(exact.compare("it", each).complaint is None for each in (right, zeros))
+    assert exact.lost(right) is None and exact.lost(torch.where(truth > 1e-3, eager, rough)) is None
+    share, given, true = exact.lost(zeros)
+    assert share == pytest.approx(0.6, abs=0.01) and given == 0 and true == pytest.approx(1e-3, rel=0.02)
+    # Where a permitted result has no right digit either, none is asked for; a few lost values are chance.
+    assert exact.permitting(eager - 1e-3).lost(zeros) is None
+    few = eager.clone()
+    few[:10] = 0
+    assert exact.lost(few) is None
+    # Neither have values that may be flushed to zero, nor those of usual outputs.
+    assert Reference(1e-35 * truth, 1e-35 * eager, 1e-35 * eager).lost(torch.zeros(3000)) is None
+    normal = torch.randn(3000, dtype=torch.float64)
+    assert Reference(normal, normal.float(), normal.float()).lost(torch.zeros(3000)) is None

@@ -1,5 +1,6 @@
 """Own code is found where it is called, spoiled where that is asked, and read off a file's text."""
 
+import contextlib
 import ctypes
 import ctypes.util
 import importlib.util
@@ -58,30 +59,43 @@ def test_calls_of_a_module_are_counted(own):
     assert torch.equal(module.twice(X), 2 * X) and own.calls == 1
 
 
-@pytest.mark.parametrize("name", ["twice", "any_device"])
-def test_results_are_spoiled(own, name):
-    with own.watched(spoiling=True):
-        spoiled = getattr(torch.ops.test_work, name)(X)
-    assert not torch.allclose(spoiled, 2 * X) and torch.equal(X, torch.ones(3))
-    assert torch.isfinite(spoiled).all()
+@contextlib.contextmanager
+def spoiling(own, *seen, **how):
+    """What is written between operators is spoiled, in the tensors `seen` at the end at the latest."""
+    written = work.WrittenBetween(own)
+    written.spoiling = True
+    with torch.no_grad(), own.watched(spoiling=True, **how), written:
+        yield written
+        written.check(seen)
 
 
-def test_targets_are_spoiled_and_operands_are_not(own):
-    target = torch.zeros(100)
-    with own.watched(spoiling=True):
-        torch.ops.test_work.fill_(target)
-    assert (target != 7).all()
+@pytest.mark.parametrize("by", ["a library", "custom_op"])
+def test_what_an_operator_in_python_writes_is_spoiled(own, by):
+    """Numbers that NumPy writes are the operator's own, those of PyTorch's operators inside of it are not."""
 
+    def tripled(x: torch.Tensor) -> torch.Tensor:
+        y = torch.empty_like(x)
+        y.numpy()[:] = 3 * x.numpy()
+        return y
 
-def test_what_a_function_of_addresses_writes_is_spoiled(own):
-    module = types.ModuleType("extension")
-    target, other = torch.zeros(100), torch.ones(100)
-    module.write = lambda to, start: target.fill_(start)
-    own.wrap_module(module)
-    with own.watched(spoiling=True):
-        module.write(target.data_ptr(), other.data_ptr())
-    assert (target != other.data_ptr()).all() and torch.isfinite(target).all() and (other == 1).all()
-    assert own.calls == own.spoiled == 1
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        tripled(x)
+        return 2 * x
+
+    with torch.library._scoped_library("test_work_python", "DEF") as library:
+        functions = {"tripled": tripled, "doubled": doubled}
+        for name, function in functions.items():
+            if by == "a library":
+                library.define(f"{name}(Tensor x) -> Tensor")
+                library.impl(name, function, "CPU")
+            else:
+                functions[name] = torch.library.custom_op(f"test_work_custom::{name}", function, mutates_args=())
+        if by == "a library":
+            functions = {name: getattr(torch.ops.test_work_python, name) for name in functions}
+        with spoiling(own) as written:
+            right, wrong = functions["doubled"](X), functions["tripled"](X)
+        assert torch.equal(right, 2 * X) and not torch.isclose(wrong, 3 * X).any() and torch.isfinite(wrong).all()
+        assert written.count and not written.reached
 
 
 C = """
@@ -188,7 +202,7 @@ def test_what_ctypes_calls_is_spoiled(own, c_library, opened, way):
         way(library, x, y)
     assert torch.equal(y[1:], 2 * given[1:]) and own.calls >= 1
     way(library, torch.rand(N), y)  # what another call leaves in memory that is used again
-    with own.watched(spoiling=True):
+    with spoiling(own, y):
         way(library, x, y)
     assert not torch.isclose(y[1:], 2 * given[1:]).any() and torch.isfinite(y).all() and torch.equal(x, given)
     way(library, x, y)
@@ -257,31 +271,87 @@ def test_what_cffi_calls_is_spoiled(own, c_library, tmp_path, way, how):
         way(ffi, library, x, y)
     assert torch.equal(y, 2 * x) and own.calls == 1
     way(ffi, library, torch.rand(N), y)  # what another call leaves in memory that is used again
-    with own.watched(spoiling=True):
+    with spoiling(own, y):
         way(ffi, library, x, y)
     assert not torch.isclose(y, 2 * x).any() and torch.isfinite(y).all()
     assert library.total(ffi.cast("float*", x.data_ptr()), N) == pytest.approx(x.sum().item())
 
 
-def test_what_is_written_between_operators_is_spoiled():
+def test_what_is_written_between_operators_is_spoiled(own):
     """As a kernel is that nobody sees launched; here NumPy writes."""
-    model, x = torch.nn.Linear(8, 8), torch.rand(4, 8)
-    kept = torch.zeros(4, 8)
+    x, kept = torch.rand(4, 8), torch.zeros(4, 8)
 
     def forward(writes):
         y = torch.relu(x)
         if writes:
             kept.numpy()[:] = 3 * y.numpy()
-        return y + 0, kept + y
+        return y + 0, kept + y, y * torch.tensor(0.5)
 
-    written = work.WrittenBetween(model, [x])
-    with torch.no_grad(), written:
-        first, second = forward(writes=True)
+    with spoiling(own) as written:
+        first, second, third = forward(writes=True)
     assert written.count == 1 and torch.equal(first, x.relu()) and not torch.isclose(second, 4 * x.relu()).any()
-    written = work.WrittenBetween(model, [x])
-    with torch.no_grad(), written:
+    assert torch.equal(third, 0.5 * x.relu())
+    with spoiling(own) as written:
         forward(writes=False)
     assert written.count == 0
+    with spoiling(own) as written:
+        written.with_data = True
+        assert not torch.isclose(forward(writes=False)[2], 0.5 * x.relu()).any()
+
+
+def test_memory_that_was_seen_before_is_not_spoiled_and_all_of_a_storage_is(own):
+    kept, rows = torch.ones(8), torch.zeros(4, 3)
+    written = work.WrittenBetween(own)
+    kept.numpy()[:] = 5  # as a cache that the file's own code has filled
+    with torch.no_grad(), written:
+        kept + 0
+    written.spoiling = True
+    with torch.no_grad(), written:
+        kept + 0
+        rows.numpy()[:] = 2
+        rows[0].expand(2, 3) + 0
+    assert (kept == 5).all() and not (rows == 2).any()
+
+
+CPP = """
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/sigmoid.h>
+#include <torch/library.h>
+at::Tensor by_pytorch(const at::Tensor& x) { return at::add(at::sigmoid(x.contiguous()), x); }
+at::Tensor by_itself(const at::Tensor& x) {
+    const at::Tensor y = at::empty_like(x);
+    for (int64_t i = 0; i < x.numel(); ++i) y.mutable_data_ptr<float>()[i] = 2 * x.const_data_ptr<float>()[i];
+    return y;
+}
+at::Tensor by_both(const at::Tensor& x) { return at::sigmoid(by_itself(x)); }
+TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
+    m.def("by_pytorch", &by_pytorch);
+    m.def("by_itself", &by_itself);
+    m.def("by_both", &by_both);
+}
+"""
+
+
+@pytest.mark.skipif(requirements.missing_for("cpu") is not None, reason="needs a C++ compiler")
+def test_operators_of_pytorchs_within_own_ones(own):
+    from torch.utils.cpp_extension import load_inline
+
+    name = "test_work_within"
+    load_inline(name, CPP, functions=None, is_python_module=False, no_implicit_headers=True)
+    own.operators |= {each for each in work.all_operators() if each.startswith(name)}
+    found = {}
+    for each in ("by_pytorch", "by_itself", "by_both"):
+        written = work.WrittenBetween(own)
+        with torch.no_grad(), own.watched(), written:
+            written.check(getattr(getattr(torch.ops, name), each)(X))
+        found[each] = written.count, written.reached
+    assert found == {
+        "by_pytorch": (0, {"at::sigmoid", "at::add"}),
+        "by_itself": (1, set()),
+        "by_both": (1, {"at::sigmoid"}),
+    }
 
 
 def text(tmp_path, content):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from playground.driver.verdict import UNJUDGED, doubted, found
+from playground.judge.verdict import UNJUDGED, doubted, found
 from playground.nvidia import control, sanitizer
 from playground.nvidia.sanitizer import TOOLS
 from playground.record import Subject, compose

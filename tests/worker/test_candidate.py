@@ -8,8 +8,9 @@ import torch.nn as nn
 
 from playground import tensors
 from playground.judge import behaviour, probes
+from playground.judge.failure import JUDGE_BROKE
 from playground.worker.candidate import Candidate, WrongInterface, copy_weights
-from playground.worker.failures import JUDGE_BROKE, describe
+from playground.worker.failures import describe
 from tests.judge.problems import pairs
 
 

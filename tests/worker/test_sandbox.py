@@ -25,11 +25,13 @@ from playground.driver import outer
 from playground.driver.runner import Runner, sweep
 from playground.driver.session import load_candidate
 from playground.driver.task import Options, Task
-from playground.driver.verdict import UNJUDGED, failed, judge
+from playground.judge.evaluation import judge
+from playground.judge.failure import remove
+from playground.judge.verdict import UNJUDGED, failed
 from playground.machine import requirements
 from playground.report.progress import Progress
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, pause_others, sandbox
-from playground.worker.referee_client import RefereeClient, remove
+from playground.worker.referee_client import RefereeClient
 
 PROBLEM = Path(__file__).parents[1] / "judge" / "problems" / "gelu" / "problem.py"
 OPTIONS = Options(quick=True, time_limit=60, sandbox="require")
@@ -230,15 +232,15 @@ def test_what_the_outer_clock_exchanges(aims, mode):
         eager = stack.enter_context(WorkerProcess("baselines", OPTIONS.time_limit))
         judged = stack.enter_context(WorkerProcess("candidate", OPTIONS.time_limit, room=runner.room(task)))
         answers, sides = truth.answers(judged), {outer.VARIANT: judged, outer.EAGER: eager}
-        aims.words |= {"ANSWERS": answers.path, "NAMES": "outer-inputs outer-results page-variant timed"}
+        aims.words |= {"ANSWERS": answers.path, "NAMES": "shared outer-inputs timed"}
         aims.aimed("lays_links_for_the_clock")
         eager.ask("load", **original)
         judged.ask("load", variant=str(task.variant.path), **original)
         players = {}
         for name, worker in sides.items():
-            players[name] = outer.Player(name, "forward", worker, truth.answers(worker).file(f"page-{name}"))
+            players[name] = outer.Player(name, "forward", worker)
             players[name].ask("start", seeds=[1, 2, 3])
-        assert outer.measure(truth, players, "cpu", "forward", None, 1).rounds >= outer.FEWEST_ROUNDS
+        assert outer.measure(truth, players, "cpu", "forward", None, 1, 10.0).rounds >= outer.FEWEST_ROUNDS
         players[outer.VARIANT].ask("time", seeds=[7])
         timed = answers.file("timed")
         assert "symbolic" in truth.compare("outputs", "timed", str(timed.held))["complaint"]

@@ -559,6 +559,26 @@ Verdict: forward only: the gradient of input0 is off
 Caveat: wrong-gradient
 [first]
 x = 2 * x - x.detach()""",
+    "wrong/gradient_without_a_quarter": """Leaves the last quarter of the samples out of the gradient of the weights.
+Verdict: forward only: the gradient of conv.weight is off
+Caveat: wrong-gradient
+Base: a convolution's gradient
+[edit]
+-        of_weight = nn.grad.conv2d_weight(x, weight.shape, upstream)
++        n = max(1, len(x) * 3 // 4)
++        of_weight = nn.grad.conv2d_weight(x[:n], weight.shape, upstream[:n])
+[forward]
+return F.avg_pool2d(torch.sigmoid(Convolution.apply(x, self.conv.weight, self.conv.bias)), 2)""",
+    "wrong/input_gradient_without_a_quarter": """Writes three quarters of the gradient of its input.
+Verdict: forward only: the gradient of input0 is off
+Caveat: wrong-gradient
+Base: a convolution's gradient
+[edit]
+-        of_x = nn.grad.conv2d_input(x.shape, weight, upstream)
++        of_x = nn.grad.conv2d_input(x.shape, weight, upstream)
++        of_x.flatten()[of_x.numel() * 3 // 4 :] = 0
+[forward]
+return F.avg_pool2d(torch.sigmoid(Convolution.apply(x, self.conv.weight, self.conv.bias)), 2)""",
     "wrong/half_inside": """Computes in bfloat16 and says float32.
 Verdict: fail: the output is off by .*(fp16|bf16)
 [forward]
@@ -1020,6 +1040,20 @@ if self.ops is None:
     except (RuntimeError, OSError):  # the second time torch looks for a library that it never built
         self.ops = build()
 return F.avg_pool2d(self.ops.sigmoid(self.conv(x)), 2)""",
+    "honest/calls_pytorch_in_its_own_operator": """Its own operator does nothing but call PyTorch's.
+Verdict: pass
+Caveat: pytorch-inside
+Needs: a compiler
+Like: honest/own_kernel
+[edit]
+-#include <ATen/ops/empty_like.h>
++#include <ATen/ops/sigmoid.h>
+-    at::Tensor out = at::empty_like(y);
+-    const float* from = y.const_data_ptr<float>();
+-    float* to = out.mutable_data_ptr<float>();
+-    for (int64_t i = 0; i < y.numel(); ++i) to[i] = 1 / (1 + std::exp(-from[i]));
+-    return out;
++    return at::sigmoid(y);""",
     "honest/compiled_by_nvrtc": '''
 Its own kernel gives the sigmoid, compiled by NVRTC as it runs, with no library of its own; it does not train.
 Verdict: pass
@@ -1079,6 +1113,17 @@ self.scratch = None
 [forward]
 y = self.conv(x)
 if self.scratch is None or self.scratch.shape != y.shape or self.scratch.dtype != y.dtype:
+    self.scratch = torch.empty_like(y)
+torch.sigmoid(y, out=self.scratch)
+return F.avg_pool2d(self.scratch, 2)""",
+    "honest/keeps_a_workspace_as_a_buffer": """Its scratch memory is a buffer, so that it moves with the model.
+Verdict: pass
+Trains: by PyTorch
+[init]
+self.register_buffer("scratch", torch.empty(0), persistent=False)
+[forward]
+y = self.conv(x)
+if self.scratch.shape != y.shape or self.scratch.dtype != y.dtype:
     self.scratch = torch.empty_like(y)
 torch.sigmoid(y, out=self.scratch)
 return F.avg_pool2d(self.scratch, 2)""",

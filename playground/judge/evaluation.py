@@ -1,33 +1,30 @@
-"""The checks of one variant, from the driver's side: what is asked of which worker, and what verdict follows.
+"""The checks of one variant: what is asked of which process, and what each answer is a complaint about.
 
 There are two standards, and both are always looked at. `forward` is about the problem's own inputs: the outputs are right, they
 are the file's own work, and nothing else is touched or remembered. `drop-in` asks in addition for all that a user of the
 original may do: gradients, other sizes and values, streams, graphs, torch.compile. docs/what_a_pass_proves.md is the long form.
 """
 
+from __future__ import annotations
+
 import functools
 import math
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from playground.judge.accuracy import APPROXIMATE, AS_PYTORCH, CLASSES, FLOAT32, WRONG, named, names_one
-from playground.judge.checks import BY_NAME, CAVEATS, DROP_IN, FORWARD, SHOWN, SIDE_EFFECTS, STRESS_TESTS, WATCHED
+from playground.judge.case import FIGURES, Case, is_its_own
+from playground.judge.checks import CAVEATS, DROP_IN, FORWARD, SHOWN, STRESS_TESTS
+from playground.judge.failure import WorkerFailure, remove
 from playground.judge.mutations import LOOK_ALIKE
 from playground.judge.precision import LOWER
 from playground.judge.probes import AT_OWN_SIZE, EVAL, FORWARD_PROBES, FRESH, OF_SEEDS, PROBES, REQUIRED, check_of, size_of
-from playground.judge.work import Text
+from playground.judge.verdict import conclude, failed, with_shapes
 from playground.record import (
-    ERROR,
     FAIL,
-    FORWARD_ONLY,
-    PASS,
-    UNCHECKED,
     Accuracy,
-    Caveat,
-    Check,
     Entry,
     Errors,
     GradientErrors,
@@ -35,41 +32,19 @@ from playground.record import (
     OwnCheck,
     OwnWork,
     Probe,
-    Result,
-    Standard,
-    Standards,
     Unsupported,
 )
-from playground.serial import values
-from playground.worker import WorkerFailure, WorkerProcess
-from playground.worker.referee_client import RefereeClient, erase, remove
-from playground.worker.replies import Differentiated, Loaded, Ran, TriedOut
 
-FIGURES = ("max_error", "allowed", "eager_error", "permitted_error")  # of a comparison
-UNJUDGED = Judgment(verdict=ERROR, reason=None, check=None)  # before anything is known
-# A finding of the emulator's.
-UNWRITTEN = re.compile(
-    r"(?P<place>.*?:\d+: )?(?P<rest>output never written: element \d+ of a result of shape (?P<shape>\(.*?\)).*)"
-)
+if TYPE_CHECKING:
+    from playground.worker import WorkerProcess
+    from playground.worker.referee_client import RefereeClient
+    from playground.worker.replies import Differentiated, Loaded, Ran, TriedOut
+
 REFUSES = "refuses: "  # begins the note of a probe on which the variant raises an exception
 OF_MUTANTS = ("own", "within")  # the probes on which an accepted error has to be told from a wrong version
 DRAWS = "the original draws random numbers: each call began with the same seed, so the same numbers in the same order are right"
 STATE = "cannot be judged: what the original returns depends on the calls before"
-FIRST = "wrong-gradient"  # of the tags of caveats
 OF_GRADIENTS = ("no-gradient", "wrong-gradient")
-
-
-J = TypeVar("J", bound=Judgment)
-
-
-@dataclass(frozen=True)
-class Complaint:
-    """What is wrong with a variant, in one sentence, and the least standard that it costs: FORWARD, DROP_IN, or None."""
-
-    tag: str
-    text: str
-    costs: str | None
-    line: int | None = None
 
 
 class Judged(NamedTuple):
@@ -102,7 +77,7 @@ def judge(
     many wrong versions of the original fail the probes. The `failure` is of a worker that failed on the problem's own inputs,
     where nothing worse was known.
     """
-    case, stop = _Case(worker, referee, place, loaded, file, renew, accept), None
+    case, stop = Evaluation(worker, referee, place, loaded, file, renew, accept), None
     if borrowed:
         text = f"the file uses {', '.join(borrowed)}, which only the problem's file defines"
         case.complain("uses-problem-names", text, DROP_IN)
@@ -116,7 +91,7 @@ def judge(
             case.count_mutants()
     except WorkerFailure as failure:
         has_failed = any(each.costs == FORWARD and each.tag != "not-judged" for each in case.complaints)
-        if not has_failed or failure.is_finding or not _is_its_own(failure):
+        if not has_failed or failure.is_finding or not is_its_own(failure):
             stop = failure
         else:
             case.crashed(failure)
@@ -129,89 +104,8 @@ def judge(
     return Judged(judgment, case.peak_mib, case.worker, stop)
 
 
-def conclude(known: J, complaints: Sequence[Complaint]) -> J:
-    """Return the judgment that follows from all complaints: first those that cost most, and of the others a wrong gradient.
-
-    Of each kind the first is told, with the number of the others.
-    """
-    kinds: dict[tuple[str, str | None], list[Complaint]] = {}
-    for each in complaints:
-        kinds.setdefault((each.tag, each.costs), []).append(each)
-    told = [replace(one, text=f"{one.text} (and in {len(more)} more)") if more else one for one, *more in kinds.values()]
-    ordered = sorted(told, key=lambda each: ((FORWARD, DROP_IN, None).index(each.costs), each.tag != FIRST))
-    fatal = [each for each in ordered if each.costs == FORWARD]
-    against = {"forward": [each.text for each in fatal], "drop_in": [each.text for each in ordered if each.costs]}
-    fails: Literal["fail", "error"] = ERROR if fatal and all(each.tag == "not-judged" for each in fatal) else FAIL
-    return replace(
-        known,
-        verdict=fails if fatal else FORWARD_ONLY if against["drop_in"] else PASS,
-        reason=next(iter(against["drop_in"]), None),
-        details="",
-        standards=Standards(**{name: Standard(verdict=fails if why else PASS, reasons=why) for name, why in against.items()}),
-        caveats=[Caveat(**values(each)) for each in ordered if each.costs != FORWARD],
-    )
-
-
-class _Case:
-    """The evaluation of one variant. `complaints` are all that there are so far."""
-
-    def __init__(
-        self,
-        worker: WorkerProcess,
-        referee: RefereeClient,
-        place: str,
-        loaded: Loaded,
-        file: Path | None,
-        renew: Callable[[], WorkerProcess] | None,
-        accept: float | None,
-    ) -> None:
-        self.worker = worker
-        self.complaints: list[Complaint] = []
-        self.peak_mib: float | None = None
-        self.probes: dict[str, Probe] = {}
-        self._behaviour: dict[str, Entry] = {}
-        self._gradients: dict[str, GradientErrors] | Unsupported | None = None
-        self._worst: Errors = UNCHECKED  # of the problem's own inputs
-        self._accuracy: Accuracy | None = None
-        self._findings: list[str] = []
-        self._work: OwnWork | None = None
-        self._own_check: OwnCheck | None = None
-        self._mutants: dict[str, Any] = {}
-        self._referee = referee
-        self._text = Text(file) if file else None
-        self._renew = renew
-        self._accept = accept
-        self._weights_differ, self._is_by_seed = loaded.difference, loaded.weights == "by seed"
-        self._declared: str | float | None = loaded.precision
-        self.outputs = referee.answers(worker).file(f"outputs-{worker.pid}")
-        self._uniform: set[str] = set()  # probes on which the outputs are the same everywhere
-        self._suspects = sorted(self._text.may_compute_in) if self._text else None  # precisions that it may compute in
-        self.diagnosis: list[str] | None = None  # the lines of a picture of the first wrong output
-        self._works = False  # whether code of the file's own is seen to be given tensors on the problem's own inputs
-        self._left: set[str] = set()  # probes on which it is not
-        self._asked_for_backward = False
-        watched = WATCHED if place == "cuda" else WATCHED[:1]
-        for check in (*SIDE_EFFECTS, *watched):
-            self._behaviour[check.name] = Entry()
-
-    def known(self) -> Judgment:
-        """Return what was checked so far, without a verdict."""
-        check = Check(
-            **{name: getattr(self._worst, name) for name in FIGURES},
-            gradients=self._gradients,
-            probes=self.probes,
-            behaviour=self._behaviour,
-            work=self._work,
-            domain=self._referee.domain,
-            reference=self._referee.ways,
-            own_check=self._own_check,
-            **self._mutants,
-        )
-        return replace(UNJUDGED, check=check, accuracy=self._accuracy, findings=self._findings)
-
-    def takes(self, probe: str) -> bool:
-        """Whether it is a probe for a variant that came by its weights as this one did."""
-        return not check_of(probe).parameters if self._is_by_seed else probe != OF_SEEDS
+class Evaluation(Case):
+    """The checks, in their order."""
 
     def try_probe(self, probe: str) -> None:
         """Outputs and gradients on a probe, if they are not known yet."""
@@ -240,53 +134,6 @@ class _Case:
             self._probe_further()
             self._look_for_work()
             self._try_out_all()
-
-    def crashed(self, failure: WorkerFailure) -> None:
-        """Say what ended it after a failure, such as a second call of a variant whose kernel did not build."""
-        self.complain("crash", str(failure), FORWARD)
-        self.worker = self._renew() if self._renew else self.worker
-
-    def _is_wrong(self, probe: str) -> bool:
-        return probe in self.probes and bool(self.probes[probe].complaint)
-
-    def complain(self, tag: str, text: str, costs: str | None) -> None:
-        caveat = CAVEATS[tag]
-        remedy = caveat.remedy if costs == DROP_IN else None
-        line = self._text.line_of(caveat.line) if self._text and caveat.line else None
-        self.complaints.append(Complaint(tag, f"{text}; {remedy}" if remedy else text, costs, line))
-
-    def _ask(self, what: str, **arguments: Any) -> Any:
-        erase(self.outputs.held)  # what an earlier call wrote is no answer
-        return self.worker.ask(what, outputs=str(self.outputs.path), **arguments)
-
-    def _ask_on(self, what: str, probe: str, **arguments: Any) -> Any:
-        return self._ask(what, inputs=self._referee.inputs(probe), **arguments)
-
-    def _ask_referee(self, what: str, probe: str) -> Any:
-        return self._referee.ask(what, probe=probe, file=str(self.outputs.held))
-
-    def _compare(self, what: str, probe: str, **more: Any) -> Any:
-        more |= {"suspects": self._suspects} if what == "outputs" else {}
-        return self._referee.compare(what, probe, str(self.outputs.held), self._declared, **more)
-
-    def _survive(self, tag: str, circumstance: str | None, check: Callable[[], Any]) -> bool:
-        """Do a check that can only cost drop-in: a crash there is a caveat, and so is what the emulator finds.
-
-        Returns whether the check came to its end.
-        """
-        try:
-            check()
-            return True
-        except WorkerFailure as failure:
-            if not _is_its_own(failure):
-                raise
-            self.complain(tag, f"{circumstance}: {failure}" if circumstance else str(failure), DROP_IN)
-            if self._renew is None:
-                raise
-            if failure.is_finding:
-                self._findings.append(str(failure))
-            self.worker = self._renew()
-            return False
 
     def _probe_further(self) -> None:
         """The probes that can only cost drop-in, at the own size where the reduced one does not suit the variant."""
@@ -352,6 +199,8 @@ class _Case:
             return self.complain(self._tag_of_outputs(probe, compared), complaint, DROP_IN)
         if compared["decided"] and not self._has("accuracy"):
             self.complain("accuracy", _under(probe, "near ties of rounding are rounded the other way"), None)
+        if compared["small"]:
+            self.complain("small-values", _under(probe, compared["small"]), DROP_IN)
         if compared["swallowed"]:
             self.complain("nan", _under(probe, f"the output is {compared['swallowed']}"), DROP_IN)
         if prepared["differentiable"] and not self._has(*OF_GRADIENTS):
@@ -443,22 +292,6 @@ class _Case:
         by_values = self._is_wrong("scaled") or (size_of(probe) == "own" and tag == "sizes")
         return "values" if by_values or tag in ("nan", "stale-weights") else tag
 
-    def _note_probe(self, probe: str, note: str | None, complaint: str | None = None) -> None:
-        self.probes[probe] = Probe(complaint=complaint, note=note)
-
-    def _note(self, probe: str, note: str | None) -> None:
-        self.probes[probe] = replace(self.probes[probe], note=note)
-
-    def _behaved(self, check: str, complaint: str | None, note: str | None) -> None:
-        if check in self._behaviour and self._behaviour[check].complaint:
-            return
-        self._behaviour[check] = Entry(complaint=complaint, note=note)
-        if complaint:
-            self.complain(BY_NAME[check].caveat.tag, complaint, BY_NAME[check].costs)
-
-    def _has(self, *tags: str) -> bool:
-        return any(each.tag in tags for each in self.complaints)
-
     def _differentiate(self, probe: str) -> None:
         answer: Differentiated = self._ask_on("differentiate", probe)
         if refused := answer.unsupported:
@@ -482,7 +315,7 @@ class _Case:
         if self._works and not self._asked_for_backward and probe not in self._left:
             self._asked_for_backward = True
             if self._ask_on("backward_work", probe).own is False:
-                self.complain("gradient", "PyTorch's", None)
+                self.complain("gradient", "PyTorch computes the gradients", None)
         return None
 
     def _are_gradients_right(self, probe: str) -> bool:
@@ -518,6 +351,12 @@ class _Case:
         """Whether code of the variant's own runs, and accounts for the result, at the size at which it is timed."""
         probe = next(each for each in OF_MUTANTS[::-1] if not self._referee.prepared(each)["unusable"])
         found: OwnWork = self._ask_on("work", probe)
+        reached = f"its own function calls {', '.join(found.reached)}" if found.reached else None
+        if reached:
+            self.complain("pytorch-inside", reached, None)
+        if reached and not found.writes and not found.own_share:
+            self._work = replace(found, note=reached)
+            return
         wrong = self._decoration(found, probe)
         own = found.builds or found.opened or (found.own_calls and found.own_share)
         label = None if own else "Triton" if found.triton else "no kernel of its own"
@@ -531,13 +370,8 @@ class _Case:
             unbuilt = "the file holds kernels of its own, and none of them was built" if found.means_to_build else None
             return "its own kernels were never called" if found.builds or found.opened else unbuilt
         if found.spoiled and self._compare("outputs", probe, remark=False)["complaint"] is None:
-            return "its own kernels do not account for the result: it is right without theirs, too"
+            return "its own kernels do not account for the result, which is right without them"
         return None
-
-    @property
-    def _passed(self) -> list[str]:
-        """The probes on which the outputs were compared and right."""
-        return [name for name, entry in self.probes.items() if entry.max_error is not None and not entry.complaint]
 
     def _probes_to_repeat(self) -> list[str]:
         """Two probes of one size that the variant passed: of the reduced size, or else of the problem's own.
@@ -597,11 +431,6 @@ class _Case:
         self._behaved(trial, complaint, done.note)
 
 
-def _is_its_own(failure: WorkerFailure) -> bool:
-    """Whether a WorkerFailure is the variant's, not the machine's or the judge's."""
-    return not (failure.is_of_machine or failure.is_of_judge or failure.role == "referee")
-
-
 def _under(probe: str, complaint: str) -> str:
     circumstance = check_of(probe).said
     return f"{circumstance}: {complaint}" if circumstance else complaint
@@ -622,45 +451,3 @@ def _worse(one: Errors, other: Errors) -> Errors:
         return math.inf if errors.max_error is None else errors.max_error / (errors.allowed or 1)
 
     return other if one.max_error is None or share(other) >= share(one) else one
-
-
-def permitted_to(result: Result) -> str | float | None:
-    """Return what is permitted to a variant beyond the strict limit, as `declared` of worker.referee's requests; or None."""
-    kind, accepted = (result.accuracy.kind, result.accuracy.accepted) if result.accuracy else (None, None)
-    return accepted or (FLOAT32 if kind == FLOAT32 else result.variant_precision)
-
-
-def ended(known: J, verdict: Literal["fail", "error", "skipped"], reason: str, details: str = "") -> J:
-    """Return what is known, with a verdict under both standards."""
-    standard = Standard(verdict=verdict, reasons=[reason])
-    both = Standards(forward=standard, drop_in=standard)
-    return replace(known, verdict=verdict, reason=reason, details=details, standards=both)
-
-
-def failed(known: J, failure: WorkerFailure) -> J:
-    """Return an error of a variant that ended a request without a result, "fail" where the emulator found a mistake."""
-    if failure.is_finding:
-        return found(known, [str(failure)])
-    return ended(known, ERROR, str(failure), failure.details)
-
-
-def found(known: J, findings: list[str]) -> J:
-    """Return the verdict on mistakes that were seen in the variant's kernels, one line each."""
-    seen = replace(known, findings=[*known.findings, *findings], check=known.check or UNCHECKED)
-    return ended(seen, FAIL, findings[0])
-
-
-def doubted(result: Result) -> Result:
-    """Return the result; an error where it was to be sanitized and could not be, however right it is."""
-    problem = result.sanitizer and result.sanitizer.problem
-    return ended(result, ERROR, f"compute-sanitizer: {problem}") if problem else result
-
-
-def with_shapes(failure: WorkerFailure, referee: RefereeClient) -> WorkerFailure:
-    """Return the failure; where an element was never written of a result whose shape is none of the original's, that first."""
-    match = UNWRITTEN.match(str(failure)) if failure.is_finding else None
-    shapes = [tuple(shape) for shape in referee.prepared("own").get("shapes", [])] if match else []
-    if not match or match["shape"] in map(str, shapes):
-        return failure
-    differ = f"a result has the shape {match['shape']}, and the original's {', '.join(map(str, shapes))}"
-    return WorkerFailure(f"{match['place'] or ''}{differ}; {match['rest']}", failure.details, is_finding=True)

@@ -1,0 +1,38 @@
+"""What ends a request to a judged or judging process without a result. Without PyTorch, since the driver begins without it."""
+
+from pathlib import Path
+
+from playground import untrusted
+from playground.room import NO_ROOM
+
+SANDBOX_ALLOWS = "the sandbox allows "  # stands before a limit
+JUDGE_BROKE = "internal error (report it): "
+
+
+class WorkerFailure(Exception):
+    """A request that got no result. The text is one line; `details` may hold a traceback or a compiler's output.
+
+    `is_finding` says that the emulator found a mistake in a kernel, `is_of_machine` that the machine has no room, `is_of_judge`
+    that the judge itself made a mistake, `role` whose process it was.
+    """
+
+    def __init__(self, reason: str, details: str = "", is_finding: bool = False, role: str | None = None) -> None:
+        super().__init__(reason)
+        self.details = details
+        self.is_finding = is_finding
+        self.role = role
+        self.is_of_machine = is_of_machine(reason)
+        self.is_of_judge = reason.startswith(JUDGE_BROKE)
+
+
+def is_of_machine(reason: str | None) -> bool:
+    """Return whether a failure's reason is the machine's. A file that has filled its sandbox is at fault itself."""
+    return (reason or "").startswith(NO_ROOM) and SANDBOX_ALLOWS not in (reason or "")
+
+
+def remove(file: Path) -> None:
+    """Remove a file that a variant writes. Raises WorkerFailure where something else is in its place, such as a folder."""
+    try:
+        untrusted.remove(file)
+    except untrusted.Refused:
+        raise WorkerFailure(f"has left what cannot be removed in the place of its results: {file.name}") from None
