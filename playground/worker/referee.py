@@ -412,7 +412,7 @@ class Referee:
 
         "stale" says that they are those of the weights before the probe's step, "swallowed" where they are finite and the
         original's are not, "leaked" that the opposite is where it must not be, "small" that small values are lost, "uniform"
-        that each of the original's is the same everywhere.
+        that each of the original's is the same everywhere, "decided" that one is right for near ties of rounding alone.
 
         `declared` is the precision that the variant says it computes in, or what else is permitted: see _permitting. With
         `remark` a complaint ends with where the result is wrong and how that came about, which takes several further
