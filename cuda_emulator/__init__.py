@@ -18,7 +18,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from . import c_functions
+from . import c_functions, ci_files
 from .counters import Counts, Traffic, counts, reset_counts
 from .debugging import first_kernel, recipe
 from .declarations import kernel_names
@@ -68,6 +68,7 @@ __all__ = [
     "accepted_races",
     "active",
     "cache_folder",
+    "ci_files",
     "compiler_name",
     "counts",
     "devices",

@@ -82,6 +82,7 @@ def compare(
     device: str = "auto",
     standard: str | None = None,
     quick: bool = True,
+    check_only: bool = False,
     training: bool = False,
     precision: str = "default",
     accept: float | None = None,
@@ -93,9 +94,9 @@ def compare(
 
     Either is a path, the name of one of the project's models or variants, the text of a file, or a module that has a file.
     `settings` are other values for constants of the problem, such as {"batch_size": 4}. `device`, `standard`, `quick`,
-    `training`, `precision`, `time_limit` (seconds for each step), `sandbox` and `trust` are those of compare.py; `quick` leaves
-    out torch.compile. `accept` is the error, at most 0.01 of the output's standard deviation, with which a solution is timed
-    all the same.
+    `check_only`, `training`, `precision`, `time_limit` (seconds for each step), `sandbox` and `trust` are those of compare.py;
+    `quick` leaves out torch.compile, `check_only` times nothing. `accept` is the error, at most 0.01 of the output's standard
+    deviation, with which a solution is timed all the same.
 
     What is wrong with the solution is in the Comparison. Processes that have imported PyTorch stay for the next call, and end
     with the caller's. Raises CatalogError for a path or a setting that stands for nothing, CannotCompare where the machine
@@ -126,6 +127,7 @@ def compare(
         is_text = variant.path.parent == Path(folder).resolve()
         options = Options(
             quick=quick,
+            check_only=check_only,
             training=training,
             time_limit=time_limit,
             strict=precision == "strict",

@@ -292,7 +292,10 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class PairFacts:
-    """A pair of a suite: KernelBench's numbers, where the solution comes from, and the speed-up that is claimed there."""
+    """A pair of a suite: KernelBench's numbers, where the solution comes from, and the speed-up that is claimed there.
+
+    `workload` is the size of a definition, as it was read: see playground/definitions.py.
+    """
 
     problem: str
     solution: str
@@ -302,6 +305,7 @@ class PairFacts:
     origin: str | None = None
     claimed_speedup: float | None = field(default=None, metadata=OMITTED)
     case: Case | None = field(default=None, metadata=OMITTED)
+    workload: dict[str, Any] | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True)
@@ -730,13 +734,17 @@ class Suite:
 
 @dataclass(frozen=True, kw_only=True)
 class Against:
-    """An earlier document that this one was compared with: `counts` of verdicts, which differ by more than the `margin`."""
+    """An earlier document that this one was compared with: `counts` of verdicts, which differ by more than the `margin`.
+
+    `regressions` says in a line each what is slower than then, or less right.
+    """
 
     file: str
     date: str
     margin: float
     counts: dict[str, int]
     not_in_this_run: list[str]
+    regressions: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)

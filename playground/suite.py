@@ -29,7 +29,8 @@ class Pair:
     from, in the words of the list, and `claimed_speedup` what is said there of its speed over eager PyTorch. `broken` is why it
     cannot be judged; None where nothing is known against it; `skipped` is why it is not tried here.
 
-    Where a problem lists several sizes, `case` says which this is. What is not `timed` is only judged.
+    Where a problem lists several sizes, `case` says which this is, and `workload` is it in the words of a definition. What is
+    not `timed` is only judged.
     """
 
     problem: Path
@@ -45,11 +46,12 @@ class Pair:
     broken: str | None = None
     skipped: str | None = None
     case: Case | None = None
+    workload: dict | None = None
     timed: bool = True
 
     def facts(self):
         """Return what the JSON document says of the pair."""
-        kept = {name: getattr(self, name) for name in (*NUMBERS, "origin", "claimed_speedup", "case")}
+        kept = {name: getattr(self, name) for name in (*NUMBERS, "origin", "claimed_speedup", "case", "workload")}
         return PairFacts(problem=self.problem_name, solution=self.solution_name, **kept)
 
 
@@ -86,7 +88,7 @@ def read(problems, solutions=None):
 def _from_folders(problems, solutions):
     if not solutions.is_dir():
         raise CatalogError(f"--solutions {solutions}: there is no such folder")
-    known = _problems_in(problems)
+    known = problems_in(problems)
     if not known:
         raise CatalogError(f"--suite {problems}: no problem such as level1/3_Name.py is in there")
     pairs = []
@@ -106,8 +108,8 @@ def _from_folders(problems, solutions):
     return Suite(tuple(pairs), tuple(unsolved))
 
 
-def _problems_in(folder):
-    """{(level, number): path} below a folder that holds level1, level2, ..., or is one of them."""
+def problems_in(folder):
+    """Return {(level, number): path} of the problems below a folder that holds level1, level2, ..., or is one of them."""
     found = {}
     for each in [folder.absolute(), *sorted(folder.absolute().iterdir())]:
         if (level := LEVEL.fullmatch(each.name)) and each.is_dir():

@@ -62,6 +62,10 @@ DTYPES = {str(value): value for value in vars(torch).values() if isinstance(valu
 OUTPUT, GRADIENT = "output ", "gradient "  # begin the names
 
 
+class InternalLimit(Exception):
+    """What the judge cannot judge, whoever is right: neither the problem nor a variant is at fault."""
+
+
 class NotTensors(Exception):
     """A file of a variant's that does not hold what was asked for."""
 
@@ -327,6 +331,7 @@ def inputs_of(problem):
     inputs = problem.get_inputs()
     if not isinstance(inputs, list | tuple):
         raise TypeError(f"get_inputs must return a list of forward's arguments, got {type(inputs).__name__}")
+    require_judgeable(inputs)
     return [_argument(i, value) for i, value in enumerate(inputs)]
 
 
@@ -439,6 +444,17 @@ def flatten(outputs):
     return [leaf if _type(leaf) in (_Tensor, _Parameter) else _from_number(leaf) for leaf in leaves]
 
 
+def require_judgeable(values):
+    """Raise InternalLimit for a tensor among the values that the judge cannot compare: sparse, quantised, or of half a byte."""
+    for value in values:
+        if _type(value) not in (_Tensor, _Parameter):
+            continue
+        kind = None if value.layout == torch.strided else f"in the layout {value.layout}"
+        kind = kind or (f"of the type {value.dtype}" if value.is_quantized or "float4" in str(value.dtype) else None)
+        if kind:
+            raise InternalLimit(f"internal limit: the judge cannot compare tensors {kind}; expected dense ones of whole bytes")
+
+
 def form(outputs):
     """Return how a model's result is made up: "(tensor, {'mean': tensor})"; a number counts as a tensor, a list as a tuple."""
     kind, parts = _parts(outputs)
@@ -502,8 +518,15 @@ def _from_number(value):
 
 
 def as_real(tensor):
-    """Return a complex tensor with its parts along a last dimension, another one as it is."""
+    """Return a complex tensor with its parts along a last dimension, floats of one byte in float32, another one as it is."""
+    if tensor.is_floating_point() and tensor.dtype.itemsize == 1:  # which hardly compute
+        return tensor.float()
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def in_steps(tensor):
+    """Return whether a tensor's values are steps to which something was rounded: integers, or floats of one byte."""
+    return tensor.dtype.itemsize == 1 if tensor.is_floating_point() else tensor.dtype != torch.bool
 
 
 def in_float32(outputs):

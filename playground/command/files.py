@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from playground.report import document, page, suite, sweep_plot
+from playground.report import ci, document, page, suite, sweep_plot, trace
 from playground.report.output import Output
 
 STDOUT = Path("-")
@@ -12,7 +12,8 @@ STDOUT = Path("-")
 def claim(outputs, given, stack):
     """Put {option: Output} of files to write into `outputs`, ours until the stack is left. Raises Impossible."""
     named = {"--json": given.json, "--html": given.html, "--plot": given.plot}
-    named["--eval-results"] = getattr(given, "eval_results", None)
+    named |= {"--junit": given.junit, "--sarif": given.sarif}
+    named |= {"--eval-results": getattr(given, "eval_results", None), "--trace": getattr(given, "trace", None)}
     for option, path in named.items():
         if path and (option, path) != ("--json", STDOUT):
             outputs[option] = Output(option, path)
@@ -33,6 +34,12 @@ def write_files(outputs, tasks, report, axes):
         plot.write(lambda path: sweep_plot.write(report, axes, path))
     if results := outputs.get("--eval-results"):
         results.write(lambda path: suite.write_eval_results(report, path))
+    if traces := outputs.get("--trace"):
+        traces.write(lambda path: trace.write(report, path))
+    paths = {(task.model.name, task.variant.name): task.variant.path for task in tasks}
+    for option, write in {"--junit": ci.write_junit, "--sarif": ci.write_sarif}.items():
+        if file := outputs.get(option):
+            file.write(lambda path, write=write: write(ci.cases(report, paths, axes), path))
     if html := outputs.get("--html"):
         known = [page.Files(task.model.path, task.variant.path, (task.model.name, task.variant.name)) for task in tasks]
         html.write(lambda path: document.write_whole(path, page.render(report, known)))

@@ -6,10 +6,11 @@ import dataclasses
 import functools
 import operator
 import sys
+from pathlib import Path
 
-from playground import catalog, gpu_mode, suite, sweep
+from playground import catalog, definitions, gpu_mode, suite, sweep
 from playground.catalog import Impossible
-from playground.command import files, look, needs, signals
+from playground.command import files, lint, look, needs, signals
 from playground.command.options import HALF, MODEL, parse_compare, run_all_parser
 from playground.driver import plan
 from playground.driver.measurement import measure
@@ -50,7 +51,8 @@ def compare(arguments=None):
     does, given = parse_compare(arguments)
     if extra := EXTRAS.get(does):
         return _status(lambda: extra(given))
-    if does == "--suite" or (does == MODEL and given.model and gpu_mode.problems(given.model)):
+    of_folder = given.model if does == MODEL and Path(given.model).is_dir() else None
+    if does == "--suite" or (of_folder and (gpu_mode.problems(of_folder) or definitions.problems(of_folder))):
         return _compare_suite(given)
 
     def tasks(_):
@@ -70,6 +72,7 @@ def compare(arguments=None):
 
 # What to do instead of judging and timing.
 EXTRAS = {
+    "--lint": lint.run,
     "--list": lambda given: look.list_all([given.model] if given.model else None),
     "--new": lambda given: look.create(*given.new),
     "--copy": lambda given: look.copy(given.copy),
@@ -95,6 +98,8 @@ def _compare_suite(given):
         nonlocal pairs
         lacks_gpu = bool(ask(requirements.missing_for, "cuda")) if given.device == "auto" else None
         pairs = _read_pairs(given, has_gpu=given.device == "cuda" or lacks_gpu is False)
+        if given.trace and not all(pair.workload for pair in pairs.pairs):
+            raise Impossible("--trace writes FlashInfer-Bench's traces, for problems that are definitions with workloads")
         if given.eval_results:
             needs.require_eval_results(given.eval_results, pairs)
         return plan.of_suite(pairs, given.device, given.standard, lacks_gpu)
@@ -106,10 +111,15 @@ def _compare_suite(given):
 
 
 def _read_pairs(given, has_gpu):
-    """The suite.Suite that --suite names, or a folder of GPU MODE's as --model. Raises CatalogError."""
+    """The suite.Suite that --suite names, or a folder of problems in another format as --model. Raises CatalogError."""
+    folder = given.suite or Path(given.model)
+    if not given.suite and given.sweep:
+        raise catalog.CatalogError(f"--sweep does not go with {given.model}, whose files list the sizes")
+    if folder.is_dir() and definitions.problems(folder):
+        if given.set:
+            raise catalog.CatalogError(f"--set does not go with {folder}, whose workloads are the sizes")
+        return definitions.read(folder, given.solutions if given.suite else given.variant)
     if not given.suite:
-        if given.sweep:
-            raise catalog.CatalogError(f"--sweep does not go with {given.model}, whose task.yml lists the sizes")
         return gpu_mode.read(given.model, given.variant, has_gpu, catalog.parse_settings(given.set))
     if gpu_mode.problems(given.suite):
         return gpu_mode.read(given.suite, given.solutions, has_gpu)
@@ -185,7 +195,11 @@ def _measured(given, make_tasks, view, add, outputs, cluster):
     lacks_room = any(is_of_machine(result.reason) for result in report.results)
     if lacks_room or any(output.is_elsewhere for output in outputs.values()):
         return IMPOSSIBLE
-    return PASSED if _passed(report, axes) else FAILED
+    if given.fail_on_regression and not against.is_comparable(report):
+        print(f"--fail-on-regression: no time can be compared with {given.against}; the reasons are above", file=sys.stderr)
+        return IMPOSSIBLE
+    regressed = given.fail_on_regression and report.against.regressions
+    return PASSED if _passed(report, axes) and not regressed else FAILED
 
 
 def _show_end(given, shown, report):
@@ -205,6 +219,8 @@ def _prepared(given, make_tasks, cluster=None):
     def compared(finished):
         return against.compare(finished, earlier, given.against.name) if earlier else finished
 
+    if given.fail_on_regression and not earlier:
+        raise Impossible("--fail-on-regression compares with an earlier run: name its JSON with --against FILE")
     needs.earlier("--resume", given.resume)
     if given.plot and not axes:
         raise Impossible("--plot draws a sweep: name what is to be swept with --sweep NAME=V1,V2,...")

@@ -16,6 +16,7 @@ EXIT_STATUS = """Exit status: 0 all that ran passed; 1 something failed; 2 the c
 USAGE = """compare.py --model NAME_OR_PATH [--variant NAME_OR_PATH ...] [options]
        compare.py --model NAME_OR_PATH [--variant NAME_OR_PATH ...] --watch [options]
        compare.py --suite PROBLEMS --solutions RUN [--cluster WHERE] [--eval-results FILE] [options]
+       compare.py --lint PROBLEMS [--precision fp16|bf16] [--quick] [--json FILE]
        compare.py --model NAME_OR_PATH [--variant NAME_OR_PATH ...] --profile
        compare.py --explain VARIANT
        compare.py --diff V1 V2
@@ -25,6 +26,7 @@ USAGE = """compare.py --model NAME_OR_PATH [--variant NAME_OR_PATH ...] [options
 NOTHING_RUNS = "{} judges and times nothing"
 DOES = {
     "--suite": "{} names its problems and solutions itself",
+    "--lint": "{} takes problems alone",
     "--list": NOTHING_RUNS,
     "--new": NOTHING_RUNS,
     "--copy": NOTHING_RUNS,
@@ -87,12 +89,17 @@ def compare_parser():
     about = "many pairs: a folder of problems in KernelBench's layout (level1/3_Name.py), or a JSON list of pairs "
     about += '[{"problem": FILE, "solution": FILE}, ...]'
     parser.option(["--suite"], "--suite", metavar="PROBLEMS", type=Path, help=about)
+    about = "examine problems alone: which wrong answers their own tests let pass, and what else is wrong with them; a folder "
+    about += "as with --suite, or a problem's file"
+    parser.option(["--lint"], "--lint", metavar="PROBLEMS", type=Path, help=about)
     about = "the folder of their solutions, named as KernelBench does (level_1_problem_3_sample_0_kernel.py)"
     parser.option(["--suite"], "--solutions", metavar="RUN", type=Path, help=about)
     about = "share the pairs among GPUs: 'local', this machine's; or the address of a Dask scheduler"
     parser.option(["--suite"], "--cluster", metavar="WHERE", help=about)
     about = "write KernelBench's eval_results.json as well; one file a level"
     parser.option(["--suite"], "--eval-results", metavar="FILE", type=Path, help=about)
+    about = "write a line for each workload and solution there, as FlashInfer-Bench's and SOL-ExecBench's traces"
+    parser.option(ENDS, "--trace", metavar="FILE", type=Path, help=about)
     about = "print why this variant (a name, MODEL/NAME or a path) is faster, from its docstring, and run nothing; without a "
     about += "name: run, and show what every check found"
     one = parser.add_mutually_exclusive_group()
@@ -122,25 +129,29 @@ def _add_common(parser):
 
     flag(["--list"], "--list", about="print the models and variants, a line each, and run nothing")
     flag(EVERYWHERE, "--training", "--grad", about="time training steps as well")
-    flag(EVERYWHERE, "--quick", about="shorter timings, without torch.compile")
+    flag([*EVERYWHERE, "--lint"], "--quick", about="shorter timings, without torch.compile; with --lint: without mutants")
     flag(EVERYWHERE, "--check-only", about="judge, and time nothing")
     about = "only what did not meet its standard in an earlier run's JSON; the input on which it failed comes first"
     file(EVERYWHERE, "--failed", about)
     about = "where to run; auto: the GPU where there is one"
     parser.option([*EVERYWHERE, "--profile"], "--device", choices=DEVICES, default="auto", help=about)
-    file(ENDS, "--json", "write the results there, each as soon as it is known; -: to standard output")
+    file([*ENDS, "--lint"], "--json", "write the results there, each as soon as it is known; -: to standard output")
     file(ENDS, "--html", "write a page with plots, explanations and sources there")
+    file(ENDS, "--junit", "write a case for each variant there, with the reason where it fails, as JUnit's XML")
+    file(ENDS, "--sarif", "write findings, faults and caveats there, each at its file and line, as SARIF 2.1.0")
     file(ENDS, "--resume", "take over what the JSON of an interrupted run has, and do the rest")
     about = "measure at each of these values of a constant of the model; several constants: at every combination"
     parser.option([MODEL], "--sweep", nargs="+", action="extend", default=[], metavar="NAME=V1,V2,...", help=about)
     file(ENDS, "--against", "say what is faster, the same or slower than in an earlier run's JSON")
+    about = "with --against: exit with 1 also where something is slower than in that run, or was right there and is not now"
+    flag(ENDS, "--fail-on-regression", about=about)
     file([MODEL], "--plot", "with --sweep: draw times and speed-ups (.svg, .png, .pdf)")
     about = "for each step of a variant (default %(default)g)"
-    does = [*EVERYWHERE, "--profile"]
+    does = [*EVERYWHERE, "--profile", "--lint"]
     parser.option(does, "--time-limit", type=_seconds, default=300.0, metavar="SECONDS", help=about)
     about = "strict: PyTorch may use TF32 nowhere, neither judged nor timed; fp16, bf16: models and inputs are converted to "
     about += "it, those of the baselines, too; default: TF32 where PyTorch's settings permit it"
-    parser.option(EVERYWHERE, "--precision", choices=("default", "strict", *HALF), default="default", help=about)
+    parser.option([*EVERYWHERE, "--lint"], "--precision", choices=("default", "strict", *HALF), default="default", help=about)
     about = "what a variant has to meet for exit status 0 and the means; both are judged and shown. forward: right on the "
     about += "problem's own inputs, by its own work; drop-in: gradients, other sizes and values, streams and graphs as well; "
     about += "default: drop-in for the project's variants, forward for files given by path"

@@ -103,7 +103,8 @@ class Session:
         """
         known = subject if isinstance(subject, Result) else UNJUDGED
         if self._unusable:
-            why = f"the original does not run: {named_failure(task.model, self._unusable)}"
+            why = named_failure(task.model, self._unusable)
+            why = why if why.startswith("internal limit: ") else f"the original does not run: {why}"
             reason = str(self._unusable) if self._unusable.is_of_machine else why
             return compose(subject, ended(known, ERROR, reason, self._unusable.details))
         if not build:
@@ -274,7 +275,7 @@ class SharedSession:
 
 def named_failure(model: catalog.Model, failure: WorkerFailure) -> str:
     """Return why an original does not run, behind the line, where that is known, in its file or in another that it uses."""
-    if re.match(r"/.*?:\d+: ", str(failure)):
+    if re.match(r"/.*?:\d+: |internal limit: ", str(failure)):
         return str(failure)
     place = re.match(r"(/.*?:\d+): ", failure.details)
     return f"{place[1] if place else model.path}: {failure}"

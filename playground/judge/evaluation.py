@@ -197,6 +197,8 @@ class Evaluation(Case):
                 return self.complain("not-judged" if compared["unjudged"] else tag, complaint, FORWARD)
         elif complaint:
             return self.complain(self._tag_of_outputs(probe, compared), complaint, DROP_IN)
+        if compared["decided"] and not self._has("accuracy"):
+            self.complain("accuracy", _under(probe, "near ties of rounding are rounded the other way"), None)
         if compared["small"]:
             self.complain("small-values", _under(probe, compared["small"]), DROP_IN)
         if compared["swallowed"]:

@@ -124,6 +124,21 @@ def mutants_of(model, inputs, differentiable):
     return [*_OF_THE_WHOLE, *backward, *at_sites]
 
 
+def skipping(model, inputs):
+    """Return mutants that leave out one operator each: its first operand is its result."""
+
+    def skip(call):
+        value = call.input
+        if value.shape != call.as_it_is().shape:
+            raise Unfit
+        return value.clone()
+
+    with Patched({}) as recorder, torch.no_grad():
+        tensors.copy_model(model)(*inputs)
+    sites = recorder.sites
+    return [Mutant(_named(sites, at, "skipped"), lambda at=at: _patched({at: skip})) for at in range(len(sites))]
+
+
 def _named(sites, number, what):
     """'conv2d: bias dropped', with the number of the call where the model has several of its kind."""
     label = sites[number].label
@@ -261,7 +276,7 @@ def fresh(problem, oracle, seed, differentiable, domain=probes.NO_DOMAIN):
 def _is_finite(oracle, probe):
     """Whether the original's outputs are; None where it raises an exception."""
     try:
-        return all(torch.isfinite(output).all() for output in oracle.whole(probe).outputs)
+        return all(torch.isfinite(as_real(output)).all() for output in oracle.whole(probe).outputs)
     except Exception:
         return None
 
@@ -290,7 +305,7 @@ def _fate(mutant, cheap, costly, oracle, fresh):
         try:
             if _is_rejected(mutant, cheap):
                 return "rejected"
-            if not _differs(mutant, oracle, fresh):
+            if not differs(mutant, oracle, fresh):
                 return "equivalent"
         except Exception:  # the mutation does not fit this call, in one of many ways
             return "crashed"
@@ -329,7 +344,8 @@ def _is_rejected(mutant, exams):
     return False
 
 
-def _differs(mutant, oracle, fresh):
+def differs(mutant, oracle, fresh):
+    """Return whether a mutant's results are others than the original's on `fresh`, by more than float32 could hide."""
     mutate = _mutating(mutant)
     for probe, reference in fresh:
         outcome = oracle.reference(probe, mutate)

@@ -20,6 +20,7 @@ from playground.judge.precision import (
     Promoted,
     RoundedOperands,
     RoundedResults,
+    Wider,
     tf32_families,
     without_tf32,
 )
@@ -147,6 +148,27 @@ class Oracle:
                 jump = (runs[0][name] + runs[1][name] - 2 * reference.gradients[name]).abs()
                 torch.maximum(largest, torch.nan_to_num(jump, nan=0.0, posinf=0.0), out=largest)
         return moved
+
+    def ties(self, probe, reference):
+        """Return for each output how far near ties of its rounding move each element; None for one that is not in steps.
+
+        As in `decisions`, everything is nudged: where that changes a number that was rounded to steps, rounding decides it.
+        """
+        moved = [torch.zeros_like(tensors.as_real(true)) if tensors.in_steps(true) else None for true in reference.outputs]
+        for seed in range(DECISIONS):
+            for units in (NEARNESS, -NEARNESS):
+                nudged = self._in_float64(probe, Nudged(seed, units)).outputs
+                for most, result, true in zip(moved, nudged, reference.outputs, strict=True):
+                    if most is not None:
+                        torch.maximum(most, (tensors.as_real(result) - tensors.as_real(true)).abs(), out=most)
+        return moved
+
+    def uses_wider(self, probe, dtype):
+        """Return whether the model computes anything in more bytes than `dtype` has."""
+        wider = Wider(dtype)
+        with wider:
+            self.eager(probe)
+        return wider.found
 
     def rounded_at_each_step(self, probe, count, dtype):
         """Return `count` results of the float32 model in which each step is off by all that rounding to `dtype` can do."""

@@ -286,6 +286,20 @@ class Families(Uncompiled):
         return function(*args, **(kwargs or {}))
 
 
+class Wider(Uncompiled):
+    """While active, `found` becomes whether an operator gives floating-point numbers of more bytes than `dtype` has."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.found, self._bytes = False, dtype.itemsize
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        floats = [each for each in torch.utils._pytree.tree_leaves(result) if tensors.differentiable(each)]
+        self.found |= any(each.dtype.itemsize > self._bytes for each in floats)
+        return result
+
+
 class Perturbed(Decomposing):
     """While active, float32 results, and operands of products and sums, are off by +-`units` more in the last place of `dtype`.
 

@@ -14,7 +14,7 @@ contradict each other, or the runs were not made alike, the row is not comparabl
 import dataclasses
 import functools
 
-from playground.record import NOT_TIMED, Against, Comparison, Ratio
+from playground.record import NOT_TIMED, SKIPPED, TIMED, VERDICTS, Against, Comparison, Ratio
 from playground.report.document import has_changed
 from playground.report.figures import BASELINES, baseline_name, inputs_text, listed, size_note, timed_modes
 from playground.report.layout import INDENT, fitted, print_folded, print_indented, verdict
@@ -22,7 +22,7 @@ from playground.report.text import NOTHING, one_line, significant, span, with_un
 from playground.stopwatch.statistics import TIE
 
 MARGIN = 2 * TIE  # what two processes that run the very same code can differ by, once for each run
-FASTER, SAME, SLOWER, NOT_COMPARABLE = VERDICTS = ("faster", "same", "slower", "not comparable")
+FASTER, SAME, SLOWER, NOT_COMPARABLE = OUTCOMES = ("faster", "same", "slower", "not comparable")
 
 # What must be the same in both environments, with its name for people, by where a variant ran.
 CONDITIONS = {
@@ -35,18 +35,37 @@ NAMES = ("variant", "timed", "verdict", "then ms", "now ms", "ratio", "interval"
 def compare(document, earlier, name):
     """Return `document` with a record.Against, and in each result Comparisons: with the document `earlier`, called `name`."""
     environments = [each.environment for each in (document, earlier)]
-    results = []
+    results, regressions = [], []
     for result in document.results:
         # The same variant's, that on the same kind of device and at the same sizes first.
         same = [old for old in earlier.results if _named(old) == _named(result)]
         old = max(same, key=lambda old: (old.ran_on == result.ran_on, _sizes(old) == _sizes(result)), default=None)
         results.append(dataclasses.replace(result, against=list(_rows(result, old, *environments))))
+        regressions += _regressions(results[-1], old)
     verdicts = [row.verdict for result in results for row in result.against]
     here = set(map(_named, results))
     gone = [each for each in dict.fromkeys(map(_named, earlier.results)) if each not in here]
-    counts, date = {word: verdicts.count(word) for word in VERDICTS}, earlier.environment.date
-    about = Against(file=name, date=date, margin=MARGIN, counts=counts, not_in_this_run=gone)
+    counts, date = {word: verdicts.count(word) for word in OUTCOMES}, earlier.environment.date
+    about = Against(file=name, date=date, margin=MARGIN, counts=counts, not_in_this_run=gone, regressions=regressions)
     return dataclasses.replace(document, against=about, results=results)
+
+
+def _regressions(new, old):
+    """Yield a line where a result is less right than the old one, if there is one, and for each mode that is slower."""
+    point = f" ({size})" if (size := size_note(new)) else ""
+    is_alike = old and old.verdict in TIMED and (old.ran_on, _sizes(old)) == (new.ran_on, _sizes(new))
+    if is_alike and new.verdict != SKIPPED and VERDICTS.index(new.verdict) > VERDICTS.index(old.verdict):
+        yield f"{_named(new)}{point}: {old.verdict} then, {new.verdict} now"
+    for row in new.against:
+        if row.verdict == SLOWER:
+            yield f"{_named(new)}{point}: {row.timed} slower: {significant(row.old_ms)} ms then, {significant(row.new_ms)} now"
+
+
+def is_comparable(document):
+    """Return whether a compared document says anything: False where all times of both runs could not be compared."""
+    rows = [row for result in document.results for row in result.against or ()]
+    timed = [row for row in rows if row.old_ms is not None and row.new_ms is not None]
+    return not timed or any(row.verdict != NOT_COMPARABLE for row in timed)
 
 
 def _named(result):
@@ -144,6 +163,8 @@ def show(document, console):
         print_folded(console, f"{', '.join(variants)}: {reason}", hanging=INDENT)
     rule = f"The interval holds that of the times and that of the speed-ups. Same: it reaches within {MARGIN:.0%} of 1."
     print_folded(console, rule, style="dim")
+    for line in about.regressions:
+        print_folded(console, f"regression: {line}", hanging=INDENT, style="red")
     counted = ", ".join(f"{count} {word}" for word, count in about.counts.items() if count) or "nothing to compare"
     gone = about.not_in_this_run
     print_folded(console, f"Against {about.file}: {counted}" + (f"; not in this run: {', '.join(gone)}" if gone else ""))

@@ -24,6 +24,7 @@ from playground.serial import dump
 STANDARDS = tuple(record.STANDARDS.values())
 THRESHOLDS = (0.0, 0.5, 1.0, 1.5, 2.0)
 NOT_COMPILED = "does not compile"
+CALLED = re.compile(r".+:\d+: in (forward|__init__)\n")  # begins the details of what a call of the model raised
 FASTEST = "fastest"  # of the baselines that are at least as precise as the solution
 BASELINES = ("eager", "compile", FASTEST)  # KernelBench's two, and ours
 MEETS = {"forward": TIMED, "drop_in": ("pass",)}  # the verdicts of those that do
@@ -152,21 +153,22 @@ def eval_results(report):
             continue
         entries = levels.setdefault(pair.level, {}).setdefault(str(pair.problem_id), [])
         sample = pair.sample_id
-        entries.append(_eval_entry(result, len(entries) if sample is None else sample, report.environment))
+        hardware = report.environment.gpu if result.ran_on == "cuda" else report.environment.cpu
+        entries.append({"sample_id": len(entries) if sample is None else sample} | eval_entry(result, hardware))
     return {level: dict(sorted(found.items(), key=lambda item: int(item[0]))) for level, found in levels.items()}
 
 
-def _eval_entry(result, sample, environment):
-    device = environment.gpu if result.ran_on == "cuda" else environment.cpu
-    metadata = {"hardware": device, "device": result.ran_on, "verdict": result.verdict}
+def eval_entry(result, hardware):
+    """Return what KernelBench's KernelExecResult says of a result that ran on `hardware`; see `eval_results`."""
+    metadata = {"hardware": hardware, "device": result.ran_on, "verdict": result.verdict}
     if result.reason:
         metadata["correctness_issue" if result.verdict == "fail" else "runtime_error"] = result.reason
     if result.caveats:
         metadata["caveats"] = [each.tag for each in result.caveats]
     own, eager = result.time_ms, result.baselines_ms.get("eager")
+    has_run = CALLED.match(result.details) and NOT_COMPILED not in result.reason  # a first call belongs to the build
     return {
-        "sample_id": sample,
-        "compiled": result.check is not None or result.build_seconds is not None,
+        "compiled": result.check is not None or result.build_seconds is not None or bool(has_run),
         "correctness": is_correct(result, "forward"),
         "metadata": metadata,
         "runtime": own.median if own else -1.0,

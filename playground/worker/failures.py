@@ -134,7 +134,7 @@ def _reason(exception):
         return _undefined(undefined[1], exception)
     if name == "EmulatorError":
         return _at_users_line(_first_line(exception), exception)
-    if name in ("CatalogError", "Finding", "NoRoom", "WrongInterface"):
+    if name in ("CatalogError", "Finding", "InternalLimit", "NoRoom", "WrongInterface"):
         return _first_line(exception)
     hint = WITHOUT_GPU if re.match(WANTS_GPU, str(exception)) else ""
     return f"{name}: {_first_line(exception)}{hint}"

@@ -15,7 +15,7 @@ import torch
 from playground import catalog, tensors
 from playground.clock import referee as clock
 from playground.clock.memory import Unshareable
-from playground.judge import accuracy, behaviour, diagnosis, domain, footprint, mutants, probes, special
+from playground.judge import accuracy, behaviour, diagnosis, domain, footprint, lint, mutants, probes, special
 from playground.judge.oracle import Oracle, gradients_of, is_few
 from playground.judge.precision import CUT, LOWER, forbid_tf32
 from playground.judge.sample import SMALL, Sample
@@ -39,6 +39,7 @@ class Referee:
     """The original, its float64 reference on each probe, and the comparison with it."""
 
     size_up = staticmethod(footprint.size_up)
+    lint = staticmethod(lint.examine)
 
     def environment(self):
         """Return the Environment of a report, as JSON."""
@@ -49,11 +50,12 @@ class Referee:
 
         At the problem's own size a `share` of large results is compared, drawn from the seed `secret`.
 
-        Returns {"inputs": [shape, ...], "precision": "tf32" or "fp32", "domain": what all inputs have in common, in words,
+        Returns {"inputs": [shape, ...], "precision": "tf32", "fp32" or one of HALF, "domain": what all inputs have in common,
         "varied": whether the contents are others than the problem's own, which are the same in each draw, "unvaried": why they
         cannot be where they would have to, "checks_itself": whether the file has a check of its own, "has_layouts": whether an
-        input or a parameter has 4 or 5 dimensions}. The precision is
-        `precision` where given, else "tf32" where PyTorch's settings permit it to an operator that the model has.
+        input or a parameter has 4 or 5 dimensions}. The precision is `precision` where given; else that of HALF in which all
+        inputs and parameters are, where there are any; else "tf32" where PyTorch's settings permit it to an operator that the
+        model has. What is in 16 bits, and computed in float32 between, is judged by the limits of the latter.
         """
         self.device = torch.device(tensors.PLACES[place])
         self.outer = None
@@ -80,12 +82,16 @@ class Referee:
         self._before_step = functools.cache(self._leave_unstepped)
         tf32 = self.oracle.tf32_families
         own = tensors.made_on(self.device, lambda: probes.own(self.problem, seed))
-        self.precision = precision or ("tf32" if tf32 and tf32 & self.oracle.uses(own) else "fp32")
         given = [value for value in (*own.inputs, *self.model.parameters()) if isinstance(value, torch.Tensor)]
+        types = {value.dtype for value in given if tensors.differentiable(value)}
+        of_type = precision or next((name for name, kind in tensors.HALF.items() if types == {kind}), None)
+        is_all_in = precision or (of_type and not self.oracle.uses_wider(own, tensors.HALF[of_type]))
+        in_float32 = "tf32" if tf32 and tf32 & self.oracle.uses(own) else "fp32"
+        self.precision = of_type if is_all_in else in_float32  # by whose limits it is judged
         return {
             "inputs": [list(value.shape) if isinstance(value, torch.Tensor) else value for value in own.inputs],
             "has_layouts": any(value.dim() in (4, 5) for value in given),
-            "precision": self.precision,
+            "precision": of_type or self.precision,
             "domain": self.domain.texts,
             "varied": varies and not unvaried,
             "unvaried": unvaried,
@@ -102,7 +108,7 @@ class Referee:
         with torch.no_grad(), fitting(module.Model, "forward", inputs, "get_inputs"):
             outputs = model(*inputs)
         try:
-            tensors.flatten(outputs)
+            tensors.require_judgeable(tensors.flatten(outputs))
         except TypeError as complaint:
             raise WrongInterface(f"{place_of(module.Model, 'forward')}{complaint}") from None
         return {}
@@ -120,7 +126,9 @@ class Referee:
         def called(model, inputs=None):
             tensors.seed_draws()
             with torch.no_grad():
-                return tensors.flatten(model(*(behaviour.copies(content) if inputs is None else inputs)))
+                outputs = tensors.flatten(model(*(behaviour.copies(content) if inputs is None else inputs)))
+            tensors.require_judgeable(outputs)
+            return outputs
 
         tensors.seed_draws()
         effects = behaviour.SideEffects(model, inputs)
@@ -230,7 +238,8 @@ class Referee:
             permitted += oracle.rounded_at_each_step(made, len(permitted), torch.get_autocast_dtype(self.device.type))
         others = self._of_other_inputs(made, problem, drawing, reference)
         self._keep(made, drawing, inputs)
-        self.references[probe] = _references(reference, eager, permitted, others, self._decisions(probe, reference))
+        ties = self._ties(probe, reference)
+        self.references[probe] = _references(reference, eager, permitted, others, self._decisions(probe, reference), ties)
         if made.clean:
             clean = oracle.reference(replace(made, inputs=made.clean))
             self.references[probe] = special.references(reference, clean, eager, permitted, made.inputs), {}
@@ -265,7 +274,7 @@ class Referee:
                     raise
                 continue
             self.shapes[probe], self.forms[probe] = _shapes(made, eager.outputs), eager.form
-            if made.clean or all(torch.isfinite(output).all() for output in eager.outputs):
+            if made.clean or all(torch.isfinite(tensors.as_real(output)).all() for output in eager.outputs):
                 break
         return drawing, made, oracle, eager
 
@@ -286,6 +295,15 @@ class Referee:
             return self.oracle_of(made).decisions(made, reference)
 
         return functools.cache(decisions)
+
+    def _ties(self, probe, reference):
+        """A function that gives Oracle.ties on the probe of that name, looked for when it is first called."""
+
+        def ties():
+            made = self._with_inputs(probe)
+            return self.oracle_of(made).ties(made, reference)
+
+        return functools.cache(ties)
 
     def prepare_timed(self, probe, mode, seed):
         """Add the reference on the content of a timed call, which follows from its seed, as a further probe, called `probe`."""
@@ -394,7 +412,7 @@ class Referee:
 
         "stale" says that they are those of the weights before the probe's step, "swallowed" where they are finite and the
         original's are not, "leaked" that the opposite is where it must not be, "small" that small values are lost, "uniform"
-        that each of the original's is the same everywhere.
+        that each of the original's is the same everywhere, "decided" that one is right for near ties of rounding alone.
 
         `declared` is the precision that the variant says it computes in, or what else is permitted: see _permitting. With
         `remark` a complaint ends with where the result is wrong and how that came about, which takes several further
@@ -429,6 +447,7 @@ class Referee:
         swallowed = next((every.swallowed for every in each if every.swallowed), None)
         leaked = any(every.leaked for every in each)
         seen = {"stale": bool(stale), "swallowed": swallowed, "leaked": leaked, "diagnosis": lines}
+        seen["decided"] = any(every.decided for every in each)
         if probe in probes.REQUIRED and not compared["complaint"] and not isinstance(declared, float):
             seen["small"] = self._lost_small_values(probe, expected, names, actual)
         return compared | unseen | seen
@@ -686,15 +705,17 @@ def _beside(checked, reference, eager, decisions=None):
     }
 
 
-def _references(reference, eager, permitted, others=(), decisions=None):
+def _references(reference, eager, permitted, others=(), decisions=None, ties=None):
     """(list for the outputs, {name: Reference} for the gradients that the original has).
 
-    `decisions()` gives how far near decisions move each gradient, by name.
+    `decisions()` gives how far near decisions move each gradient, by name, and `ties()` how far near ties of rounding do each
+    output that is in steps.
     """
-    outputs = [
-        Reference(true, in_eager, *(outcome.outputs[i] for outcome in permitted), others=[more[i] for more in others])
-        for i, (true, in_eager) in enumerate(zip(reference.outputs, eager.outputs, strict=True))
-    ]
+    outputs = []
+    for i, (true, in_eager) in enumerate(zip(reference.outputs, eager.outputs, strict=True)):
+        moved = ties and tensors.in_steps(true) and (lambda i=i: ties()[i])
+        more = {"others": [other[i] for other in others], "decisions": moved or None}
+        outputs.append(Reference(true, in_eager, *(outcome.outputs[i] for outcome in permitted), **more))
     gradients = {}
     for name, true in reference.gradients.items():
         if true is not None:

@@ -1,9 +1,11 @@
 """Plain CUDA programs: `python -m cuda_emulator FILE.cu`, the host API they use, and the libraries of device code."""
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -153,3 +155,28 @@ def test_own_results(name, mode):
         status, finding = program.run(executable, [], mode, schedule, limit=120)
         assert finding is None, str(finding)
         assert status == 0, f"line {status} (modulo 256) of {name}.cu"
+
+
+def test_a_finding_as_junit_and_sarif(tmp_path):
+    junit, sarif = tmp_path / "a.xml", tmp_path / "a.sarif"
+    (tmp_path / "broken.cu").write_text("int main() {\n  return nothing;\n}\n")
+    lines = (FOLDER / "mistakes.cu").read_text().splitlines()
+    race = next(number for number, text in enumerate(lines, 1) if text.endswith("// race"))
+    for file, arguments, rule, line in (
+        (FOLDER / "mistakes.cu", ("--", "race"), "global memory race", race),
+        (tmp_path / "broken.cu", (), "build", 2),
+        (FOLDER / "mistakes.cu", ("--", "none"), None, None),
+    ):
+        done = command(file, "--junit", junit, "--sarif", sarif, *arguments)
+        (case,) = ElementTree.fromstring(junit.read_text()).iter("testcase")
+        results = json.loads(sarif.read_text())["runs"][0]["results"]
+        if rule is None:
+            assert results == [] and case.find("error").get("message") == "exit status 7" and done.returncode == 7
+            continue
+        assert done.returncode == 1 and case.find("failure").get("message") == done.stderr.strip()
+        (found,) = results
+        place = found["locations"][0]["physicalLocation"]
+        assert (found["ruleId"], place["region"]["startLine"]) == (rule, line)
+        assert place["artifactLocation"]["uri"].endswith(file.name)
+    done = command(FOLDER / "mistakes.cu", "--junit", tmp_path / "none" / "a.xml")
+    assert done.returncode == 2 and "make it first" in done.stderr

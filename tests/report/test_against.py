@@ -158,6 +158,32 @@ def test_the_document_stays_one(gpu_document, tmp_path):
     assert [each["against"] for each in written["results"]] == json.loads(json.dumps([e["against"] for e in result["results"]]))
 
 
+def test_regressions_are_what_is_slower_or_less_right(gpu_document):
+    old = copy.deepcopy(gpu_document)
+    v1, v2 = gpu_document["results"][:2]
+    slow_down(v1, 1.5)
+    v2.update(UNTIMED, verdict="fail", reason="wrong")
+    old["results"][-1].update(verdict="forward only", reason="no backward")  # better now
+    text = compared(gpu_document, old)[1]["against"]["regressions"]
+    assert text == [
+        "conv_pool_sigmoid_sum/v1_fused_tail: forward slower: 7.00 ms then, 10.5 now",
+        "conv_pool_sigmoid_sum/v2_single_kernel: pass then, fail now",
+    ]
+    v2["shape"]["inputs"] = [[4, 8, 384, 384]]
+    assert len(compared(gpu_document, old)[1]["against"]["regressions"]) == 1, "at another size it is another question"
+    assert dump(against.compare(read(old), read(old), "old.json"))["against"]["regressions"] == []
+
+
+def test_runs_of_which_no_time_can_be_compared_say_nothing(gpu_document):
+    old = copy.deepcopy(gpu_document)
+    assert against.is_comparable(against.compare(read(gpu_document), read(old), "old.json"))
+    old["environment"]["gpu"] = "another"
+    assert not against.is_comparable(against.compare(read(gpu_document), read(old), "old.json"))
+    for result in gpu_document["results"]:
+        result.update(UNTIMED)
+    assert against.is_comparable(against.compare(read(gpu_document), read(old), "old.json")), "the verdicts can be"
+
+
 @pytest.mark.parametrize("width", [60, 160])
 def test_what_is_printed(gpu_document, width):
     assert printed(lambda console: against.show(read(gpu_document), console)) == "", "without it"

@@ -1,0 +1,181 @@
+"""Numbers that were rounded to steps (integers, float8), and problems in 16 bits: what is right, and what it is called."""
+
+import pytest
+import torch
+from judged import judged_texts, one_worker, referee_of
+from problems import pairs
+
+import playground
+from playground import tensors
+from playground.judge.tolerance import Reference
+
+QUANTISE = """
+class Model(nn.Module):
+    def forward(self, x):
+        scale = x.abs().amax(dim=-1, keepdim=True) / 127.0
+        return torch.clamp(torch.round(x / scale), -128, 127).to(torch.int8), scale
+
+def get_inputs():
+    return [torch.randn(256, 1024)]
+"""
+# By the reciprocal of the scale, as is usual: one number in a hundred thousand is rounded the other way.
+RECIPROCAL = QUANTISE.replace("x / scale", "x * (1.0 / scale)")
+FLOAT8 = """
+class Model(nn.Module):
+    def forward(self, x):
+        scale = x.float().abs().amax(-1, keepdim=True).clamp(min=1e-12) / 448.0
+        return (x.float() / scale).to(torch.float8_e4m3fn), scale
+
+def get_inputs():
+    return [torch.randn(16, 128, dtype=torch.bfloat16)]
+"""
+HALF = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(512) + 0.5)
+        self.to(torch.float16)
+
+    def forward(self, x):
+        f = x.float()
+        f = f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + 1e-5)
+        return f.to(x.dtype) * self.weight
+
+def get_inputs():
+    return [torch.randn(8, 512, dtype=torch.float16)]
+"""
+# Each partial sum is kept in float16, as __hadd does it: beyond 65504 it is infinite.
+HALF_SUMS = HALF.replace(
+    "f = f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + 1e-5)",
+    """t = f.pow(2).to(x.dtype)
+        while t.shape[-1] > 1:
+            t = (t[..., ::2].float() + t[..., 1::2].float()).to(x.dtype)
+        f = f * torch.rsqrt(t.float() / 512 + 1e-5)""",
+)
+
+
+def variant(text):
+    return text.partition("def get_inputs")[0].replace("class Model(", "class ModelNew(")
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    """judged(problem, variant's text) -> the result in JSON."""
+    with one_worker() as worker:
+        yield lambda problem, text: judged_texts(worker, tmp_path_factory.mktemp("case"), problem, variant(text))[0]
+
+
+def tags(result):
+    return {each["tag"]: each for each in result["caveats"]}
+
+
+def test_one_unit_where_rounding_decides_is_a_caveat(judged):
+    found = judged(QUANTISE, RECIPROCAL)
+    assert found["verdict"] in ("pass", "forward only"), found["reason"]
+    assert not any(each["costs"] for tag, each in tags(found).items() if tag == "accuracy")
+
+
+def test_a_unit_elsewhere_is_wrong_and_said_in_units(judged):
+    found = judged(QUANTISE, QUANTISE.replace("torch.round(x / scale)", "torch.floor(x / scale + 0.4999)"))
+    assert found["verdict"] == "fail"
+    assert "is off by up to 1 in" in found["reason"] and "whole numbers" in found["reason"], found["reason"]
+
+
+def test_float8_outputs_are_compared(judged):
+    assert judged(FLOAT8, FLOAT8)["verdict"] == "pass"
+    found = judged(FLOAT8, FLOAT8.replace("/ scale)", "/ scale * 1.07)"))
+    assert found["verdict"] == "fail" and "off by" in found["reason"]
+    found = judged(FLOAT8, FLOAT8.replace("float8_e4m3fn", "float8_e5m2"))
+    assert found["verdict"] == "fail" and "float8_e5m2 instead of torch.float8_e4m3fn" in found["reason"]
+
+
+def test_a_problem_in_16_bits_says_its_type(tmp_path, judged):
+    assert judged(HALF, HALF)["verdict"] == "pass"
+    made = {name: tmp_path / name for name in ("half", "all")}
+    for folder in made.values():
+        folder.mkdir()
+    half = referee_of(made["half"], HALF)
+    assert half.precision == "fp32", "computed in float32 between: by its limits"
+    everything = referee_of(made["all"], HALF.replace("f = x.float()", "f = x"))
+    assert everything.precision == "fp16"
+
+
+def test_sums_that_overflow_16_bits_are_found(judged):
+    found = judged(HALF, HALF_SUMS)
+    assert found["verdict"] != "pass"
+    assert "large" in {name for name, probe in found["check"]["probes"].items() if probe["complaint"]}, found["reason"]
+
+
+CHANGES_SIZE = """
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.tanh(x)
+
+def get_inputs():
+    return [torch.randn(int(torch.randint(5, 50, ())), 16)]
+"""
+
+
+def test_sizes_that_change_from_draw_to_draw_are_judged(judged):
+    assert judged(CHANGES_SIZE, CHANGES_SIZE)["verdict"] in ("pass", "forward only")
+    keeps = CHANGES_SIZE.replace("return torch.tanh(x)", "self.y = getattr(self, 'y', torch.tanh(x)); return self.y")
+    assert judged(CHANGES_SIZE, keeps)["verdict"] == "fail"
+
+
+@pytest.mark.parametrize(
+    "result, given, says",
+    [
+        ("x.to_sparse()", "torch.randn(4, 8)", "torch.sparse_coo"),
+        ("a @ x", "torch.randn(4, 8).relu().to_sparse_csr(), torch.rand(8, 3)", "torch.sparse_csr"),
+        ("x.view(torch.float4_e2m1fn_x2)", "torch.zeros(4, 8, dtype=torch.uint8)", "torch.float4_e2m1fn_x2"),
+    ],
+)
+def test_what_the_judge_cannot_compare_is_its_own_limit(tmp_path, compare, result, given, says):
+    takes = "a, x" if "a @" in result else "x"
+    text = f"class Model(nn.Module):\n    def forward(self, {takes}):\n        return {result}\n"
+    problem = tmp_path / "problem.py"
+    problem.write_text(pairs.whole(f"{text}\ndef get_inputs():\n    return [{given}]\n"))
+    (tmp_path / "own.py").write_text(pairs.IMPORTS + text.replace("Model", "ModelNew"))
+    status, _, err = compare("--model", problem, "--variant", tmp_path / "own.py", "--device", "cpu", "--check-only")
+    (complaint,) = [line for line in err.splitlines() if "internal limit" in line]
+    assert status == 2 and complaint.startswith("internal limit: the judge cannot compare tensors") and says in complaint
+    assert playground.compare(problem, tmp_path / "own.py", device="cpu", check_only=True).reason.startswith("internal limit: ")
+
+
+def reference(true, eager, *permitted, **more):
+    return Reference(true.double() if true.is_floating_point() else true, eager, *permitted, **more)
+
+
+def test_where_16_bits_overflow_on_the_way_both_are_right():
+    true = torch.tensor([1.0, 2.0, 300.0, 1e9])
+    eager = torch.tensor([1.0, 2.0, torch.inf, torch.inf], dtype=torch.float16)
+    found = reference(true, eager)
+    assert found.compare("it", eager).complaint is None
+    assert found.compare("it", true.half()).complaint is None, "300 is right, 1e9 is infinite in float16"
+    assert "not inf" in found.compare("it", torch.tensor([1.0, 2.0, 200.0, torch.inf]).half()).complaint
+    assert "not inf" in found.compare("it", torch.tensor([1.0, 2.0, 300.0, 6e4]).half()).complaint
+    wide = reference(true, eager.float())
+    assert "not inf" in wide.compare("it", true).complaint, "float32 has no such excuse"
+
+
+def test_ties_excuse_so_many_units_and_no_more():
+    true = torch.tensor([1, 2, 3], dtype=torch.int8)
+    found = reference(true, true, decisions=lambda: torch.tensor([0, 1, 0]))
+    assert found.compare("it", torch.tensor([1, 3, 3], dtype=torch.int8)).decided
+    assert found.compare("it", true).decided is False
+    for wrong in ([1, 4, 3], [2, 3, 3]):
+        complaint = found.compare("it", torch.tensor(wrong, dtype=torch.int8)).complaint
+        assert complaint and "whole numbers" in complaint
+
+
+def test_which_values_are_steps():
+    kinds = {
+        torch.int8: True,
+        torch.int64: True,
+        torch.uint8: True,
+        torch.float8_e5m2: True,
+        torch.bool: False,
+        torch.half: False,
+    }
+    assert {kind: tensors.in_steps(torch.zeros(2).to(kind)) for kind in kinds} == kinds
+    assert tensors.as_real(torch.tensor([3.0]).to(torch.float8_e4m3fn)).dtype == torch.float32
