@@ -1,6 +1,6 @@
 """Builds a plain CUDA program for the CPU and runs it: every kernel under check mode, its host code as it is.
 
-python -m cuda_emulator FILE.cu [FILE ...] [-I FOLDER] [-D NAME[=VALUE]] [-- ARGUMENT ...]
+python -m cuda_emulator FILE.cu [FILE ...] [-I FOLDER] [-D NAME[=VALUE]] [-std=c++20] [-- ARGUMENT ...]
 
 The exit status is the program's own; 1, too, where a mistake was found or the program could not be built; 2: the command line
 is wrong; 128 and the signal's number where one has ended the program.
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from . import runtime
 from .errors import EmulatorError
-from .program import Program
+from .program import STANDARDS, Program
 
 
 def parse(arguments):
@@ -25,6 +25,7 @@ def parse(arguments):
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="the program's .cu and .cpp files")
     parser.add_argument("-I", dest="folders", action="append", default=[], type=Path, metavar="FOLDER", help="of its headers")
     parser.add_argument("-D", dest="defines", action="append", default=[], metavar="NAME[=VALUE]", help="a macro")
+    parser.add_argument("-std", "--std", choices=STANDARDS, default="c++17", help="the version of C++, as nvcc takes it")
     parser.add_argument("--mode", choices=["check", "fast"], default="check", help="fast: no checks, all processors")
     parser.add_argument("--schedule", choices=list(runtime.SCHEDULES), default="forward", help="in which order threads run")
     parser.add_argument("--seed", type=int, default=1, help="of the random schedule")
@@ -45,7 +46,7 @@ def parse(arguments):
 def main(arguments=None):
     given, arguments = parse(sys.argv[1:] if arguments is None else arguments)
     try:
-        program = Program(given.files, given.folders, given.defines).read()
+        program = Program(given.files, given.folders, given.defines, standard=given.std).read()
         executable = program.build(given.mode)
         status, finding = program.run(executable, arguments, given.mode, given.schedule, given.seed)
     except EmulatorError as error:

@@ -8,7 +8,7 @@ import ast
 import re
 from dataclasses import dataclass
 
-from .text import UnsupportedError, matching, skip_blanks, split_at_commas, squeezed, text_of, tokens_of
+from .text import UnsupportedError, matching, skip_blanks, split_at_commas, squeezed, tokens_of
 
 TYPES = {"r": "uint32_t", "l": "uint64_t", "h": "uint16_t", "f": "float", "d": "double"}
 REGISTERS = {
@@ -353,7 +353,7 @@ def _(match, done, barrier, parity, *hint):
 @instruction(r"(bar|barrier)(\.cta)?\.sync(\.aligned)?")
 def _(match, barrier, threads=None):
     if threads is None and barrier.value == "0":
-        return "__syncthreads(__LINE__);"
+        return "::emulator::block_barrier(::emulator::Vote::none, 0, __LINE__, __COUNTER__);"
     return call("bar", barrier.value, threads.value if threads else -1, "true", "__LINE__")
 
 
@@ -916,14 +916,15 @@ def operands_of(tokens, line):
     """(constraint, expression) for each operand of one section of an asm statement."""
     found = []
     for part in split_at_commas(tokens):
-        part = [token for token in part if not token.blank]
-        if not part:
+        first = skip_blanks(part, 0)
+        if first == len(part):
             continue
-        if part[0].text == "[":  # a name for it
+        if part[first].text == "[":  # a name for it
             raise UnsupportedError("a named asm operand", line)
-        if part[0].kind != "string" or len(part) < 3 or part[1].text != "(":
+        open_at = skip_blanks(part, first + 1)
+        if part[first].kind != "string" or open_at == len(part) or part[open_at].text != "(":
             raise UnsupportedError(f"the asm operand `{squeezed(part)}`", line)
-        found.append((part[0].text.strip('"'), text_of(part[2:-1]) if " " not in squeezed(part) else squeezed(part[2:-1])))
+        found.append((part[first].text.strip('"'), squeezed(part[open_at + 1 : matching(part, open_at)])))
     return found
 
 

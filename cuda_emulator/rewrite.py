@@ -20,6 +20,7 @@ from .text import (
     RefusedError,
     Token,
     UnsupportedError,
+    end_of_directive,
     join_spaced_launches,
     matching,
     matching_back,
@@ -36,6 +37,14 @@ INCLUDE = Path(__file__).parent / "include"
 UNSUPPORTED_HEADERS = re.compile(
     r"cub/|thrust/|cute/|cutlass/|cuda/|nv/|nvfunctional|cublas|cudnn|cufft|curand|cusparse|cusolver|mma\.h$|cuda_fp[468]\.h$"
     r"|cuda_awbarrier|cudaTypedefs|cudaProfiler|cuda_gl_interop|nvrtc|nvtx|nvToolsExt|nvml|nccl|npp|cooperative_groups/(?!reduce\.h|scan\.h)"
+)
+# Headers of the toolkit that only declare what nvcc, or cuda_runtime.h, declares anyway.
+DECLARING_HEADERS = re.compile(
+    r"(crt/)?(builtin_types|channel_descriptor|common_functions|cudart_platform|cuda_occupancy|cuda_stdint|cuda_surface_types"
+    r"|cuda_texture_types|device_(atomic|double)_functions|device_launch_parameters|device_types|driver_functions|func_macro"
+    r"|host_config|host_defines|math_functions|sm_\d\d_(atomic_functions|intrinsics|rt)|storage_class|surface_functions"
+    r"|surface_indirect_functions|surface_types|texture_fetch_functions|texture_indirect_functions|texture_types"
+    r"|vector_functions|vector_types)\.hp{0,2}"
 )
 UNSUPPORTED_WORDS = {
     "cudaMipmappedArray_t": "a mipmapped array",
@@ -60,6 +69,8 @@ C_LIBRARY |= {"floor", "ceil", "round", "fabs", "fmax", "fmin", "fmod"}
 CONSTANT_SIZES = ' _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic error \\"-Wvla\\"") '
 ANY_SIZES = ' _Pragma("GCC diagnostic pop") '
 ATTRIBUTES = {"alignas", "__align__", "__attribute__"}
+# Attribute of a variable of the runtime's that each thread of the process has for itself.
+OF_THE_RUNTIME = '__attribute__((tls_model("initial-exec")))'
 COMMA = Token(",", "symbol", 0)
 
 
@@ -104,6 +115,7 @@ class Rewriter:
         self.include_end = 0  # the token behind it
         self.conditions = 0  # the #if and the like that are open
         self.macros = ptx.macros_of(text)
+        self.file_scope_shared = set()  # names of `extern __shared__` outside of functions
         self.define_end = 0  # where the #define under way ends
 
     def run(self):
@@ -149,9 +161,18 @@ class Rewriter:
                     if inner in self.refused:
                         self.refuse(RefusedError(self.refused[inner], self.tokens[inner].line))
             else:
+                if token.text in self.file_scope_shared:
+                    self.address_of_array(at)
                 self.out.append(token)
                 at += 1
         return Rewritten(text_of(self.out), self.kernels, self.uses_torch, self.last_include_line, waiting_lines(self.tokens))
+
+    def address_of_array(self, at):
+        """Drop the & in front of an array that is a pointer here: the array's address is that of its first element."""
+        sign = skip_blanks(self.out, len(self.out) - 1, -1)
+        of_element = self.tokens[skip_blanks(self.tokens, at + 1)].text == "[" if at + 1 < len(self.tokens) else False
+        if sign > 0 and self.out[sign].text == "&" and self.out[sign - 1].text != "&" and not of_element:
+            del self.out[sign]
 
     def may_size_at_run_time(self, f):
         """Whether a function's body has something like `int a[n]`."""
@@ -336,11 +357,7 @@ class Rewriter:
             return at + 1
         name_at = skip_blanks(self.tokens, at + 1)
         name = self.tokens[name_at].text if name_at < len(self.tokens) else ""
-        end = name_at
-        while end < len(self.tokens) and not (
-            "\n" in self.tokens[end].text and self.tokens[end].kind == "space" and not self.tokens[end].text.startswith("\\")
-        ):
-            end += 1
+        end = end_of_directive(self.tokens, name_at)
         line = self.tokens[at:end]
         self.conditions += (name in ("if", "ifdef", "ifndef")) - (name == "endif")
         if name == "include":
@@ -360,7 +377,7 @@ class Rewriter:
     def holds_only_directives(self, begin, end):
         while begin < end:
             if self.tokens[begin].text == "#":
-                begin = sides_of_text.end_of_directive(self.tokens, begin)
+                begin = end_of_directive(self.tokens, begin)
             elif not self.tokens[begin].blank:
                 return False
             begin += 1
@@ -377,6 +394,8 @@ class Rewriter:
             return line
         if UNSUPPORTED_HEADERS.match(header[1]) and not (INCLUDE / header[1]).is_file():
             return tokens_of(f"// {header[1]}")  # what of it is used is not known to the compiler, and named by it
+        if DECLARING_HEADERS.fullmatch(header[1]):
+            return tokens_of("#include <cuda_runtime.h>")
         self.uses_torch |= bool(re.match(r"torch/|ATen/|c10/", header[1]))
         return line
 
@@ -420,7 +439,7 @@ class Rewriter:
         clustered = f".clustered({cluster})" if cluster else ""
         config = f"::emulator::LaunchConfig(::emulator::Line{{__LINE__}}, {config}){clustered}"
         self.emit(
-            f"::emulator::launch({self.quoted_name(kernel)}, {line}, ::emulator::kernel_key({key}), {config}, "
+            f"::emulator::launch({self.quoted_name(kernel)}, {line}, {key}, {config}, "
             f"[=](const auto&... emulator_a) {{ {name}(emulator_a...); }}{passed})",
             kernel + self.tokens[at : close_at + 1],
         )
@@ -446,7 +465,7 @@ class Rewriter:
         if extended:
             call = f"[=](const auto&... emulator_a) {{ {name}(emulator_a...); }}" + (", " if rest else "") + rest
             config = text_of(arguments[0]).strip()
-            text = f"launch_extended({identity}, ::emulator::kernel_key({key}), {config}, {cluster or 'dim3()'}, {call})"
+            text = f"launch_extended({identity}, {key}, {config}, {cluster or 'dim3()'}, {call})"
         else:
             text = f"launch_pointers({identity}, {str('Cooperative' in function).lower()}, {name}, {rest})"
         self.emit("::emulator::" + text, self.tokens[at : close_at + 1])
@@ -509,7 +528,7 @@ class Rewriter:
         return f'"{name}"' if known else f'"?{name}"'
 
     def kernel_identity(self, expression, launch_line):
-        """The line of the kernel's definition, an expression for its address where it has one, and one for its cluster.
+        """The line of the kernel's definition, an expression for its address or nullptr, and one for its cluster.
 
         What is no name of a kernel has the launch's line.
         """
@@ -517,18 +536,20 @@ class Rewriter:
         if known is None:
             key = squeezed(expression) if expression[0].text != "(" else "nullptr"
             clusters = [f'{{"{name}", dim3({k.cluster})}}' for name, found in self.kernels.items() for k in found if k.cluster]
-            of_pointer = f"::emulator::cluster_of(::emulator::kernel_key({key}), {{{', '.join(clusters)}}})"
+            key = f"::emulator::kernel_key({key})"
+            of_pointer = f"::emulator::cluster_of({key}, {{{', '.join(clusters)}}})"
             return launch_line, key, of_pointer if clusters else ""
         kernel = next((kernel for kernel in reversed(known) if kernel.line <= launch_line), known[0])
         overloaded = len({other.parameters for other in known if other.scope == kernel.scope}) > 1
         has_address = given >= kernel.template_parameters and not overloaded
         address = squeezed(expression)
+        key = f"::emulator::key_of([&](auto take) -> decltype(take({address})) {{ return take({address}); }})"
         if not kernel.template_parameters and self.is_a_function_too(expression[-1].text, len(known)):
-            address = f"(void (*){kernel.parameters}){address}"
+            key = f"::emulator::kernel_key((void (*){kernel.parameters}){address})"
             has_address = has_address and "=" not in kernel.parameters
         return (
             kernel.line,
-            address if has_address else "nullptr",
+            key if has_address else "::emulator::kernel_key(nullptr)",
             f"dim3({kernel.cluster})" if kernel.cluster else "",
         )
 
@@ -701,7 +722,10 @@ class Rewriter:
         kind, name, inner = variables[0].kind, variables[0].name, bracket[1]
         once = f"extern {kind} emulator_dynamic_{name}[]; "  # g++ refuses a second type under one name
         if not self.in_code():
-            return f"{once}static ::emulator::DynamicShared<{kind}> {name};"
+            # A pointer of the runtime's, which points to the memory of the block that runs, under this name and type.
+            self.file_scope_shared.add(name)
+            declared = f"{kind} (* const {name}){inner}" if inner else f"{kind}* const {name}"
+            return f'{once}extern __thread {declared} __asm__("emulator_dynamic_shared") {OF_THE_RUNTIME};'
         if inner:
             row = f"emulator_row_{name}"
             return f"typedef {kind} {row}{inner}; {row}* {name} = ({row}*)::emulator::dynamic_shared();"

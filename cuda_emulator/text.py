@@ -61,6 +61,13 @@ def tokens_of(text, line=1):
     return tokens
 
 
+def end_of_directive(tokens, at):
+    """Return the index of the blanks that end the preprocessor's directive at `at`, or how many tokens there are."""
+    while at < len(tokens) and not (tokens[at].kind == "space" and re.search(r"(?<!\\)\n", tokens[at].text)):
+        at += 1
+    return at
+
+
 def as_read(text):
     """Return the text without a byte-order mark and `#if 0`, and with the line ends that compilers make of all others."""
     return without_dead_parts(text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n"))

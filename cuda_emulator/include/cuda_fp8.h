@@ -56,7 +56,7 @@ EMULATOR_INLINE __half2_raw __nv_cvt_fp8x2_to_halfraw2(__nv_fp8x2_storage_t x, _
     return {__nv_cvt_fp8_to_halfraw(x & 0xff, kind).x, __nv_cvt_fp8_to_halfraw(x >> 8, kind).x};
 }
 
-namespace emulator {
+namespace emulator::types {
 
 template <__nv_fp8_interpretation_t KIND>
 struct Number8 {
@@ -115,11 +115,11 @@ struct Four8 {
     }
 };
 
-}  // namespace emulator
+}  // namespace emulator::types
 
-using __nv_fp8_e4m3 = emulator::Number8<__NV_E4M3>;
-using __nv_fp8x2_e4m3 = emulator::Pair8<__NV_E4M3>;
-using __nv_fp8x4_e4m3 = emulator::Four8<__NV_E4M3>;
-using __nv_fp8_e5m2 = emulator::Number8<__NV_E5M2>;
-using __nv_fp8x2_e5m2 = emulator::Pair8<__NV_E5M2>;
-using __nv_fp8x4_e5m2 = emulator::Four8<__NV_E5M2>;
+using __nv_fp8_e4m3 = emulator::types::Number8<__NV_E4M3>;
+using __nv_fp8x2_e4m3 = emulator::types::Pair8<__NV_E4M3>;
+using __nv_fp8x4_e4m3 = emulator::types::Four8<__NV_E4M3>;
+using __nv_fp8_e5m2 = emulator::types::Number8<__NV_E5M2>;
+using __nv_fp8x2_e5m2 = emulator::types::Pair8<__NV_E5M2>;
+using __nv_fp8x4_e5m2 = emulator::types::Four8<__NV_E5M2>;

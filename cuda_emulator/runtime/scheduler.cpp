@@ -13,9 +13,16 @@ namespace emulator {
 
 __thread ThreadView* current = nullptr;
 __thread Worker* worker = nullptr;
+extern "C" __thread char* emulator_dynamic_shared __attribute__((tls_model("initial-exec")));
+__thread char* emulator_dynamic_shared = nullptr;
 Options options;
 
 namespace {
+void enter(Thread& t) {
+    current = &t;
+    emulator_dynamic_shared = t.owner->arena + ARENA_START;
+}
+
 // The thread that runs; in host code, which is told so, one of no grid.
 inline const ThreadView& thread_of(const char* what, const void* instruction) {
     if (__builtin_expect(current != nullptr, true)) return *current;
@@ -229,7 +236,7 @@ void Worker::run_threads() {
         Thread& t = b.threads[b.start_order[b.started++]];
         ++changes;
         t.fiber = me;
-        current = &t;
+        enter(t);
         launch->entry(launch->arguments);
         t.state = State::ended;
         ++changes;
@@ -270,7 +277,7 @@ Fiber& Worker::next() {
         if (!b.ready.empty() && !stalled && !waiting) {
             const int which = options.schedule == Schedule::random ? int(random() % b.ready.size()) : 0;
             Thread& t = b.threads[b.ready.pop(which)];
-            current = &t;
+            enter(t);
             return *t.fiber;
         }
         if (b.started < (int)b.threads.size()) return idle_fiber();

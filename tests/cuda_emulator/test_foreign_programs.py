@@ -96,6 +96,94 @@ def test_containers_of_the_host_are_not_the_runtimes(tmp_path):
         assert not re.findall(r"^\w+ [TtWuVv] _Z(?:Z|GV|TV)*(?:NK?)?S[tabdios].*", listed, re.M)
 
 
+# Kernels that share a name with each other or with CUDA's functions, and launches in macros over several lines.
+NAMES = r"""
+#include <builtin_types.h>
+#include <channel_descriptor.h>
+#include <crt/host_defines.h>
+#include <cuda_fp16.h>
+#include <cuda_occupancy.h>
+#include <device_types.h>
+#include <sm_35_intrinsics.h>
+#include <vector_types.h>
+struct Step { int by; };
+__global__ void norm(int* y, int n) { if (threadIdx.x < n) y[threadIdx.x] += 1; }
+__global__ void fma(int* y, Step s = {2}) { y[threadIdx.x] += s.by; }
+__global__ void max(int* y) { y[threadIdx.x] = fmaxf(y[threadIdx.x], 1); }
+__global__ void select(int* y) { y[threadIdx.x] += 1; }
+__global__ void scale(int* y, float a) { y[threadIdx.x] *= a; }
+__global__ void scale(int* y, int a) { y[threadIdx.x] *= a; }
+template <class T> __global__ void scale(T* y, double a) { y[threadIdx.x] *= a; }
+template <class T> __global__ void add(T* y) { y[threadIdx.x] += 1; }
+template <class T, int N> __global__ void add(T* y) { y[threadIdx.x] += N; }
+__global__ void add(int* y, const int* z) { y[threadIdx.x] += z[threadIdx.x]; }
+namespace inner {
+__global__ void max(int* y, Step s) { y[threadIdx.x] += s.by; }
+}
+template <class T> void both(T* y) { add<T><<<1, 32>>>(y); add<T, 3><<<1, 32>>>(y); }
+// Helpers whose names the emulator has inside.
+__device__ unsigned shared_address(const void* p) { return __cvta_generic_to_shared(p); }
+__device__ half sum(half a, half b) { return __hsub(a, b); }
+__device__ bool ordered(half a, half b) { return __hlt(a, b); }
+template <class T> __device__ T lane(T x) { return x; }
+#define LAUNCH(KERNEL, ...)         \
+    do {                            \
+        KERNEL<<<dim3(1),           \
+                 dim3(32), 0>>>(    \
+            __VA_ARGS__);           \
+    } while (0)
+#define ADD(T, N, ...)              \
+    if (N) {                        \
+        add<T,                      \
+            N>                      \
+            <<<1,                   \
+               32>>>(__VA_ARGS__);  \
+    } else {                        \
+        add<                        \
+            T                       \
+        ><<<1, 32>>>(__VA_ARGS__);  \
+    }
+__global__ void k(int* p) {
+    __shared__ half pair[2];
+    if (threadIdx.x == 0) pair[0] = 5.0f, pair[1] = 3.0f;
+    __syncwarp();
+    p[threadIdx.x] += int(__half2float(sum(pair[0], lane(pair[1])))) + ordered(pair[1], pair[0]);
+    p[threadIdx.x] += shared_address(&pair[1]) - shared_address(pair);
+}
+"""
+LAUNCHES = """
+    norm<<<1, 32>>>(out, 32); fma<<<1, 32>>>(out, Step{2}); max<<<1, 32>>>(out); select<<<1, 32>>>(out);
+    scale<<<1, 32>>>(out, 2.0f); scale<<<1, 32>>>(out, 2); scale<<<1, 32>>>(out, 2.0); scale<int><<<1, 32>>>(out, 0.5);
+    add<<<1, 32>>>(out, out); inner::max<<<1, 32>>>(out, Step{1}); both(out);
+    LAUNCH(add<int>, out); LAUNCH((add<int, 3>), out); ADD(int, 2, out); ADD(int, 0, out);
+    cudaMemcpy(host, out, 4, cudaMemcpyDeviceToHost);
+"""
+
+# Operands of PTX with casts of several words, and ways to use shared memory that is declared at file scope.
+FORMS = r"""
+extern __shared__ unsigned char all[];
+extern __shared__ float rows[][8];
+struct Parts { float first[8]; };
+__global__ void k(float* p) {
+    const int t = threadIdx.x;
+    auto& parts = *reinterpret_cast<Parts*>(&all);
+    float *a = reinterpret_cast<float*>(all), *b = (float*)&all[0], *c = static_cast<float*>(static_cast<void*>(all));
+    auto& d = *reinterpret_cast<float(*)[32]>(all);
+    const uintptr_t e = reinterpret_cast<uintptr_t>(all);
+    auto* f = all;
+    a[t] = 1;
+    b[t] += (f + 4 * t == (unsigned char*)(b + t));
+    c[t] += 1, d[t] += 1, ((float*)e)[t] += 1, rows[t / 8][t % 8] += 1;
+    asm volatile("barrier.sync 0;" ::: "memory");
+    float x;
+    if (t == 0) parts.first[3] += 1;
+    asm volatile("barrier.sync.aligned 0;" ::: "memory");
+    asm volatile("ld.global.f32 %0, [%1];" : "=f"(x) : "l"((const void *)(reinterpret_cast<unsigned long long>(p + t))));
+    asm volatile("st.global.u32 [%0], %1;" ::"l"((unsigned long long)(p + t)),
+                 "r"(*reinterpret_cast<unsigned const *>(&d[31 - t])));
+}
+"""
+
 # name, text in front of MAIN, what MAIN takes, what is printed
 RIGHT = {
     "launch with spaces": ("__global__ void k(int* p) { p[0] = 3; }\nvoid f(int* p) { k << <dim3(1), 2 >> > (p); }", {}, "3\n"),
@@ -284,6 +372,8 @@ RIGHT = {
         {"config": "2, 1"},
         "3\n",
     ),
+    "names": (NAMES, {"config": "1, 32", "print": LAUNCHES + FIRST}, "84\n"),
+    "forms": (FORMS, {"type": "float", "config": "1, 32, 128", "print": r'printf("%g %g\n", host[0], host[28]);'}, "6 7\n"),
     "a fallback of the CUDA version": (
         "#include <cuda.h>\n#if CUDA_VERSION < 12000\n#error old\n#endif\n__global__ void k(int* p) { p[0] = CUDA_VERSION / 13000; }",
         {},

@@ -29,6 +29,21 @@ const void* kernel_key(F* function) {
 }
 inline const void* kernel_key(std::nullptr_t) { return nullptr; }  // a kernel whose template arguments are deduced
 
+struct AddressTaker {
+    template <class F>
+    const void* operator()(F* function) const {
+        return (const void*)function;
+    }
+};
+// Of a kernel whose name others share, perhaps: `take` gives its address to an AddressTaker, if the name has only one.
+template <class Take>
+const void* key_of(Take take) {
+    if constexpr (std::is_invocable_v<Take, AddressTaker>)
+        return take(AddressTaker{});
+    else
+        return nullptr;
+}
+
 // Nothing can be thrown through a library that has only C functions: its callers are ctypes, cffi and the like.
 #ifdef EMULATOR_C_LIBRARY
 struct KeptFindings {

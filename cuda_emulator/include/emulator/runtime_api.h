@@ -190,12 +190,6 @@ dim3 cluster_of(const void* kernel, std::initializer_list<NamedCluster> known);
 }  // namespace emulator
 
 namespace emulator {
-// `extern __shared__ T name[]` outside a function: the block's dynamic shared memory, wherever it is used.
-template <class T>
-struct DynamicShared {
-    operator T*() const { return (T*)dynamic_shared(); }
-};
-
 // `__shared__ T name` outside a function: the block's own variable, wherever it is used.
 template <class T>
 class FileShared {
