@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import runtime, toolchain
-from .declarations import ACCEPTED_RACE
+from .declarations import ACCEPTED_RACE, find_kernels
 from .diagnostics import describe, errors_in, unexplained
 from .errors import EmulatorError, parse_finding
-from .rewrite import Rewritten, find_kernels, rewrite
+from .rewrite import Rewritten, rewrite
 from .sides import Sides, macros_with_qualifiers, sides_of
 from .text import UnsupportedError, as_read, tokens_of
 

@@ -47,6 +47,15 @@ def test_a_program_runs_as_it_is():
     assert "thread 3 of 4\n" in done.stdout and done.stdout.endswith("sum 6\n")
 
 
+def test_the_version_of_cpp(tmp_path):
+    (tmp_path / "new.cu").write_text(
+        "#include <concepts>\ntemplate <std::integral T> __global__ void k(T* p) { *p = 3; }\n"
+        "int main() {\n    int* p;\n    cudaMallocManaged(&p, 4);\n    k<<<1, 1>>>(p);\n    cudaDeviceSynchronize();\n    return *p;\n}\n"
+    )
+    assert command("-std=c++20", tmp_path / "new.cu").returncode == 3
+    assert "new.cu:2: error: " in command(tmp_path / "new.cu").stderr
+
+
 def test_the_first_finding_ends_a_program_with_status_1():
     done = command(FOLDER / "mistakes.cu", "--", "race")
     assert done.returncode == 1 and "sum" not in done.stdout
