@@ -84,7 +84,8 @@ class Variables:
             text += (
                 f"{aligned}static {variable.kind} {first}{variable.dimensions}{text_of(initial)}; "
                 f"static decltype({first})& {name} = *(decltype({first})*)"
-                f'::emulator::device_variable((const void*)&{first}, sizeof {first}, "{name}", {str(managed).lower()}); '
+                f'::emulator::device_variable((const void*)&{first}, sizeof {first}, "{name}", {str(managed).lower()}, '
+                f"::emulator::shape_of<decltype({first})>()); "
             )
         self.emit(text, prefix + self.tokens[at : end + 1])
         return end + 1
@@ -172,8 +173,8 @@ class Variables:
             return f'{once}extern __thread {declared} __asm__("emulator_dynamic_shared") {OF_THE_RUNTIME};'
         if inner:
             row = f"emulator_row_{name}"
-            return f"typedef {kind} {row}{inner}; {row}* {name} = ({row}*)::emulator::dynamic_shared();"
-        return f"{once}{kind}* {name} = ({kind}*)::emulator::dynamic_shared();"
+            return f"typedef {kind} {row}{inner}; {row}* {name} = ({row}*)::emulator::dynamic_shared(nullptr, 0);"
+        return f'{once}{kind}* {name} = ({kind}*)::emulator::dynamic_shared("{name}", sizeof({kind}));'
 
     def address_of_array(self, at):
         """Drop the & in front of an array that is a pointer here: the array's address is that of its first element."""
@@ -195,7 +196,7 @@ class Variables:
         constant = f"static char emulator_constant_size_of_{name}[sizeof({kind})]; " if variable.dimensions else ""
         return (
             f"typedef {variable.kind} {kind}{variable.dimensions}; {constant}static ::emulator::SharedDeclaration {declaration}"
-            f'{{sizeof({kind}), {alignment or f"alignof({kind})"}, "{name}", __LINE__}}; '
+            f'{{sizeof({kind}), {alignment or f"alignof({kind})"}, "{name}", __LINE__, ::emulator::shape_of<{kind}>()}}; '
             f"{kind}& {name} = *({kind}*)::emulator::shared_variable(&{declaration}); "
         )
 

@@ -73,6 +73,7 @@ void Worker::prepare(Launch& next_launch) {
     stopped = false;
     shared_offsets.clear();
     shared_extents.clear();
+    dynamic_shape = {};
     shared_used = ARENA_START;
     if (const size_t bytes = launch->config.shared_bytes) {
         shared_extents.push_back({ARENA_START, ARENA_START + bytes, nullptr});

@@ -250,6 +250,12 @@ struct Block : BlockView {
     ~Block();
 };
 
+// A name that the kernel gives its dynamic shared memory, and the size of an element; 0: it is not known.
+struct NamedShape {
+    const char* name = nullptr;
+    unsigned element = 0;
+};
+
 struct Worker {
     Launch* launch = nullptr;
     Block* block = nullptr;        // the one that runs
@@ -267,6 +273,7 @@ struct Worker {
     };
     std::vector<Extent> shared_extents;
     size_t shared_used = 0;
+    NamedShape dynamic_shape;
     uint64_t random_state = 1;
     unsigned lanes_met = 0;              // in the last exchange of the running thread
     bool stopped = false;                // a finding ended the launch

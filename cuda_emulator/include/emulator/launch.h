@@ -55,6 +55,15 @@ struct KeptFindings {};
 #endif
 
 template <class T>
+constexpr unsigned pointee_size() {
+    using P = std::remove_pointer_t<T>;
+    if constexpr (std::is_pointer_v<T> && !std::is_void_v<P> && !std::is_function_v<P>)
+        return sizeof(P);
+    else
+        return 0;
+}
+
+template <class T>
 bool holds(const T& argument, LaunchConfig::Points points, const void* address) {
     for (size_t at = 0; at + sizeof(void*) <= sizeof(T); at += sizeof(void*))
         if (points(*(void* const*)((const char*)&argument + at), address)) return true;
@@ -67,6 +76,8 @@ void launch(const char* name, int line, const void* kernel, const LaunchConfig& 
     using Pack = std::tuple<Call, Arguments...>;
     Pack pack(call, arguments...);
     LaunchConfig known = config;
+    static constexpr unsigned pointees[] = {pointee_size<Arguments>()..., 0};
+    known.pointees = pointees;
     known.argument_that = [](const void* p, LaunchConfig::Points points, const void* address) {
         return std::apply(
             [&](const Call&, const Arguments&... arguments) {

@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <initializer_list>
 #include <new>
+#include <type_traits>
 
 // Bodies of the emulator's own inline functions: their loads and stores are not the kernel's, so they are not checked.
 #define EMULATOR_UNCHECKED __attribute__((no_sanitize("thread")))
@@ -64,15 +65,30 @@ unsigned active_mask(int line);
 void shuffle_source(unsigned mask, int lane, int line);
 
 // ---- shared memory
+// The elements of a variable, to name one: their size, 0 where it is not known, and the extents of an array.
+struct Shape {
+    unsigned element = 0, dimensions = 0, extents[4] = {};
+};
+template <class T>
+constexpr Shape shape_of() {
+    Shape shape{unsigned(sizeof(std::remove_all_extents_t<T>))};
+    if constexpr (std::rank_v<T> <= 4) {
+        shape.dimensions = std::rank_v<T>;
+        shape.extents[0] = std::extent_v<T, 0>, shape.extents[1] = std::extent_v<T, 1>;
+        shape.extents[2] = std::extent_v<T, 2>, shape.extents[3] = std::extent_v<T, 3>;
+    }
+    return shape;
+}
 struct SharedDeclaration {
     size_t bytes, alignment;
     const char* name;
     int line;
+    Shape shape;
     int id = -1;
 };
 void* shared_variable(SharedDeclaration* declaration);
-void* dynamic_shared();
-uint32_t shared_address(const void* pointer);  // within the block's shared window
+void* dynamic_shared(const char* name, unsigned element);  // the name and the size of an element are what the text gives it
+uint32_t shared_address(const void* pointer);              // within the block's shared window
 void* shared_pointer(uint32_t address);
 bool is_shared(const void* pointer);
 
@@ -98,7 +114,7 @@ long long clock_ticks();
 [[noreturn]] void trap(int line);
 
 // ---- device memory for __device__ variables and cudaMalloc
-void* device_variable(const void* initial, size_t bytes, const char* name, bool managed);
+void* device_variable(const void* initial, size_t bytes, const char* name, bool managed, Shape shape);
 struct ConstantVariable {  // a __constant__ variable, which kernels cannot write
     ConstantVariable(const void* variable, size_t bytes, const char* name);
 };
@@ -155,6 +171,7 @@ struct LaunchConfig {
     // The number, from 0, of the argument that holds a pointer for which `points(pointer, address)` is true; -1: none.
     using Points = bool (*)(const void* pointer, const void* address);
     int (*argument_that)(const void* arguments, Points points, const void* address) = nullptr;
+    const unsigned* pointees = nullptr;          // for each argument the size of what it points to, if it is known; else 0
     LaunchConfig clustered(dim3 blocks) const {  // by the kernel's __cluster_dims__
         LaunchConfig copy = *this;
         copy.cluster = blocks;
@@ -195,7 +212,7 @@ template <class T>
 class FileShared {
  public:
     FileShared(size_t alignment, const char* name, int line)
-        : declaration_{sizeof(T), alignment ? alignment : alignof(T), name, line} {}
+        : declaration_{sizeof(T), alignment ? alignment : alignof(T), name, line, shape_of<T>()} {}
     EMULATOR_UNCHECKED operator T&() const { return get(); }
     EMULATOR_UNCHECKED T* operator&() const { return &get(); }
     template <class V>
@@ -236,7 +253,7 @@ template <class T, size_t N>
 class FileShared<T[N]> {
  public:
     FileShared(size_t alignment, const char* name, int line)
-        : declaration_{sizeof(T[N]), alignment ? alignment : alignof(T), name, line} {}
+        : declaration_{sizeof(T[N]), alignment ? alignment : alignof(T), name, line, shape_of<T[N]>()} {}
     using Array = T[N];
     EMULATOR_UNCHECKED operator T*() const { return begin(); }
     EMULATOR_UNCHECKED Array* operator&() const { return (Array*)begin(); }
