@@ -37,6 +37,8 @@ class Party:
         """Return what it did and where, for a sentence about a thread of `block`."""
         at = f"{self.line} of {Path(self.file).name}" if self.file else self.line
         where = f" at line {at}{called_from(self.callers)}" if self.line else ""
+        if self.thread is None:
+            return self.did + where
         of_block = f" of block {index_text(self.block)}" if self.block != block else ""
         return f"thread {index_text(self.thread)}{of_block} {self.did}{where}"
 
@@ -140,6 +142,10 @@ def parse_finding(text, file_of_library, program=None):
         other_file, other_line = other_places[0] if other_places else (None, None)
         did = fields.get("other_did", "")
         other = Party(triple("other_block"), triple("other_thread"), did, other_line, named(other_places[1:]))
+        other.file = None if other_file == file else other_file
+    elif "somebody" in fields and (other_places := places_of("other_")):  # a thread of another launch
+        other_file, other_line = other_places[0]
+        other = Party(None, None, fields["somebody"], other_line, named(other_places[1:]))
         other.file = None if other_file == file else other_file
     about, kernel_file, kernel_line = fields.get("object", ""), *place(int(fields.get("kernel_line", 0)))
     if "parameter" in fields:

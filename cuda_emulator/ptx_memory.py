@@ -50,9 +50,14 @@ def _(match, to, source, *policy):
     )
 
 
-@instruction(r"(prefetch|prefetchu|discard|applypriority|cp\.async\.bulk\.prefetch)\.\S+|griddepcontrol\.\S+")
-def _(match, *operands):  # kernels run one after the other, so what griddepcontrol waits for has ended
+@instruction(r"(prefetch|prefetchu|discard|applypriority|cp\.async\.bulk\.prefetch)\.\S+|griddepcontrol\.launch_dependents")
+def _(match, *operands):
     return ""
+
+
+@instruction(r"griddepcontrol\.wait")
+def _(match):
+    return "::emulator::wait_for_dependency();"
 
 
 @instruction(r"nanosleep\.u32")

@@ -158,7 +158,7 @@ Block& Worker::start_block(uint3 index) {
         b.threads[i].fiber = nullptr;
         b.threads[i].watched = b.threads[i].watches_from = nullptr;
         b.threads[i].standstill = {};
-        b.threads[i].awaits_products = b.threads[i].gave_up = false;
+        b.threads[i].awaits_products = b.threads[i].gave_up = b.threads[i].dependency_met = false;
         b.start_order[i] = options.schedule == Schedule::reversed ? count - 1 - i : i;
     }
     if (options.schedule == Schedule::random)

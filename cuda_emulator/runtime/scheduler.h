@@ -97,6 +97,7 @@ struct Thread : ThreadView {
     uint64_t watched_value = 0;
     const void* watches_from = nullptr;   // the instruction, where it is known
     bool gave_up = false;                 // in its last mbarrier.try_wait
+    bool dependency_met = false;          // it has waited for the launch before (griddepcontrol.wait), or been told of it
     bool compares = false;                // its atomic operation is a compare-and-swap
     std::shared_ptr<Finding> forgivable;  // a race of its last plain read, unless a compare-and-swap of the same word follows
     const void* forgivable_at = nullptr;

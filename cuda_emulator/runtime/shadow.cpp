@@ -17,6 +17,7 @@
 #include "clock.h"
 #include "counters.h"
 #include "device_memory.h"
+#include "streams.h"
 
 namespace emulator {
 
@@ -473,6 +474,32 @@ inline void shared_access(const Site& s) {
 
 // ---- device memory
 
+__attribute__((noinline)) void report_launches(const Site& s, const UnorderedLaunch& other, uint32_t instruction,
+                                               const char* did) {
+    if (is_accepted_race(s.instruction, whole_address(instruction, s))) return;
+    Finding f = finding(s, "race between launches",
+                        other.until_wait ? "programmatic dependent launch orders the two only behind griddepcontrol.wait "
+                                           "(cudaGridDependencySynchronize)"
+                                         : "the launches are in two streams, and no event or synchronisation orders them");
+    f.somebody = "kernel " + other.kernel + " " + did + " it";
+    f.other.place = {0, whole_address(instruction, s)};
+    worker->stop(f);
+}
+
+// Launches that may still be running, though here they have ended.
+__attribute__((noinline)) void examine_earlier_launches(const Cell& c, const Site& s) {
+    const Segment writer = c.writer & SEGMENT_BITS, reader = c.reader & SEGMENT_BITS;
+    const bool strong = s.access == Access::atomic || s.access == Access::strong_read || s.access == Access::strong_write;
+    const bool writes = s.access != Access::read && s.access != Access::strong_read;
+    for (const UnorderedLaunch& other : unordered_launches) {
+        const auto did = [&](Segment segment) { return segment >= other.first && segment < other.end; };
+        if (other.until_wait && s.thread.dependency_met) continue;
+        if (did(writer) && !(strong && c.writer & ATOMIC))
+            report_launches(s, other, c.writer_instruction, c.writer & ATOMIC ? "atomically updated" : "wrote");
+        if (writes && did(reader)) report_launches(s, other, c.reader_instruction, "read");
+    }
+}
+
 inline void global_access(const Site& s) {
     Allocation* a = device_memory.find((void*)s.address);
     const bool refused = a && a->owner == Owner::pageable && options.refuses_pageable;
@@ -490,6 +517,7 @@ inline void global_access(const Site& s) {
                 const uintptr_t word = (s.address + offset) & ~uintptr_t(3);
                 if (*(const uint32_t*)word == POISON) note_uninitialised(s, offset);
             }
+            if (!unordered_launches.empty()) examine_earlier_launches(c, s);
             visit(c, s, oldest);
         });
 }
@@ -593,7 +621,7 @@ inline bool adds_nothing(const Thread& t, uintptr_t address) {
         const bool unordered = int(chunk.warp) == t.warp && chunk.tick >= clock.own[t.linear * 32 + (reader & 31)];
         return (c.reader & READERS) == one_warp && unordered;
     }
-    if (!device_memory.holds_page(address)) return false;
+    if (!device_memory.holds_page(address) || !unordered_launches.empty()) return false;
     const Cell& c = *device_memory.cell((void*)address);
     if (c.writer & SPLIT || (c.writer & SEGMENT_BITS) >= launch_clock.launch_first || c.reader == IN_FLIGHT) return false;
     const Segment reader = c.reader & SEGMENT_BITS;
@@ -719,12 +747,14 @@ void check_numbers() {
 
 }  // namespace
 
-void begin_launch_shadow(Launch&) {
+void begin_launch_shadow(Launch& launch) {
     if (launch_clock.half_exhausted()) {
         device_memory.for_each(forget_segments_of);
+        forget_earlier_launches();
         launch_clock.begin_anew();
     }
     launch_clock.begin_launch();
+    order_launch(launch);
     block_scoped.clear();
     memset(word_extent, 0, sizeof word_extent);
     extents.clear();
@@ -837,8 +867,24 @@ void report_missing_lanes(Block& b, Warp& warp, unsigned mask, int line) {
 void blocks_synchronised(const std::vector<Block*>& blocks) { launch_clock.blocks_synchronised(blocks); }
 void cluster_begins(const std::vector<Block*>& blocks) { launch_clock.cluster_begins(blocks); }
 
+namespace {
+// What one of some threads that meet has waited for is there for all of them.
+template <class Each>
+void share_dependency(Each each) {
+    if (!worker->launch->config.programmatic) return;
+    bool met = false;
+    each([&](Thread& t) { met |= t.dependency_met; });
+    if (met) each([&](Thread& t) { t.dependency_met = true; });
+}
+}  // namespace
+
+void wait_for_dependency() { static_cast<Thread*>(current)->dependency_met = true; }
+
 void block_synchronised(Block& b) {
     launch_clock.block_synchronised(b);
+    share_dependency([&](auto visit) {
+        for (Thread& t : b.threads) visit(t);
+    });
     check_numbers();
     if (options.mode == Mode::count) count_barrier(b);
 }
@@ -848,6 +894,10 @@ void lanes_synchronised(Block& b, int warp, unsigned mask, WarpOp op) {
     if (op == WarpOp::matrix && options.mode == Mode::count) count_matrix();
     if (op != WarpOp::sync) return;
     launch_clock.lanes_synchronised(b, warp, mask);
+    share_dependency([&](auto visit) {
+        for (int lane = 0; lane < 32; ++lane)
+            if (mask >> lane & 1 && warp * 32 + lane < (int)b.threads.size()) visit(b.threads[warp * 32 + lane]);
+    });
     check_numbers();
 }
 

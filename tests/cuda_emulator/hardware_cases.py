@@ -287,7 +287,8 @@ def half_arithmetic(element, letters):
 
 
 def atomic_pair(element, letter):
-    add = f'    asm volatile("atom.global.add.noftz.{element}x2 %0, [%1], %2;" : "=r"(seen) : "l"(out + i), "r"({{}}) : "memory");\n'
+    operand_list = '"=r"(seen) : "l"(out + i), "r"({}) : "memory"'
+    add = f'    asm volatile("atom.global.add.noftz.{element}x2 %0, [%1], %2;" : {operand_list});\n'
     body = operands(letter * 2) + "    [[maybe_unused]] unsigned seen;\n" + add.format("a") + add.format("b")
     return whole_case(f"ptx_atom_add_{element}x2", body, letter, letter * 2)
 
@@ -300,7 +301,8 @@ def packed():
         if kind[1:] in ("8", "16"):
             body = (
                 f"{operands('f')}    int r;\n"
-                f'    asm volatile("{{ .reg .{kind} t; cvt.rni.sat.{kind}.f32 t, %1; cvt.s32.{kind} %0, t; }}" : "=r"(r) : "f"(a));\n'
+                f'    asm volatile("{{ .reg .{kind} t; cvt.rni.sat.{kind}.f32 t, %1; cvt.s32.{kind} %0, t; }}"\n'
+                '                 : "=r"(r) : "f"(a));\n'
                 "    put(out + i, n, r);\n"
             )
             yield whole_case(f"ptx_cvt_rni_sat_{kind}_f32", body, "i", "f")
@@ -793,8 +795,8 @@ def tensor_tiles():
 # ---- everything
 
 GENERAL = (
-    approximations, conversions, arithmetic, packed, float_intrinsics, math_functions, integer_intrinsics, half_intrinsics, warps,
-    matrix_moves, products,
+    approximations, conversions, arithmetic, packed, float_intrinsics, math_functions, integer_intrinsics, half_intrinsics,
+    warps, matrix_moves, products,
 )  # fmt: skip
 SECTIONS = {
     "general": [case for group in GENERAL for case in group()],

@@ -159,6 +159,60 @@ LAUNCHES = """
     cudaMemcpy(host, out, 4, cudaMemcpyDeviceToHost);
 """
 
+# Instructions of PTX beside what C++ makes of the same.
+PTX = r"""
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+__device__ int byte(const unsigned* words, int at) { return (signed char)(words[at / 4] >> 8 * (at % 4)); }
+__device__ float of8(const unsigned* words, int at) {
+    return __half(__nv_cvt_fp8_to_halfraw(words[at / 4] >> 8 * (at % 4) & 0xff, __NV_E4M3));
+}
+__global__ void k(int* p) {
+    __shared__ unsigned a[16 * 8], b[8 * 8];  // 16 x 32 and 8 x 32 bytes
+    const int lane = threadIdx.x, g = lane / 4, t = lane % 4;
+    for (int i = lane; i < 128; i += 32) a[i] = (i * 2654435761u >> 3) & 0x3fbf3fbf;
+    for (int i = lane; i < 64; i += 32) b[i] = (i * 40503u * 65537u) & 0xbf3f3fbf;
+    __syncwarp();
+    const unsigned ra[4] = {a[g * 8 + t], a[(g + 8) * 8 + t], a[g * 8 + t + 4], a[(g + 8) * 8 + t + 4]};
+    const unsigned rb[2] = {b[g * 8 + t], b[g * 8 + t + 4]};
+    int d[4] = {1, 2, 3, 4}, bad = 0;
+    float f[4] = {};
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+                 : "r"(ra[0]), "r"(ra[1]), "r"(ra[2]), "r"(ra[3]), "r"(rb[0]), "r"(rb[1]));
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(f[0]), "+f"(f[1]), "+f"(f[2]), "+f"(f[3])
+                 : "r"(ra[0]), "r"(ra[1]), "r"(ra[2]), "r"(ra[3]), "r"(rb[0]), "r"(rb[1]));
+    for (int i = 0; i < 4; ++i) {
+        const int row = g + i / 2 * 8, column = 2 * t + i % 2;
+        int sum = i + 1;
+        float floats = 0;
+        for (int n = 0; n < 32; ++n) sum += byte(a, row * 32 + n) * byte(b, column * 32 + n);
+        for (int n = 0; n < 32; ++n) floats += of8(a, row * 32 + n) * of8(b, column * 32 + n);
+        bad += sum != d[i];
+        bad += !(fabsf(floats - f[i]) < 1e-4f);
+    }
+    unsigned moved, low, high, fused;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(moved) : "r"(g * 8 + 2 * t | (g * 8 + 2 * t + 1) << 16));
+    bad += moved != (2 * t * 8 + g | ((2 * t + 1) * 8 + g) << 16);
+    const unsigned long long x = 0x1fffffff0ull * (lane + 1), y = 0xabcdef012345ull;
+    asm volatile("sub.cc.u32 %0, %1, %2;" : "=r"(low) : "r"((unsigned)x), "r"((unsigned)y));
+    asm volatile("subc.u32 %0, %1, %2;" : "=r"(high) : "r"((unsigned)(x >> 32)), "r"((unsigned)(y >> 32)));
+    bad += ((unsigned long long)high << 32 | low) != x - y;
+    asm("mad.lo.cc.u32 %0, %2, %3, %4; madc.hi.u32 %1, %2, %3, 0;" : "=r"(low), "=r"(high) : "r"((unsigned)x), "r"(~0u), "r"(~0u));
+    bad += ((unsigned long long)high << 32 | low) != (unsigned long long)(unsigned)x * ~0u + ~0u;
+    const __half2 h(__half(1.5f + lane), __half(-0.1f)), other(__half(0.3f), __half(65504.0f));
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(fused) : "r"(*(unsigned*)&h), "r"(*(unsigned*)&other), "r"(*(unsigned*)&h));
+    const __half2 expected = __hfma2(h, other, h);
+    bad += fused != *(unsigned*)&expected;
+    unsigned short pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(1000.0f), "f"(0.3f * lane));
+    bad += pair != (0x7e00 | __nv_cvt_float_to_fp8(0.3f * lane, __NV_SATFINITE, __NV_E4M3));
+    asm volatile("red.global.add.noftz.f16x2 [%0], %1;" ::"l"(p + 32), "r"(0x3c004000) : "memory");
+    p[lane] = bad;
+}
+"""
+
 # Operands of PTX with casts of several words, and ways to use shared memory that is declared at file scope.
 FORMS = r"""
 extern __shared__ unsigned char all[];
@@ -373,6 +427,11 @@ RIGHT = {
         "3\n",
     ),
     "names": (NAMES, {"config": "1, 32", "print": LAUNCHES + FIRST}, "84\n"),
+    "PTX": (
+        PTX,
+        {"config": "1, 32", "print": r'printf("%d %x\n", *std::max_element(host, host + 32), host[32]);'},
+        "0 50005400\n",
+    ),
     "forms": (FORMS, {"type": "float", "config": "1, 32, 128", "print": r'printf("%g %g\n", host[0], host[28]);'}, "6 7\n"),
     "a fallback of the CUDA version": (
         "#include <cuda.h>\n#if CUDA_VERSION < 12000\n#error old\n#endif\n__global__ void k(int* p) { p[0] = CUDA_VERSION / 13000; }",

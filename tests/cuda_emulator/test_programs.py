@@ -136,6 +136,88 @@ def test_findings_say_what_where_who_else_and_why(tmp_path):
         assert str(finding) == f"{source}:{line}: {sentence}"
 
 
+LAUNCHES = r"""
+#include <string>
+__global__ void fill(int* x, int v) { x[threadIdx.x] = v; }
+__global__ void add(int* x) { x[threadIdx.x] += 1; }
+__global__ void total(const int* x, int* out) { atomicAdd(out, x[threadIdx.x]); }
+template <int WAITS>
+__global__ void dependent(const int* x, int* y) {
+    if (WAITS == 1) asm volatile("griddepcontrol.wait;" ::: "memory");
+    if (WAITS == 2 && threadIdx.x == 0) cudaGridDependencySynchronize();
+    __syncthreads();
+    cudaTriggerProgrammaticLaunchCompletion();
+    y[threadIdx.x] = x[31 - threadIdx.x];
+}
+template <class... A> void launch(cudaStream_t s, void (*kernel)(const int*, int*), const int* x, int* y) {
+    cudaLaunchAttribute attribute[1];
+    attribute[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute[0].val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = 1, config.blockDim = 32, config.stream = s, config.attrs = attribute, config.numAttrs = 1;
+    cudaLaunchKernelEx(&config, kernel, x, y);
+}
+int main(int, char** arguments) {
+    const std::string name = arguments[1];
+    const auto is = [&](const char* other) { return name == other; };
+    int *x, *y, *z, host[32];
+    cudaMalloc(&x, 128), cudaMalloc(&y, 128), cudaMalloc(&z, 128);
+    cudaMemset(x, 0, 128), cudaMemset(y, 0, 128), cudaMemset(z, 0, 128);
+    cudaStream_t a, b, c, d;
+    cudaStreamCreate(&a), cudaStreamCreate(&b);
+    cudaStreamCreateWithFlags(&c, cudaStreamNonBlocking), cudaStreamCreateWithFlags(&d, cudaStreamNonBlocking);
+    cudaEvent_t event;
+    cudaEventCreate(&event);
+    if (is("early event")) cudaEventRecord(event, a), cudaStreamWaitEvent(b, event, 0);
+    fill<<<1, 32, 0, is("nonblocking") || is("default beside") ? c : a>>>(x, 1);
+    if (is("event") || is("through a third")) cudaEventRecord(event, a), cudaStreamWaitEvent(b, event, 0);
+    if (is("event on the host")) cudaEventRecord(event, a), cudaEventSynchronize(event);
+    if (is("stream synchronised")) cudaStreamSynchronize(a);
+    if (is("device synchronised")) cudaDeviceSynchronize();
+    if (is("copy")) cudaMemcpy(host, y, 128, cudaMemcpyDeviceToHost);
+    if (is("default between")) add<<<1, 32>>>(x);
+    if (is("through a third")) {
+        add<<<1, 32, 0, b>>>(x);
+        cudaEventRecord(event, b), cudaStreamWaitEvent(c, event, 0);
+        add<<<1, 32, 0, c>>>(x);
+        return 0;
+    }
+    if (is("sums")) {
+        cudaEventRecord(event, a), cudaStreamWaitEvent(b, event, 0);
+        total<<<1, 32, 0, a>>>(x, y), total<<<1, 32, 0, b>>>(x, y);
+        return 0;
+    }
+    if (is("waits")) return launch(a, dependent<1>, x, y), launch(a, dependent<1>, y, x), 0;
+    if (is("one waits")) return launch(a, dependent<2>, x, y), 0;
+    if (is("does not wait")) return launch(a, dependent<0>, x, y), 0;
+    if (is("writes before it waits")) return launch(a, dependent<0>, y, x), 0;
+    if (is("the one before does not wait")) return launch(a, dependent<0>, y, z), launch(a, dependent<0>, x, y), 0;
+    add<<<1, 32, 0, is("default beside") ? 0 : is("nonblocking") ? d : b>>>(x);
+    return 0;
+}
+"""
+IN_ORDER = (
+    "event|event on the host|stream synchronised|device synchronised|copy|default between|through a third|sums|waits|one waits"
+)
+UNORDERED = (
+    "two streams|early event|nonblocking|default beside|does not wait|writes before it waits|the one before does not wait"
+)
+
+
+def test_launches_that_nothing_orders(tmp_path):
+    (tmp_path / "launches.cu").write_text(LAUNCHES)
+    program = Program([tmp_path / "launches.cu"], []).read()
+    built = program, program.build("check")
+    for name in IN_ORDER.split("|"):
+        assert run(built, name) == (0, None), name
+    line_of = {text.strip(): number for number, text in enumerate(LAUNCHES.split("\n"), 1)}
+    reads = line_of["y[threadIdx.x] = x[31 - threadIdx.x];"]
+    for name in UNORDERED.split("|"):
+        _, finding = run(built, name)
+        assert finding and finding.kind == "race between launches", (name, str(finding))
+        assert finding.other.line == 3 and finding.line in (4, reads), (name, str(finding))
+
+
 def test_the_version_of_cpp(tmp_path):
     (tmp_path / "new.cu").write_text(
         "#include <concepts>\ntemplate <std::integral T> __global__ void k(T* p) { *p = 3; }\nint main() {\n    int* p;\n"

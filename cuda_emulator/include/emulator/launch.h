@@ -104,6 +104,8 @@ cudaError_t launch_extended(const char* name, int line, const void* kernel, cons
     for (unsigned i = 0; i < config->numAttrs; ++i) {
         const cudaLaunchAttributeValue& value = config->attrs[i].val;
         if (config->attrs[i].id == cudaLaunchAttributeCooperative) plain.cooperative = value.cooperative != 0;
+        if (config->attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization)
+            plain.programmatic = value.programmaticStreamSerializationAllowed != 0;
         if (config->attrs[i].id == cudaLaunchAttributeClusterDimension)
             plain.cluster = dim3(value.clusterDim.x, value.clusterDim.y, value.clusterDim.z);
     }

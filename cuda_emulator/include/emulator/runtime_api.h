@@ -157,6 +157,9 @@ uint32_t cluster_address(uint32_t shared_address, unsigned rank);
 void* cluster_pointer(const void* shared, unsigned rank);
 void grid_barrier(int line);
 
+// griddepcontrol.wait: what the launch before has written is there.
+void wait_for_dependency();
+
 // ---- launches
 struct Line {
     int number;
@@ -165,7 +168,8 @@ struct LaunchConfig {
     dim3 grid, block;
     size_t shared_bytes;
     bool cooperative = false;
-    dim3 cluster{};  // in blocks
+    dim3 cluster{};             // in blocks
+    bool programmatic = false;  // may begin before the launch in front of it has ended
     const void* stream;
     int line = 0;  // of the launch; 0: not known
     // The number, from 0, of the argument that holds a pointer for which `points(pointer, address)` is true; -1: none.
