@@ -9,7 +9,8 @@ import re
 
 from . import ptx_arithmetic, ptx_conversions, ptx_memory, ptx_synchronisation, ptx_warp  # noqa: F401 - they fill the table
 from .ptx_operands import INSTRUCTIONS, REGISTERS, Operand, OperandError
-from .text import UnsupportedError, matching, skip_blanks, split_at_commas, squeezed, tokens_of
+from .rewrite_directives import expand
+from .text import UnsupportedError, matching, skip_blanks, split_at_commas, squeezed
 
 TYPES = {"r": "uint32_t", "l": "uint64_t", "h": "uint16_t", "f": "float", "d": "double"}
 SPECIAL = {
@@ -201,37 +202,6 @@ def string_value(tokens, line):
         raw = re.fullmatch(r'R"([^(]*)\((.*)\)\1"', token.text, re.S)
         text += raw[2] if raw else ast.literal_eval(token.text)
     return text
-
-
-def expand(tokens, macros, depth=0):
-    """The tokens with the text's own function-like macros replaced; operand lists are often written with their help."""
-    out, at = [], 0
-    while at < len(tokens):
-        token = tokens[at]
-        macro = macros.get(token.text) if token.kind == "word" and depth < 16 else None
-        open_at = skip_blanks(tokens, at + 1)
-        if macro and macro[0] is None:
-            out.extend(expand(macro[1], macros, depth + 1))
-            at += 1
-        elif macro and open_at < len(tokens) and tokens[open_at].text == "(":
-            close_at = matching(tokens, open_at)
-            arguments = dict(zip(macro[0], split_at_commas(tokens[open_at + 1 : close_at]), strict=False))
-            body = [inner for part in macro[1] for inner in arguments.get(part.text, [part])]
-            out.extend(expand(body, macros, depth + 1))
-            at = close_at + 1
-        else:
-            out.append(token)
-            at += 1
-    return out
-
-
-def macros_of(text):
-    """The #defines of a text: name -> (parameters or None, body)."""
-    found = {}
-    for match in re.finditer(r"^[ \t]*#[ \t]*define[ \t]+(\w+)(\(([^)]*)\))?((?:\\\n|[^\n])*)", text, re.M):
-        parameters = [p.strip() for p in match[3].split(",") if p.strip()] if match[2] else None
-        found[match[1]] = (parameters, tokens_of(match[4].replace("\\\n", " ").strip()))
-    return found
 
 
 def operands_of(tokens, line):

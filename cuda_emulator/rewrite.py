@@ -11,7 +11,7 @@ from . import ptx
 from . import sides as sides_of_text
 from .builtin_names import rename_own_builtins
 from .declarations import find_kernels
-from .rewrite_directives import Directives
+from .rewrite_directives import Directives, macros_of
 from .rewrite_functions import Functions
 from .rewrite_launches import Launches
 from .rewrite_variables import Variables
@@ -73,7 +73,7 @@ class Rewriter(Launches, Variables, Functions, Directives):
         self.last_include_line = 0
         self.include_end = 0  # the token behind it
         self.conditions = 0  # the #if and the like that are open
-        self.macros = ptx.macros_of(text)
+        self.macros = macros_of(text)
         self.file_scope_shared = set()  # names of `extern __shared__` outside of functions
         self.define_end = 0  # where the #define under way ends
 

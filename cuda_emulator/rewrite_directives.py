@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from .text import end_of_directive, skip_blanks, squeezed, tokens_of
+from .text import end_of_directive, matching, skip_blanks, split_at_commas, squeezed, tokens_of
 
 INCLUDE = Path(__file__).parent / "include"
 
@@ -84,3 +84,34 @@ class Directives:
         else:
             self.out.extend(self.tokens[at:end])
         return end
+
+
+def expand(tokens, macros, depth=0):
+    """The tokens with the text's own function-like macros replaced; operand lists are often written with their help."""
+    out, at = [], 0
+    while at < len(tokens):
+        token = tokens[at]
+        macro = macros.get(token.text) if token.kind == "word" and depth < 16 else None
+        open_at = skip_blanks(tokens, at + 1)
+        if macro and macro[0] is None:
+            out.extend(expand(macro[1], macros, depth + 1))
+            at += 1
+        elif macro and open_at < len(tokens) and tokens[open_at].text == "(":
+            close_at = matching(tokens, open_at)
+            arguments = dict(zip(macro[0], split_at_commas(tokens[open_at + 1 : close_at]), strict=False))
+            body = [inner for part in macro[1] for inner in arguments.get(part.text, [part])]
+            out.extend(expand(body, macros, depth + 1))
+            at = close_at + 1
+        else:
+            out.append(token)
+            at += 1
+    return out
+
+
+def macros_of(text):
+    """The #defines of a text: name -> (parameters or None, body)."""
+    found = {}
+    for match in re.finditer(r"^[ \t]*#[ \t]*define[ \t]+(\w+)(\(([^)]*)\))?((?:\\\n|[^\n])*)", text, re.M):
+        parameters = [p.strip() for p in match[3].split(",") if p.strip()] if match[2] else None
+        found[match[1]] = (parameters, tokens_of(match[4].replace("\\\n", " ").strip()))
+    return found

@@ -427,6 +427,16 @@ RIGHT = {
         "3\n",
     ),
     "names": (NAMES, {"config": "1, 32", "print": LAUNCHES + FIRST}, "84\n"),
+    "structs of 16 bytes at odd 8, and one with padding": (
+        "struct Half { double a, b; };\nstruct Whole { double first; Half rest; };\nstruct Gap { char c; double d; };\n"
+        "__device__ double sum(Half h) { return h.a + h.b; }\n__device__ double of(Gap g) { return g.c + g.d; }\n"
+        "__global__ void k(double* p) {\n    __shared__ Whole w[2];\n    __shared__ Gap g[2];\n"
+        "    w[threadIdx.x] = {1, {2, 3}};\n    g[threadIdx.x].c = 1, g[threadIdx.x].d = 2;\n    __syncthreads();\n"
+        "    Half copy = w[1 - threadIdx.x].rest;\n    Gap gap = g[1 - threadIdx.x];\n"
+        "    p[threadIdx.x] = sum(copy) + sum(w[threadIdx.x].rest) + of(gap) + of(g[threadIdx.x]);\n}",
+        {"type": "double", "config": "1, 2"},
+        "16\n",
+    ),
     "PTX": (
         PTX,
         {"config": "1, 32", "print": r'printf("%d %x\n", *std::max_element(host, host + 32), host[32]);'},
@@ -488,6 +498,21 @@ int main() {
 
 # name, text, what MAIN takes, the finding, what marks its line
 WRONG = {
+    "a member of a float4 that nothing has set, in shared memory": (
+        "__global__ void k(float* p) {\n    __shared__ float4 all[32];\n    float4& mine = all[threadIdx.x];\n"
+        "    mine.x = mine.z = mine.w = 1;\n    __syncthreads();\n    const float4 v = all[31 - threadIdx.x];  // here\n"
+        "    p[threadIdx.x] = v.x + v.y;\n}",
+        {"type": "float", "config": "1, 32"},
+        "uninitialised shared read",
+    ),
+    "a member of a float4 that nothing has set, in device memory": (
+        "__global__ void part(float* p) { p[4 * threadIdx.x] = p[4 * threadIdx.x + 1] = p[4 * threadIdx.x + 2] = 1; }\n"
+        "__global__ void whole(const float4* p, float* to) {\n    const float4 v = p[threadIdx.x];  // here\n    to[threadIdx.x] = v.w;\n}\n"
+        "__global__ void k(float* p) {}\nstatic bool first = [] {\n    float *a, *b;\n    cudaMalloc(&a, 512), cudaMalloc(&b, 128);\n"
+        "    part<<<1, 32>>>(a);\n    whole<<<1, 32>>>((const float4*)a, b);\n    return true;\n}();",
+        {"type": "float", "config": "1, 32"},
+        "uninitialised global read",
+    ),
     "exchange through volatile memory in a warp": (
         "__global__ void k(float* p) {\n    __shared__ float cell[64];\n    volatile float* v = cell;\n    const int t = threadIdx.x;\n"
         "    v[t] = t;\n    v[t + 32] = 1;\n    __syncwarp();\n    for (int d = 16; d > 0; d /= 2)\n        if (t < d) v[t] += v[t + d];"

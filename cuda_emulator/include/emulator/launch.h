@@ -55,12 +55,12 @@ struct KeptFindings {};
 #endif
 
 template <class T>
-constexpr unsigned pointee_size() {
+constexpr Shape pointee() {
     using P = std::remove_pointer_t<T>;
-    if constexpr (std::is_pointer_v<T> && !std::is_void_v<P> && !std::is_function_v<P>)
-        return sizeof(P);
+    if constexpr (std::is_pointer_v<T> && std::is_object_v<P>)
+        return shape_of<P>();
     else
-        return 0;
+        return {};
 }
 
 template <class T>
@@ -76,7 +76,7 @@ void launch(const char* name, int line, const void* kernel, const LaunchConfig& 
     using Pack = std::tuple<Call, Arguments...>;
     Pack pack(call, arguments...);
     LaunchConfig known = config;
-    static constexpr unsigned pointees[] = {pointee_size<Arguments>()..., 0};
+    static constexpr Shape pointees[] = {pointee<Arguments>()..., {}};
     known.pointees = pointees;
     known.argument_that = [](const void* p, LaunchConfig::Points points, const void* address) {
         return std::apply(

@@ -68,10 +68,19 @@ void shuffle_source(unsigned mask, int lane, int line);
 // The elements of a variable, to name one: their size, 0 where it is not known, and the extents of an array.
 struct Shape {
     unsigned element = 0, dimensions = 0, extents[4] = {};
+    bool unpadded = false;  // floating-point numbers or CUDA's vectors, which have no padding
+    bool loose = false;     // structs of the program's own that are aligned to less than 16
 };
+template <class T, class = void>
+constexpr bool is_vector = false;
+template <class T>
+constexpr bool is_vector<T, std::void_t<decltype(T::whole_)>> = true;  // vector_types.h
 template <class T>
 constexpr Shape shape_of() {
-    Shape shape{unsigned(sizeof(std::remove_all_extents_t<T>))};
+    using E = std::remove_cv_t<std::remove_all_extents_t<T>>;
+    Shape shape{unsigned(sizeof(E))};
+    shape.unpadded = std::is_floating_point_v<E> || is_vector<E>;
+    shape.loose = std::is_class_v<E> && !is_vector<E> && alignof(E) < 16;
     if constexpr (std::rank_v<T> <= 4) {
         shape.dimensions = std::rank_v<T>;
         shape.extents[0] = std::extent_v<T, 0>, shape.extents[1] = std::extent_v<T, 1>;
@@ -175,7 +184,7 @@ struct LaunchConfig {
     // The number, from 0, of the argument that holds a pointer for which `points(pointer, address)` is true; -1: none.
     using Points = bool (*)(const void* pointer, const void* address);
     int (*argument_that)(const void* arguments, Points points, const void* address) = nullptr;
-    const unsigned* pointees = nullptr;          // for each argument the size of what it points to, if it is known; else 0
+    const Shape* pointees = nullptr;             // for each argument that of what it points to
     LaunchConfig clustered(dim3 blocks) const {  // by the kernel's __cluster_dims__
         LaunchConfig copy = *this;
         copy.cluster = blocks;
