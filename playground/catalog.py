@@ -338,12 +338,13 @@ def _run(kind, path, code, names, required, model_new_of=None):
 
 
 def _may_define(code, path, name):
-    """Whether a file's text may define a name: before it runs, which may take a build."""
-    for node in ast.walk(ast.parse(code, filename=str(path))):
+    """Whether a file's text may define a name, which is looked for before a build that would be in vain."""
+    nodes = list(ast.walk(ast.parse(code, filename=str(path)))) if b"cpp_extension" in code else []
+    for node in nodes:
         defined = getattr(node, "name", None) or getattr(node, "asname", None) or getattr(node, "id", None)
         if defined in (name, "*", "exec") or (isinstance(node, ast.Constant) and node.value == name):
             return True
-    return False
+    return not nodes
 
 
 def borrowed_names(variant, problem):

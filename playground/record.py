@@ -36,7 +36,8 @@ VERDICTS = (PASS, FORWARD_ONLY, FAIL, ERROR, SKIPPED)
 MINE, NOBODY = TRUST = ("mine", "nobody")  # whose files the inner clock alone times: the caller's, or only the project's
 TIMED = (PASS, FORWARD_ONLY)  # verdicts with which a variant is timed
 STANDARDS = {"forward": "forward", "drop-in": "drop_in"}  # as --standard names them -> their keys
-NOT_MEASURED: Final = "not measured"  # the verdict of an Outcome without a ratio
+NOT_MEASURED: Final = "not measured"  # the verdict of an Outcome without a ratio, as the inner clock cannot tell
+UNPROVED: Final = "not proved"  # or the outer one cannot
 NOTHING_TO_DO = "no kernel of its own to look at"  # of compute-sanitizer
 
 
@@ -88,10 +89,11 @@ def scaled(ratio: Ratio, factor: float) -> Ratio:
 class Outcome:
     """Over the fastest baseline that is at least as precise, `against`; "any_precision" is the fastest of all, if another.
 
-    "not measured" has a `reason`, and no ratio. `precise` says whether more rounds would not have been worth their time.
+    "not measured" and "not proved" have a `reason`, and no ratio. `precise` says whether more rounds would not have been worth
+    their time.
     """
 
-    verdict: Literal["win", "tie", "loss", "not measured"]
+    verdict: Literal["win", "tie", "loss", "not measured", "not proved"]
     against: Text | None = None
     ratio: Amount | None = None
     low: Amount | None = None
@@ -101,7 +103,7 @@ class Outcome:
     reason: Text | None = None
 
     def verify(self, where: str) -> None:
-        if self.verdict == NOT_MEASURED:
+        if self.verdict in (NOT_MEASURED, UNPROVED):
             return require(self.reason is not None, f"{where}.reason", "a text", None)
         for name in ("against", "ratio", "low", "high"):
             require(getattr(self, name) is not None, f"{where}.{name}", "a text" if name == "against" else "a number", None)
@@ -117,7 +119,10 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Outer:
-    """What the outer clock says of the variant over eager PyTorch: see driver/outer.py."""
+    """What the outer clock says of the variant over eager PyTorch: see driver/outer.py.
+
+    Of a call, in turns of so many `calls`; `null_ms` is of a turn without work. `warm` is what the inner clock says of these.
+    """
 
     ratio: Amount
     low: Amount
@@ -127,6 +132,8 @@ class Outer:
     null_ms: Amount
     control: Amount | None
     rounds: Count
+    calls: Count | None = None
+    warm: Ratio | None = None
 
 
 @dataclass(frozen=True)
@@ -184,7 +191,8 @@ class Timing:
     """How fast a variant is in one mode, forward or a training step, beside its baselines; all None where it was not timed.
 
     `speedup` has the ratio over each baseline that counts: `measured` is what the inner clock says, `proved` what the outer one
-    does over eager PyTorch, None where it was not asked (`--trust mine`, the project's own files) or could not tell.
+    does over eager PyTorch, None where it was not asked (`--trust mine`, the project's own files) or could not tell. Where it
+    was, `speedup` is of calls whose caches are warm, as its are, and `measured`, of cold ones, is not proved.
     `speedup_proof` says what proves the speed-up where no clock beyond the file's reach does. `control` is the ratio of the
     original to itself. `back_to_back_ms` is a call by the driver's own clock, `launch_ms` what the host takes to launch one.
     `rechecked` counts timed results that were compared with the reference. `graphed` is the same under a CUDA graph, in which
@@ -377,7 +385,6 @@ class Subject:
     build_seconds: Amount | None
     built: bool
     ptxas: dict[str, list[Kernel]] | Unknown | None = None
-    shared_limit_kb: Count | None = None
     sanitizer: Examination | None = None
     pair: PairFacts | None = None
     phases: dict[str, Amount] = field(default_factory=dict)

@@ -257,12 +257,25 @@ def in_precision(problem, precision):
     return problem
 
 
+def manual_seed(seed):
+    """Seed the generators of the host and of all GPUs, as torch.manual_seed does.
+
+    For each kind of device that has not been used that one keeps a traceback of each call, which takes 0.15 ms.
+    """
+    if torch.backends.cuda.is_built() and not torch.cuda.is_initialized():
+        torch.manual_seed(seed)
+        return
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+
+
 def seed_draws(seed=None):
     """Have the next call of a model draw the random numbers that every judged and timed call draws, in whatever process.
 
     `seed` is that of a call of the outer clock, each of which has its own; see `drawing_from`.
     """
-    torch.manual_seed(_draws if seed is None else seed)
+    manual_seed(_draws if seed is None else seed)
 
 
 @contextlib.contextmanager
@@ -295,7 +308,7 @@ def make_inputs(problem, seed):
     """Return inputs_of(problem), after every generator was seeded: torch's, NumPy's and Python's."""
     random.seed(seed)
     np.random.seed(seed)
-    torch.manual_seed(seed)
+    manual_seed(seed)
     return inputs_of(problem)
 
 

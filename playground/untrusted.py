@@ -101,11 +101,16 @@ def remove(path):
             raise Refused("cannot be removed") from None
 
 
-def sealed_memory(name, count):
-    """Return the descriptor of `count` new bytes of memory that nobody can shorten, so that they may be mapped."""
+def memory(name):
+    """Return the descriptor of new memory without a name in any folder, which may grow.
+
+    Nobody can shorten it, so that whoever judges may map what a judged process has, too. On a system that has no such memory it
+    has no room.
+    """
+    if not hasattr(os, "memfd_create"):
+        return os.open(os.devnull, os.O_RDWR)
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(descriptor, count)
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     return descriptor
 
 

@@ -237,3 +237,10 @@ def test_what_is_no_file_of_results(tmp_path, change, complaint):
     change(path)
     with pytest.raises(tensors.NotTensors, match=complaint):
         tensors.load_results(path, 4096)
+
+
+def test_a_seed_is_torch_s():
+    torch.manual_seed(11)
+    expected = torch.rand(3)
+    tensors.manual_seed(11)
+    assert torch.equal(torch.rand(3), expected)

@@ -15,7 +15,6 @@ import torch
 from playground import tensors, untrusted
 from playground.machine import build_locks
 from playground.nvidia import tool
-from playground.stopwatch import outer
 from playground.worker import WorkerFailure
 from playground.worker.referee_client import erase, remove
 
@@ -117,16 +116,6 @@ def test_at_a_name_that_is_removed(place, thing):
 
 
 @pytest.mark.parametrize("thing", THINGS)
-def test_at_the_name_of_the_outer_clocks_page(place, thing):
-    with left_at(place, "page", thing) as file:
-        with pytest.raises(FileExistsError):
-            outer.Page(file.held, create=True)
-        if thing not in FILES:
-            with pytest.raises((OSError, untrusted.Refused)):
-                outer.Page(file.held)
-
-
-@pytest.mark.parametrize("thing", THINGS)
 def test_at_the_names_of_a_tools_files(place, thing, monkeypatch):
     """Left there by an earlier file, and by the one that the tool looks at."""
     monkeypatch.setattr(tool, "TARGET", ("true",))
@@ -220,10 +209,10 @@ def test_what_is_too_much_to_be_measured(place):
 
 
 def test_memory_that_is_mapped_cannot_be_shortened():
-    descriptor = untrusted.sealed_memory("sealed", MOST)
+    descriptor = untrusted.memory("shared")
     with untrusted.held_at(descriptor).open("r+b") as file:
+        file.truncate(MOST)
         assert len(file.read()) == MOST
-        for size in 0, 2 * MOST:
-            with pytest.raises(PermissionError):
-                file.truncate(size)
+        with pytest.raises(PermissionError):
+            file.truncate(0)
     os.close(descriptor)

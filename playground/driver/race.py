@@ -1,7 +1,8 @@
 """A race: who is timed, round by round, and which of the rounds count. Disturbed ones do not.
 
-A round asks every side, in random order, for a small batch of calls. Where other processes had the processors meanwhile, or the
-GPU, the round is set aside and another one is played, for as long as there is patience.
+A round asks every side, in random order, for a small batch of calls: the variants of a model that are ready, their baselines,
+and the control. Where other processes had the processors meanwhile, or the GPU, the round is set aside and another one is
+played, for as long as there is patience.
 """
 
 import contextlib
@@ -82,7 +83,7 @@ class Side:
     def resume(self, started: Started) -> None:
         per_call = max(started.milliseconds, 1e-3) if math.isfinite(started.milliseconds) else self._batch_ms
         self._calls = max(1, min(MAX_CALLS, round(self._batch_ms / per_call)))
-        self.peak_mib = started.peak_mib
+        self.peak_mib, self.started_ms = started.peak_mib, started.milliseconds
 
     def play(self, last_seed: int) -> None:
         """Play one round: a number of calls that cannot be foreseen, the last of them on the content of `last_seed`."""
@@ -149,12 +150,13 @@ class Measured:
 
 
 class Race:
-    """Rounds of the variant, its baselines and the control, until the ratios that matter are precise or the time is up.
+    """A variant beside its baselines and the control, in rounds that it may share with others; see `play`.
 
     `others` are the Sides of the baselines. `control` is that of the original in a process like the variant's; None where it
     does not run. `pids` are their processes and the driver's. `rivals()` gives the baselines whose ratios matter; under
     `paused()`, a context, the variant's processes stand still. `rechecked` says how many results were; `reference` is eager
-    PyTorch's Side, or None, `control_side` the control's where there is a reference.
+    PyTorch's Side, or None, `control_side` the control's where there is a reference. `failure` is the WorkerFailure or the
+    Rejected with which the variant left.
     """
 
     def __init__(
@@ -168,87 +170,71 @@ class Race:
         rivals: Callable[[], list[Side]],
         paused: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
-        self._place, self.variant, self.others = place, variant, others
-        self._everybody = [variant, *others, *filter(None, [control])]
+        self.place, self.variant, self.others = place, variant, others
+        self.everybody = [variant, *others, *filter(None, [control])]
         self.reference = next((side for side in others if side.name == "eager"), None)
         self.control_side = control if self.reference else None
-        self._pids, self._measured, self._rivals, self._paused = pids, measured, rivals, paused
-        self._played = self.rechecked = 0
+        self.pids, self.measured, self._rivals, self.paused = pids, measured, rivals, paused
+        self.played = self.rechecked = 0
+        self.failure: WorkerFailure | Rejected | None = None
         self.clocks: list[Clocks | None] = []  # before and after
         self.short_of_memory: str | None = None
+        self.wanted = self.everybody  # the Sides that are to play on
         self._others = Others(*pids)
+        self._left: int | None = None  # rounds, once it is known how many
+        self._secret: list[int] = []
+        self._recheck_in: set[int] = set()
 
-    def run(
-        self, seconds: float, patience: Patience, secret: Sequence[int], rechecks: int, recheck: Callable[[int], None]
-    ) -> None:
-        """Play for `seconds`, disturbed rounds not counted: those are paid from `patience`.
+    def plan(self, secret: Sequence[int], rechecks: int, recheck: Callable[[int], None]) -> None:
+        """Have results of `rechecks` rounds among the first MIN_ROUNDS rechecked, by `recheck(seed)`, with seeds from `secret`.
 
-        Results of `rechecks` rounds among the first MIN_ROUNDS are rechecked, by `recheck(seed)`, with seeds from `secret`.
         Where there are more rounds, so is one of the last, for a variant could wait until those are over: when it would be time
-        to stop, a few rounds follow that look like the others. Raises WorkerFailure for the variant, BaselineFailed, Rejected.
+        to stop, a few rounds follow that look like the others.
         """
-        recheck_in = set(secrets.SystemRandom().sample(range(MIN_ROUNDS), rechecks))
-        secret, running, spent, left = list(secret), self._everybody, 0.0, None
-        while left != 0:
-            began = time.monotonic()
-            disturbed = self._play(running, secret.pop() if self._played in recheck_in else None, recheck)
-            if disturbed:
-                patience.spend(time.monotonic() - began)
-            elif self._played > 1:
-                spent += time.monotonic() - began
-            given_up = disturbed and not patience.seconds
-            if left is not None:
-                left -= 1
-            elif len(self.variant.rounds) < MIN_ROUNDS:
-                if len(self.variant.rounds) == FIRST_LOOK:  # who is near may turn out to matter after a few more rounds
-                    far = FAR * max((side.median for side in self._rivals()), default=math.inf)
-                    matter = self._those_that_matter()
-                    running = [side for side in self._everybody if side in matter or side.median <= far]
-                left = 0 if given_up and self._played >= MIN_ROUNDS else None
-            elif (len(self.variant.rounds) - MIN_ROUNDS) % ROUNDS_BETWEEN_LOOKS == 0:
-                matter = self._those_that_matter()
-                running = [side for side in running if side in matter]  # who left has missed rounds
-                ratios = [statistics.paired_ratio(side.rounds, self.variant.rounds) for side in self._rivals()]
-                is_over = given_up or spent > seconds or self._played >= MAX_ROUNDS
-                if is_over or all(map(statistics.is_precise, ratios)):
-                    left = 0 if self._played == MIN_ROUNDS else ROUNDS_BETWEEN_LOOKS
-                    recheck_in.add(self._played + secrets.randbelow(ROUNDS_BETWEEN_LOOKS))
+        self._secret, self._recheck = list(secret), recheck
+        self._recheck_in = set(secrets.SystemRandom().sample(range(MIN_ROUNDS), rechecks))
 
-    def _play(self, running: Sequence[Side], secret: int | None, recheck: Callable[[int], None]) -> bool:
-        """One round. Whether it was disturbed, and does not count. With a `secret` seed the variant's result is rechecked."""
-        load = OtherLoad(*self._pids)
-        for side in secrets.SystemRandom().sample(running, len(running)):
-            is_rechecked = side is self.variant and secret is not None
-            try:
-                with contextlib.nullcontext() if side is self.variant else self._paused(), load.watched():
-                    side.play(secret if secret is not None and is_rechecked else new_seed())
-            except WorkerFailure as failure:
-                if side is self.variant:
-                    raise
-                raise BaselineFailed(side.name, str(failure)) from failure
-            if secret is not None and is_rechecked:
-                recheck(secret)
+    @property
+    def is_over(self) -> bool:
+        return self.failure is not None or self._left == 0
+
+    def play_variant(self, watched: AbstractContextManager[Any]) -> None:
+        """Play the variant's part of a round; what it fails by is its `failure`."""
+        secret = self._secret.pop() if self.played in self._recheck_in else None
+        try:
+            with watched:
+                self.variant.play(new_seed() if secret is None else secret)
+            if secret is not None:
+                self._recheck(secret)
                 self.rechecked += 1
-        self._played += 1
-        flushes = [flush for side in running for flush in side.flushes]
-        disturbed = load.cores > most_cores_for_others(self._place)
-        if self._place == "cuda":
-            try:
-                disturbed |= self._measured.is_disturbed(flushes) or self.is_shared()
-            except WorkerFailure as failure:
-                raise BaselineFailed("eager", str(failure)) from failure
-        if disturbed:
-            for side in running:
-                side.disturbed.append(side.rounds.pop())
-            time.sleep(PAUSE)
-        return disturbed
+        except (WorkerFailure, Rejected) as failure:
+            self.failure = failure
+
+    def look(self, given_up: bool, out_of_time: bool) -> None:
+        """Decide after a round which Sides play on, and for how long. `given_up`: it was disturbed, and patience is spent."""
+        rounds = len(self.variant.rounds)
+        if self._left is not None:
+            self._left -= 1
+        elif rounds < MIN_ROUNDS:
+            if rounds == FIRST_LOOK:  # who is near may turn out to matter after a few more rounds
+                far = FAR * max((side.median for side in self._rivals()), default=math.inf)
+                matter = self._those_that_matter()
+                self.wanted = [side for side in self.everybody if side in matter or side.median <= far]
+            self._left = 0 if given_up and self.played >= MIN_ROUNDS else None
+        elif (rounds - MIN_ROUNDS) % ROUNDS_BETWEEN_LOOKS == 0:
+            matter = self._those_that_matter()
+            self.wanted = [side for side in self.wanted if side in matter]
+            ratios = [statistics.paired_ratio(side.rounds, self.variant.rounds) for side in self._rivals()]
+            if given_up or out_of_time or self.played >= MAX_ROUNDS or all(map(statistics.is_precise, ratios)):
+                self._left = 0 if self.played == MIN_ROUNDS else ROUNDS_BETWEEN_LOOKS
+                self._recheck_in.add(self.played + secrets.randbelow(ROUNDS_BETWEEN_LOOKS))
 
     def is_shared(self) -> bool:
         """Return whether another process works on the GPU at present."""
-        if self._place != "cuda" or not self.reference or self._measured.flush_ms == math.inf:
+        if self.place != "cuda" or not self.reference or self.measured.flush_ms == math.inf:
             return False
-        took = self.reference.ask("flush_in_a_row", flush_ms=self._measured.flush_ms)["milliseconds"]
-        return took > SLOW_FLUSH * self._measured.flush_ms
+        took = self.reference.ask("flush_in_a_row", flush_ms=self.measured.flush_ms)["milliseconds"]
+        return took > SLOW_FLUSH * self.measured.flush_ms
 
     def _those_that_matter(self) -> list[Side]:
         control = [side for side in (self.reference, self.control_side) if side] if self.control_side else []
@@ -262,9 +248,9 @@ class Race:
 
     def luck(self) -> float:
         """Return the share by which two processes that run the same code may differ, whatever their control says."""
-        if self._place != "cuda":
+        if self.place != "cuda":
             return 0.0
-        fastest = min(side.median for side in self._everybody)
+        fastest = min(side.median for side in self.everybody)
         if fastest >= GRAPHED_BELOW_MS:
             return 0.0
         if self.variant.mode.startswith(GRAPHED):
@@ -274,7 +260,7 @@ class Race:
     def disturbance(self) -> str | None:
         """Return what disturbed it so much that nothing can be said of the variant, in one line; None where nothing did."""
         too_few = len(self.variant.rounds) < MIN_ROUNDS
-        for side in self._everybody:  # where there are too few others to show anything, those count after all
+        for side in self.everybody:  # where there are too few others to show anything, those count after all
             side.rounds += side.disturbed if too_few else []
             side.disturbed = []
         seen = ["other processes used what is timed"] if too_few else []
@@ -287,7 +273,65 @@ class Race:
             seen.append(f"the original against itself came out at {ratio.ratio:.3g}x")
         if not seen:
             return None
-        return f"the machine is busy ({'; '.join(self._others.busiest(most_cores_for_others(self._place)) or seen[:1])})"
+        return f"the machine is busy ({'; '.join(self._others.busiest(most_cores_for_others(self.place)) or seen[:1])})"
+
+
+def play(races: Sequence[Race], seconds: float, patience: Patience) -> None:
+    """Play rounds of several variants, each beside all others' baselines, until of each the ratios that matter are precise.
+
+    The races differ in their variants alone. After `seconds` for each variant it is over, disturbed rounds not counted: those
+    are paid from `patience`. A variant that fails leaves, with its `failure`; a Side that is not wanted any more has missed
+    rounds, and does not come back. Raises BaselineFailed.
+    """
+    going, running, spent = list(races), list(dict.fromkeys(side for race in races for side in race.everybody)), 0.0
+    while going:
+        began = time.monotonic()
+        disturbed = _play_round(going, running)
+        if disturbed:
+            patience.spend(time.monotonic() - began)
+        elif going[0].played > 1:
+            spent += time.monotonic() - began
+        for race in going:
+            if not race.failure:
+                race.look(disturbed and not patience.seconds, spent > seconds * len(races))
+        going = [race for race in going if not race.is_over]
+        running = [side for side in running if any(side in race.wanted for race in going)]
+
+
+def _play_round(races: Sequence[Race], running: Sequence[Side]) -> bool:
+    """Play one round of the Sides that run. Return whether it was disturbed, and does not count."""
+    place, measured, load = races[0].place, races[0].measured, OtherLoad(*races[0].pids)
+    variants = {race.variant: race for race in races}
+    for side in secrets.SystemRandom().sample(running, len(running)):
+        race = variants.get(side)
+        with contextlib.ExitStack() as paused:
+            for other in races:
+                if other is not race:
+                    paused.enter_context(other.paused())
+            if race:
+                race.play_variant(load.watched())
+                continue
+            try:
+                with load.watched():
+                    side.play(new_seed())
+            except WorkerFailure as failure:
+                raise BaselineFailed(side.name, str(failure)) from failure
+    for race in races:
+        race.played += 1
+    failed = [race.variant for race in races if race.failure]
+    flushes = [flush for side in running for flush in side.flushes]
+    disturbed = load.cores > most_cores_for_others(place)
+    if place == "cuda":
+        try:
+            disturbed |= measured.is_disturbed(flushes) or races[0].is_shared()
+        except WorkerFailure as failure:
+            raise BaselineFailed("eager", str(failure)) from failure
+    if disturbed:
+        for side in running:
+            if side not in failed:
+                side.disturbed.append(side.rounds.pop())
+        time.sleep(PAUSE)
+    return disturbed
 
 
 def most_cores_for_others(place: str) -> float:

@@ -283,6 +283,8 @@ class Runner:
         try:
             with WorkerProcess("candidate", self._options.time_limit, UNTIMED, room=self.room(task)) as worker:
                 worker.make_nice(self._niceness.get(task.model.path, 0))
+                if task.place == "cuda" and task.variant.is_catalogued:  # a stranger's compiler may be anything
+                    worker.keep_compilers_off()
                 with contextlib.suppress(WorkerFailure):  # which is said of the original when its reference is computed
                     self.footprint(task, lambda: sized_up(worker, self.original(task)))
                 load_candidate(worker, self.original(task), task, self._options, None)

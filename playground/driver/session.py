@@ -7,7 +7,8 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from playground.driver.runner import Runner
 
 S = TypeVar("S", bound=Subject)
+GATHERING = 15.0  # seconds in which a variant that could be timed waits for others of its model
 
 
 class Session:
@@ -44,6 +46,7 @@ class Session:
         self._run = run
         self._unusable, self._description = None, {}
         self._warming = threading.Lock()
+        self._judged, self._judging = threading.Condition(), 0  # how many are being judged
         self._warmed: Future[None] | None = None
         self._open = contextlib.ExitStack()
         memory = self._open.enter_context(contextlib.ExitStack())  # is given back when the processes have ended
@@ -119,13 +122,32 @@ class Session:
         with contextlib.ExitStack() as workers:
             if build:
                 workers.enter_context(told(functools.partial(self._progress.said, "build", *task.names())))
-            with self._run.judge_slot:
+            with self._counted(), self._run.judge_slot:
                 worker = workers.enter_context(self._run.worker_for(task))
                 subject, judged = self._judge(workers, worker, task, subject, build)
             result = doubted(compose(subject, judged.judgment, replace(NOT_TIMED, peak_mib=judged.peak_mib)))
             if result.verdict in TIMED and self._options.times(task):
                 result = self._time(judged.worker, task, result)
             return replace(result, printed=worker.printed())
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """While it lasts, one more is being judged."""
+        with self._judged:
+            self._judging += 1
+        try:
+            yield
+        finally:
+            with self._judged:
+                self._judging -= 1
+                self._judged.notify_all()
+
+    def _await_others(self) -> None:
+        """Wait until nobody else is being judged here, who could be timed in the same race, and no longer than GATHERING."""
+        until = time.monotonic() + GATHERING
+        with self._judged:
+            while self._judging and time.monotonic() < until:
+                self._judged.wait(until - time.monotonic())
 
     def _warm_up(self) -> Future[None]:
         """The future of what a variant is timed beside, which is prepared once."""
@@ -202,8 +224,10 @@ class Session:
         names = task.names()
         try:
             self._warm_up().result()
+            entry = self._stopwatch.enter(worker, result)
+            self._await_others()
             self._progress.started("time", *names)
-            timed = self._stopwatch.time(worker, result)
+            timed = self._stopwatch.time(entry)
         except Rejected as rejection:
             self._progress.finished("time", *names, FAIL)
             return ended(result, FAIL, str(rejection))

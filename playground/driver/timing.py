@@ -11,10 +11,10 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psutil
@@ -30,6 +30,7 @@ from playground.driver.race import (
     Rejected,
     Side,
     new_seed,
+    play,
 )
 from playground.driver.task import Options, Task
 from playground.driver.verdict import judge, permitted_to
@@ -51,6 +52,7 @@ from playground.record import (
 )
 from playground.report.figures import baseline_name
 from playground.report.progress import Progress
+from playground.report.text import grouped
 from playground.serial import values
 from playground.stopwatch import floors, statistics
 from playground.stopwatch.baselines import distinct, names_for, peers, under
@@ -64,6 +66,9 @@ SETS = {"benchmark": "sets-cudnn-benchmark", "tf32": "sets-tf32"}  # setting of 
 RECHECKS = {"forward": 2, "weights": 1, "weights_and_input": 1}  # in the first rounds
 # A baseline that takes longer is not captured, unless launches bind: the host is ahead of the GPU.
 LAUNCHES_COUNT_BELOW_MS = 5.0
+# Beside 14 compiling processors, two left free, calls of 20 us to 0.3 ms took as long as alone on one NVIDIA H200 (control
+# 0.996 to 1.000); calls that wait for their launches did not (0.74 to 1.1).
+LAUNCHES_AHEAD_FROM_MS = 0.1
 LAUNCHES_BIND = 0.8  # of eager PyTorch's time: where the host takes as long to launch it, the GPU waits for the host
 IN_A_GRAPH = "its launches bind, and take longer in one process than in another: the speed-up is that in a CUDA graph"
 # Caveats of what a graph cannot hold. The default stream's launches run while it is captured: its replay would do nothing.
@@ -80,7 +85,6 @@ PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds
 SHORT_TRIES = 4  # after each of the pauses
 EXPLAINED_BY_HOST_MS = {"cpu": 0.0, "cuda": 1.0}
 OUT_OF_MEMORY = re.compile("OutOfMemoryError|out of memory", re.IGNORECASE)
-OUTER_PAGE = "outer-page"  # the file by which the outer clock's two sides talk
 OFTEN = 0.2  # of the calls: beyond it, work on other streams is told
 LATE_NOTE = "after the current stream was done the device was busy on other streams: all of it is counted"
 
@@ -136,9 +140,31 @@ class _Original:
         self.worker, self._is_loaded, self._started = None, False, {}
 
 
+@dataclass(eq=False)
+class Entry:
+    """A right variant that is to be timed: `worker` has loaded it. `modes` are its Timings by step, `failure` why it has none,
+    `not_graphed` why a step could not be timed under a CUDA graph.
+    """
+
+    worker: WorkerProcess
+    result: Result
+    modes: dict[str, Timing] = field(default_factory=dict)
+    failure: WorkerFailure | Rejected | None = None
+    not_graphed: str | None = None
+
+    def fail(self, failure: WorkerFailure | Rejected, mode: str) -> None:
+        """Keep why a mode could not be timed: under a CUDA graph that costs the step its graph only, unless it is deceit."""
+        step = step_of(mode)
+        if mode == step or isinstance(failure, Rejected):
+            self.failure = failure
+        else:
+            self.not_graphed = str(failure)
+            self.modes[step] = replace(self.modes[step], graphed=Unavailable(self.not_graphed))
+
+
 class Stopwatch:
     """Times the variants of one model at one size. Its baselines run in a process that is started when it is first needed.
-    Threads may share it: they wait for one another.
+    Threads may share it: who times first times all that have entered, and the others find that done.
 
     `original` are the arguments of baselines.load. The control runs in the `room`, as variants do in theirs.
     """
@@ -167,6 +193,7 @@ class Stopwatch:
         self._controls: dict[str, list[Ratio]] = {}  # by mode, of undisturbed timings
         # Baselines and control have graphs of one mode at a time: a second thread's would end those that are being timed.
         self._in_use = threading.Lock()
+        self._entering, self._entered = threading.Lock(), list[Entry]()
 
     def start_processes(self) -> None:
         """Start the processes of baselines and control, before there is anything that they could load."""
@@ -213,15 +240,34 @@ class Stopwatch:
         """Return the processes that are timed beside the variant's."""
         return [each.worker for each in (self._baselines, self._control) if each.worker]
 
-    def time(self, worker: WorkerProcess, result: Result) -> Timed:
-        """Return the Timed of a variant that `worker` has loaded and that is right. Raises Rejected, WorkerFailure."""
+    def enter(self, worker: WorkerProcess, result: Result) -> "Entry":
+        """Return the entry of a variant that `worker` has loaded and that is right: who times next times it, too."""
+        entry = Entry(worker, result)
+        with self._entering:
+            self._entered.append(entry)
+        return entry
+
+    def time(self, entry: "Entry") -> Timed:
+        """Return the Timed of an entry. Raises Rejected, WorkerFailure."""
         with self._in_use:
-            steps = ["forward", *(_training_modes(result) if self._options.training else ())]
-            modes = {step: self._time_mode(worker, result, step) for step in steps}
-            if self._task.place == "cuda" and not NO_GRAPH & _tags(result):
-                modes = self._with_graphs(worker, result, modes)
-            forward = values(modes.pop("forward"))
-            return Timed(**forward, training={**modes} or None, ceilings=self._measured.ceilings.get(self._task.place))
+            with self._entering:
+                entered, self._entered = self._entered, []
+            self._time_together(entered)
+        if entry.failure:
+            raise entry.failure
+        modes = dict(entry.modes)
+        forward = values(modes.pop("forward"))
+        return Timed(**forward, training={**modes} or None, ceilings=self._measured.ceilings.get(self._task.place))
+
+    def _time_together(self, entries: Sequence["Entry"]) -> None:
+        """Time the modes of all entries: those that have the same baselines in one race."""
+        training = {id(entry): _training_modes(entry.result) if self._options.training else [] for entry in entries}
+        for step in ("forward", "weights", "weights_and_input"):
+            timed = [entry for entry in entries if step == "forward" or step in training[id(entry)]]
+            for alike in grouped(timed, lambda entry: _settings(entry.result)).values():
+                self._time_mode([entry for entry in alike if not entry.failure], step)
+        if self._task.place == "cuda":
+            self._with_graphs([each for each in entries if not each.failure and not NO_GRAPH & _tags(each.result)])
 
     def _time_outside(self, worker: WorkerProcess, result: Result, mode: str, timing: Timing, race: Race) -> Timing:
         """The timing of a mode within the bounds that the outer clock gives it; without those nothing is claimed.
@@ -234,68 +280,50 @@ class Stopwatch:
         processes = worker, self._baselines.worker, self._control.worker
         for side, process in zip((race.variant, race.reference, race.control_side), processes, strict=True):
             if side and process:
-                page = self._referee.answers(process).file(f"{OUTER_PAGE}-{side.name}-{process.pid}")
-                remove(page.held)
-                players[side.name] = outer.Player(side.name, side.mode, process, page)
+                players[side.name] = outer.Player(side.name, side.mode, process)
         claims = "eager" not in timing.speedup or timing.speedup["eager"].high > 1
         seconds = max(outer.SECONDS, self._options.seconds) if claims else 0
         try:
-            if outer.EAGER not in players:
+            if not race.reference or outer.EAGER not in players:
                 raise WorkerFailure("eager PyTorch's process has ended")
-            with self._alone(worker):
-                given = self._task.place, step_of(mode), permitted_to(result), seconds
+            with self._alone([worker]):
+                given = self._task.place, mode, permitted_to(result), seconds, race.reference.median
                 seen = outer.measure(self._referee, players, *given)
-            if complaint := self._impossible(seen.ms + outer.RESOLUTION_MS[self._task.place], timing.work):
+            least = outer.RESOLUTION_MS[self._task.place] / (seen.calls or 1)
+            if complaint := self._impossible(seen.ms + least, timing.work):
                 raise WorkerFailure(f"it sees {complaint}")
         except WorkerFailure as failure:
             return outer.withheld(timing, f"not timed by the outer clock: {str(failure).removeprefix('Unshareable: ')}")
         return outer.bounded(timing, seen, self._task.place, self._allowed(mode, race))
 
-    def _with_graphs(self, worker: WorkerProcess, result: Result, modes: dict[str, Timing]) -> dict[str, Timing]:
-        """`modes`, {step: its Timing}, of which those where launches count have the same under a CUDA graph, too.
+    def _with_graphs(self, entries: Sequence["Entry"]) -> None:
+        """Time those steps of the entries where launches count under a CUDA graph, too.
 
         They come last, since a capture that fails may leave the process in a state of its own: none is tried after it.
         """
-        failed, done = None, {}
-        for step, timing in modes.items():
-            medians = [each.median for each in filter(None, [timing.time_ms, *timing.baselines_ms.values()])]
-            if min(medians) >= GRAPHED_BELOW_MS and not launches_bind(timing):
-                done[step] = timing
-                continue
-            try:
-                if failed:
-                    raise WorkerFailure(f"not tried after that of another mode had failed: {failed}")
-                done[step] = self._with_graph(worker, result, step, timing)
-            except WorkerFailure as failure:
-                failed = failed or str(failure)
-                done[step] = replace(timing, graphed=Unavailable(str(failure)))
-        return done
+        for step in ("forward", "weights", "weights_and_input"):
+            short: list[Entry] = []
+            for entry in entries:
+                timing = entry.modes.get(step)
+                if entry.failure or not timing or not _is_short(timing):
+                    continue
+                if entry.not_graphed:
+                    why = f"not tried after that of another mode had failed: {entry.not_graphed}"
+                    entry.modes[step] = replace(timing, graphed=Unavailable(why))
+                else:
+                    short.append(entry)
+            alike = grouped(short, lambda entry, step=step: (_settings(entry.result), _slow(entry.modes[step])))
+            for (_, slow), together in alike.items():
+                self._time_mode(together, GRAPHED + step, slow)
 
-    def _with_graph(self, worker: WorkerProcess, result: Result, step: str, eager: Timing) -> Timing:
-        """The Timing of a step, `eager`, with that under a CUDA graph."""
-        is_slow = not launches_bind(eager)
-        slow = [name for name, each in eager.baselines_ms.items() if is_slow and each.median > LAUNCHES_COUNT_BELOW_MS]
-        graphed = self._time_mode(worker, result, GRAPHED + step, slow, eager.control)
-        if launches_bind(eager) and not _is_measured(eager) and _is_measured(graphed):
-            notes = [*eager.notes, IN_A_GRAPH]
-            ratios = {name: getattr(graphed, name) for name in ("outcome", "speedup", "measured", "proved")}
-            eager = replace(eager, notes=notes, **ratios)
-        notes = graphed.notes + graph_notes(eager, graphed)
-        return replace(eager, graphed=replace(graphed, not_graphed=slow, notes=notes))
-
-    def _time_mode(
-        self, worker: WorkerProcess, result: Result, mode: str, not_graphed: Sequence[str] = (), control: Ratio | None = None
-    ) -> Timing:
-        """The Timing of a mode. Baselines in `not_graphed` run as they are where the mode is under a CUDA graph.
-
-        `control` is what to go by where this mode has no control of its own.
-        """
-        whole, tries = self._measured.patience, TRIES
+    def _time_mode(self, entries: Sequence["Entry"], mode: str, not_graphed: Sequence[str] = ()) -> None:
+        """Time a mode of entries that have the same baselines, of which those in `not_graphed` run without a CUDA graph."""
+        whole, tries, left = self._measured.patience, TRIES, list(entries)
         patience = Patience(min(self._options.patience([]), whole.seconds), whole)  # or one timing could use up a run's
-        while True:
+        while left:
             began = time.monotonic()
             try:
-                race = self._race(worker, result, mode, not_graphed, patience)
+                races = self._race(left, mode, not_graphed, patience)
             except BaselineFailed as failed:  # without it
                 name, reason = failed.args
                 if name == outer.CONTROL:
@@ -304,35 +332,82 @@ class Stopwatch:
                     self._unavailable[mode][name] = reason
                 continue
             tries -= 1
-            disturbance = race.disturbance()
-            if not disturbance or not tries or not patience.seconds:
-                timing = self._conclude(worker, result, mode, race, race.control() or control, disturbance)
-                return self._time_outside(worker, result, mode, timing, race)
-            patience.spend(time.monotonic() - began)
-            del self._secret_seeds[mode]  # the variant has met them
+            left = [entry for entry in left if self._is_disturbed(entry, races, mode, not_graphed, tries and patience.seconds)]
+            if left:
+                patience.spend(time.monotonic() - began)
+                del self._secret_seeds[mode]  # the variants have met them
 
-    def _race(self, worker: WorkerProcess, result: Result, mode: str, not_graphed: Sequence[str], patience: Patience) -> Race:
-        """A Race that was run. Raises what Race.run raises."""
-        variant = Side(outer.VARIANT, mode, self._task.place, worker.ask, is_trusted=False)
-        variant.start()
-        paused = self._pausing(worker)
-        with paused():
+    def _is_disturbed(
+        self, entry: "Entry", races: dict["Entry", Race], mode: str, not_graphed: Sequence[str], may_try_again: float
+    ) -> bool:
+        """Conclude what an entry's race says. Return whether it was disturbed, and may be run again instead."""
+        if entry.failure or entry not in races:
+            return False
+        race, step = races[entry], step_of(mode)
+        before = entry.modes[step] if mode != step else None
+        try:
+            if race.failure:
+                raise race.failure
+            disturbance = race.disturbance()
+            if disturbance and may_try_again:
+                return True
+            control = race.control() or (before.control if before else None)
+            timing = self._conclude(entry.worker, entry.result, mode, race, control, disturbance)
+            timing = self._time_outside(entry.worker, entry.result, mode, timing, race)
+            entry.modes[step] = _graphed(before, timing, not_graphed) if before else timing
+        except (Rejected, WorkerFailure) as failure:
+            entry.fail(failure, mode)
+        return False
+
+    def _race(
+        self, entries: Sequence["Entry"], mode: str, not_graphed: Sequence[str], patience: Patience
+    ) -> dict["Entry", Race]:
+        """Run a race of the entries. Return the Race of each that could start; raises BaselineFailed."""
+        variants = {}
+        for entry in entries:
+            side = Side(outer.VARIANT, mode, self._task.place, entry.worker.ask, is_trusted=False)
+            try:
+                with self._standing_still(each.worker for each in entries if each is not entry):
+                    side.start()
+                variants[entry] = side
+            except (Rejected, WorkerFailure) as failure:
+                entry.fail(failure, mode)
+        if not variants:
+            return {}
+        result = next(iter(variants)).result
+        with self._standing_still(entry.worker for entry in variants):
             others = self._start_baselines(mode, not_graphed, _settings(result))
             control = self._start_control(mode, not_graphed)
             short = self._short_of_memory(others)
-        pids = [os.getpid(), worker.pid, *(each.pid for each in self.workers)]
-        rivals = functools.partial(_rivals, others, result)
-        outputs = self._referee.answers(worker).file(f"timed-{worker.pid}")
-        recheck = functools.partial(self._recheck, variant, result, mode, outputs)
+        workers = [entry.worker for entry in variants]
+        pids = [os.getpid(), *(each.pid for each in [*workers, *self.workers])]
         secrets, sample = self._secrets(mode), clocks.sample if self._task.place == "cuda" else lambda: None
-        with self._alone(worker):
-            race = Race(self._task.place, variant, others, control, pids, self._measured, rivals, paused)
-            race.clocks, race.short_of_memory, standing = [sample()], short, self._standing()
-            race.run(self._options.seconds, patience, secrets, RECHECKS[step_of(mode)], recheck)
-            race.clocks.append(sample())
-            if standing != self._standing():
-                raise Rejected("while it was timed, the processors or the priority of another process were changed")
-        return race
+        started = [each.started_ms for each in [*variants.values(), *others]]
+        with self._alone(workers, beside_compilers=min(started) >= LAUNCHES_AHEAD_FROM_MS):
+            races = {}
+            for entry, side in variants.items():
+                rivals = functools.partial(_rivals, others, entry.result)
+                paused = self._pausing(entry.worker)
+                races[entry] = race = Race(self._task.place, side, others, control, pids, self._measured, rivals, paused)
+                outputs = self._referee.answers(entry.worker).file(f"timed-{entry.worker.pid}")
+                race.plan(secrets, RECHECKS[step_of(mode)], functools.partial(self._recheck, side, entry.result, mode, outputs))
+                race.short_of_memory = short
+            before, standing = sample(), self._standing()
+            play(list(races.values()), self._options.seconds, patience)
+            after, changed = sample(), standing != self._standing()
+        for race in races.values():
+            race.clocks = [before, after]
+            if changed:
+                race.failure = Rejected("while it was timed, the processors or the priority of another process were changed")
+        return races
+
+    @contextlib.contextmanager
+    def _standing_still(self, workers: Iterable[WorkerProcess]) -> Iterator[None]:
+        """While it lasts, the processes of these variants stand still, but for the project's own files'."""
+        with contextlib.ExitStack() as paused:
+            for worker in workers:
+                paused.enter_context(self._pausing(worker)())
+            yield
 
     def _short_of_memory(self, others: Sequence[Side]) -> str | None:
         """Why PyTorch may be slower than it is, beside a variant's process that stands still; None where nothing says so."""
@@ -353,12 +428,14 @@ class Stopwatch:
         return {each.pid: (each.cpu_affinity() if hasattr(each, "cpu_affinity") else None, each.nice()) for each in processes}
 
     @contextlib.contextmanager
-    def _alone(self, worker: WorkerProcess | None) -> Iterator[None]:
+    def _alone(self, workers: Sequence[WorkerProcess], beside_compilers: bool = False) -> Iterator[None]:
         """While it lasts, nothing else that this run has started runs: neither compilers nor what is judged meanwhile.
 
-        Only what torch.compile makes for the CPU goes on beside a GPU, which takes a minute and few processors.
+        Beside a GPU goes on what torch.compile makes for the CPU, which takes a minute and few processors; `beside_compilers`,
+        also compilers of the project's own files.
         """
-        with pause_others({worker, self._referee.worker, *self.workers}, self._task.place == "cuda"), self._referee.reserved():
+        timed = {*workers, self._referee.worker, *self.workers}
+        with pause_others(timed, self._task.place == "cuda", beside_compilers), self._referee.reserved():
             yield
 
     def _conclude(
@@ -374,11 +451,11 @@ class Stopwatch:
         if sum(variant.late) > OFTEN * len(variant.late):
             notes.append(LATE_NOTE)
         load = OtherLoad(worker.pid)
-        with self._alone(worker):
+        with self._alone([worker]):
             back_to_back, limit = self._own_clock(variant, eager, load, self._pausing(worker))
         is_shared = False
         if back_to_back > limit:  # by whoever works on the GPU while the variant stands still: its own work excuses nothing
-            with self._alone(None):
+            with self._alone([]):
                 is_shared = race.is_shared()
         if is_shared:
             disturbance = disturbance or SHARED
@@ -542,7 +619,7 @@ class Stopwatch:
         place = self._task.place
         work = self._count_work(mode)
         if work and place not in self._measured.ceilings:
-            with self._alone(None):
+            with self._alone([]):
                 ceilings = self._ask_for_floor(mode, "ceilings")
             if ceilings:
                 self._measured.ceilings[place] = ceilings
@@ -571,6 +648,29 @@ class Stopwatch:
         self._control.close()
 
 
+def _is_short(eager: Timing) -> bool:
+    """Whether launches count in a step."""
+    medians = [each.median for each in filter(None, [eager.time_ms, *eager.baselines_ms.values()])]
+    return min(medians) < GRAPHED_BELOW_MS or launches_bind(eager)
+
+
+def _slow(eager: Timing) -> tuple[str, ...]:
+    """The baselines that take too long for a CUDA graph to matter."""
+    if launches_bind(eager):
+        return ()
+    return tuple(name for name, each in eager.baselines_ms.items() if each.median > LAUNCHES_COUNT_BELOW_MS)
+
+
+def _graphed(eager: Timing, graphed: Timing, slow: Sequence[str]) -> Timing:
+    """The Timing of a step, `eager`, with that under a CUDA graph."""
+    if launches_bind(eager) and not _is_measured(eager) and _is_measured(graphed):
+        notes = [*eager.notes, IN_A_GRAPH]
+        ratios = {name: getattr(graphed, name) for name in ("outcome", "speedup", "measured", "proved")}
+        eager = replace(eager, notes=notes, **ratios)
+    notes = graphed.notes + graph_notes(eager, graphed)
+    return replace(eager, graphed=replace(graphed, not_graphed=list(slow), notes=notes))
+
+
 def launches_bind(timings: Timing) -> bool:
     """Return whether eager PyTorch takes about as long as the host needs to launch it."""
     eager = timings.baselines_ms.get("eager")
@@ -578,7 +678,7 @@ def launches_bind(timings: Timing) -> bool:
 
 
 def _is_measured(timings: Timing) -> bool:
-    return timings.outcome is not None and timings.outcome.verdict != NOT_MEASURED
+    return timings.outcome is not None and timings.outcome.measured is not None
 
 
 def graph_notes(eager: Timing, graphed: Timing) -> list[str]:
@@ -634,7 +734,7 @@ def outcome(
     if not disturbance and statistics.says_nothing(ratio):
         disturbance = statistics.too_noisy(ratio)
     if disturbance:
-        return outer.not_measured(disturbance)
+        return Outcome(verdict=NOT_MEASURED, reason=disturbance)
     return Outcome(
         verdict=verdict,
         against=rivals[0].name,

@@ -95,7 +95,7 @@ def _outcome(timings):
         return why
     outcome, share = timings.outcome, figures.share_of_floor(timings)
     than = f"{'from' if outcome.verdict == 'tie' else 'than'} {figures.baseline_name(outcome.against)}"
-    proof = figures.proof(timings, outcome.against, outcome)
+    proof = figures.proof(timings, outcome.against)
     parts = [f"{figures.OUTCOMES[outcome.verdict]} {than}", f"{interval(outcome)}{proof}"]
     parts += [f"{count} {what}" for what in ("rounds", "calls") if (count := getattr(timings, what)) is not None]
     return ", ".join(parts + ([f"{with_unit(100 * share, '%')} of the floor"] if share else []))

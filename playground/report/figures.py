@@ -11,6 +11,7 @@ from playground.record import Unavailable, Unsupported
 from playground.report.text import NOTHING, interval, one_line, scientific, significant, with_unit
 from playground.stopwatch.statistics import TIE, verdict
 
+SHORT_MS = 0.1
 LOWER_PRECISION = "compile_fp16"  # shown, but no variant in float32 is measured by it
 # Every baseline of playground.stopwatch.baselines, in the order in which reports list them, with its name for people.
 BASELINES = {"eager": "eager", "channels_last": "channels_last", "compile": "torch.compile"}
@@ -51,15 +52,21 @@ def labelled(text, result):
     return f"{text} {label(result)}".rstrip()
 
 
-def proof(timings, name, ratio):
+def proof(timings, name):
     """Return ', proved 1.21x', the lower end of the outer clock's ratio over the baseline `name`; "" where it has none.
 
-    Where the inner clock claims more than the Ratio, the outer one counts: ' by the outer clock, proved 1.21x'.
+    Where the inner clock claims more than the outer one can bear, this counts: ' by the outer clock, proved 1.21x'.
     """
-    if not (outer := timings.proved_over(name)):
+    if not (proved := timings.proved_over(name)):
         return ""
-    counts = " by the outer clock" * (ratio.ratio < timings.measured[name].ratio)
-    return f"{counts}, proved {with_unit(outer.low, 'x')}"
+    inner = (timings.outer and timings.outer.warm) or timings.measured["eager"]
+    counts = " by the outer clock" * (inner.ratio > timings.proved.high)
+    return f"{counts}, proved {with_unit(proved.low, 'x')}{' as throughput' * is_short(timings)}"
+
+
+def is_short(timings):
+    """Return whether calls are so short that several at once gain much: what N of them take together is their throughput."""
+    return timings.median_ms is not None and timings.median_ms < SHORT_MS
 
 
 def why_no_speedup(timings):
@@ -86,7 +93,7 @@ def texts(result):
         OF_PYTORCH: scientific(check.eager_error),
         "build s": significant(result.build_seconds),
         "median ms": significant(result.median_ms),
-        "speed-up": labelled(with_unit(ratio.ratio, "x"), result) + proof(result, best, ratio) if ratio else NOTHING,
+        "speed-up": labelled(with_unit(ratio.ratio, "x"), result) + proof(result, best) if ratio else NOTHING,
         "over": one_line(baseline_name(best)) if best else NOTHING,
         "of floor": with_unit(share and 100 * share, "%"),
         "outcome": OUTCOMES.get(outcome, outcome) + (f" in {own}" if own and outcome != NOTHING else ""),

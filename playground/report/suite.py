@@ -26,9 +26,10 @@ NOT_COMPILED = "does not compile"
 FASTEST = "fastest"  # of the baselines that are at least as precise as the solution
 BASELINES = ("eager", "compile", FASTEST)  # KernelBench's two, and ours
 MEETS = {"forward": TIMED, "drop_in": ("pass",)}  # the verdicts of those that do
-FACTS = ("ran_on", "precision", "variant_precision", "weights", "verdict", "source_sha256", "model_sha256", "shape")
+FACTS = ("ran_on", "precision", "variant_precision", "weights", "verdict", "source_sha256", "shape")
 FACTS += ("accuracy", "time_ms", "baselines_ms", "speedup", "measured", "proved", "outer", "outcome", "control", "peak_mib")
 FACTS += ("floor_ms",)
+DIGITS = 4  # of a kept figure
 ABOUT = ("date", "gpu", "driver", "cuda", "torch", "python", "cpu", "options", "complete")  # of the environment
 
 
@@ -193,7 +194,8 @@ def facts(report):
         caveats = [each.tag for each in result.caveats]
         names = {key: Path(pair[key]).name for key in ("problem", "solution") if pair.get(key)}
         kept = {key: known.get(key) for key in FACTS}
-        results.append({**pair, **names, **kept, "reason": reason, "standards": standards, "caveats": caveats})
+        found = {**pair, **names, **kept, "reason": reason, "standards": standards, "caveats": caveats}
+        results.append({key: value for key, value in found.items() if value is not None or key == "outer"})
     return {"schema": report.schema, "environment": environment, "suite": dump(report.suite), "results": results}
 
 
@@ -206,7 +208,7 @@ def main(arguments=None):
         found = facts(document.read(given.results))
     except serial.DocumentError as complaint:
         sys.exit(str(complaint))
-    document.write_whole(given.facts, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    document.write_whole(given.facts, document.as_lines(found, DIGITS))
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def _line(result):
         parts.append(with_unit(time.median, " ms"))
         texts = {name: with_unit(ratio.ratio, "x") for name, ratio in over.items()}
         if "eager" in texts:
-            texts["eager"] += proof(result, "eager", over["eager"])
+            texts["eager"] += proof(result, "eager")
         ratios = [f"{texts[name]} over {_baseline(name)}" for name in suite.BASELINES if name in over]
         parts.append(", ".join(ratios) + (f" ({label(result, 'in ')})" if ratios and label(result) else ""))
     kind = suite.accuracy_class(result)

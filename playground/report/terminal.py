@@ -116,7 +116,7 @@ def _row(result, names):
     row |= {name: verdict(word) for name, word in words.items()}
     best, ratio = figures.headline(result)
     if not figures.label(result):
-        row["speed-up"] = _ratio(ratio).append(figures.proof(result, best, ratio) if ratio else "", "")
+        row["speed-up"] = _ratio(ratio).append(figures.proof(result, best) if ratio else "", "")
     return {name: row[name] for name in names}
 
 
@@ -244,7 +244,7 @@ def time_rows(result):
             ratio = speedup.get(name)
             named = f"  {one_line(figures.baseline_name(name))}{' (no graph)' * (name in (timings.not_graphed or []))}"
             ends = span(ratio.low, ratio.high, "x") if ratio else NOTHING
-            text = _ratio(ratio).append(figures.proof(timings, name, ratio) if ratio else "", "")
+            text = _ratio(ratio).append(figures.proof(timings, name) if ratio else "", "")
             rows.append([named, *_spread(baselines.get(name)), text, ends, ""])
     return [dict(zip(TIMES, row, strict=True)) for row in rows]
 

@@ -34,7 +34,7 @@ def fresh_inputs(problem, seed, device):
 
 def upstream_for(outputs, seed, device):
     """Return a gradient for each floating-point output, None for others; it follows from the seed and the shapes."""
-    torch.manual_seed(seed + 1)
+    tensors.manual_seed(seed + 1)
     return [
         torch.rand(output.shape, dtype=output.dtype, device=device) if tensors.differentiable(output) else None
         for output in outputs
@@ -55,7 +55,7 @@ class Workload:
         self._device = device
         self._memory_format = memory_format
         self._dtype = dtype
-        self._outputs = None
+        self._outputs = self._kept = None
 
     def fresh(self, seed):
         """Return content that follows from the seed."""
@@ -69,21 +69,51 @@ class Workload:
         tensors.seed_draws()
         return content
 
-    def on(self, given):
-        """Return (what is to be called, its content) of a step on tensors of somebody else's: inputs, then upstream gradients.
+    def on(self, given, kept):
+        """Return the Content of a call on tensors of somebody else's: inputs, then upstream gradients.
 
-        What is None there is that of get_inputs.
+        What is None there is in `kept`, if it can be said in JSON, {"is": value}, or else what get_inputs gives.
         """
-        own = self.fresh(0)
-        mine = [*own.inputs, *own.upstream]
-        with torch.no_grad():  # a first call on zeros may raise, as of a matrix that has no inverse
-            for place, value in zip(given, mine, strict=True):
-                if place is not None:
-                    place.copy_(value)
-        values = [value if place is None else self._prepared(place) for place, value in zip(given, mine, strict=True)]
-        count = len(own.inputs)
-        upstream = [value if value is None else value.detach() for value in values[count:]]
-        return self.with_outputs, Content(values[:count], upstream)
+        own = self._kept = self._kept or self.fresh(0)
+        if len(given) < len(own.inputs) or len(kept) != len(given):
+            raise ValueError(f"expected the inputs of {len(own.inputs)} arguments, got {len(given)}")
+        values = []
+        for i, (tensor, number) in enumerate(zip(given, kept, strict=True)):
+            if tensor is not None:
+                values.append(self._prepared(tensor) if i < len(own.inputs) else tensor)
+            else:
+                values.append(number["is"] if number else own.inputs[i] if i < len(own.inputs) else None)
+        return Content(values[: len(own.inputs)], values[len(own.inputs) :])
+
+    def turn(self, given, kept):
+        """Return run(draws, most=None), which makes a call on each of `given`, see `on`, and returns their results.
+
+        Call k draws its random numbers from draws[k], unless draws is None. Of all calls the first `most` are made.
+        """
+        contents = [self.on(*each) for each in zip(given, kept, strict=True)]
+
+        def run(draws, most=None):
+            results = []
+            for k, content in enumerate(contents[:most]):
+                if draws:
+                    tensors.seed_draws(draws[k])
+                results.append(self.with_outputs(content))
+            return results
+
+        return run
+
+    def state(self):
+        """Return copies of the model's parameters and buffers."""
+        return [value.detach().clone() for value in self._stateful()]
+
+    def restore(self, state):
+        """Have the model's parameters and buffers be as they were when `state` gave this; of an empty list none is changed."""
+        with torch.no_grad():
+            for value, was in zip(self._stateful(), state, strict=False):
+                value.copy_(was)
+
+    def _stateful(self):
+        return [*self._model.parameters(), *self._model.buffers()]
 
     def _prepared(self, value):
         if not isinstance(value, torch.Tensor):
@@ -133,22 +163,29 @@ class Graphed:
     Raises whatever the capture raises, as for a model that waits for the device.
     """
 
-    def __init__(self, workload, seed, static=None):
+    def __init__(self, workload, seed):
         self._workload = workload
-        self._static = static or workload.fresh(seed)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP_CALLS):
-                workload(self._static)
-        torch.cuda.current_stream().wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        self._result = _captured(self._graph, lambda: workload(self._static))
+        self._static = workload.fresh(seed)
+        self._graph, self._result = captured(lambda: workload(self._static), WARM_UP_CALLS)
 
-    def on(self, given):
-        """Return (a graph, its content), as Workload.on: the graph's own inputs are those tensors."""
-        step, static = self._workload.on(given)
-        return Graphed(step, 0, static), static
+    def turn(self, given, kept):
+        """Return what Workload.turn does. All calls are in one graph, whose inputs are those tensors."""
+        run, most = self._workload.turn(given, kept), len(given)
+        graph, results = captured(lambda: run(None), 1)
+
+        def replay(draws, most=most):
+            if draws:
+                tensors.seed_draws(draws[0])
+            graph.replay()
+            return results[:most]
+
+        return replay
+
+    def state(self):
+        return self._workload.state()
+
+    def restore(self, state):
+        self._workload.restore(state)
 
     def fresh(self, seed):
         new = self._workload.fresh(seed)
@@ -168,15 +205,24 @@ class Graphed:
         return self._workload.names(content)
 
 
-def _captured(graph, step):
-    """The result of step(), captured into the graph. Raises what step raised, not what the capture's end says after it."""
-    raised = []
+def captured(step, calls):
+    """Return (a CUDA graph of step(), its result there), after so many calls to warm up.
+
+    Raises what step raised, not what the capture's end says after it.
+    """
+    side, graph, raised = torch.cuda.Stream(), torch.cuda.CUDAGraph(), []
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(calls):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
     try:
         with torch.cuda.graph(graph):
             try:
-                return step()
+                result = step()
             except Exception as exception:
                 raised.append(exception)
                 raise
     except Exception as exception:
         raise (raised or [exception])[0] from None
+    return graph, result

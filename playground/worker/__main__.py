@@ -13,7 +13,8 @@ import sys
 from playground.worker.channel import Channel
 from playground.worker.failures import describe
 
-BETWEEN_CALLS = ("time", "join_outer", "call_outer", "await_quiet")  # requests after which memory stays where it is
+# Requests after which memory stays where it is.
+BETWEEN_CALLS = ("time", "join_outer", "ready_outer", "call_outer", "draw", "await_quiet")
 
 
 def end_with(parent):
@@ -52,12 +53,13 @@ def give_back(request):
             torch.cuda.empty_cache()
 
 
-def main(channel, parent, limits, role):
+def main(channel, shared, parent, limits, role):
     end_with(parent)
     faulthandler.enable(all_threads=False)  # to stderr, where the driver finds the line in which the file crashed
     if limits:
         limit(limits)
     answering = getattr(importlib.import_module(f"playground.worker.{role}"), role.title())()
+    answering.shared = shared
     while True:
         try:
             message = channel.receive()
@@ -78,4 +80,4 @@ def main(channel, parent, limits, role):
 
 
 if __name__ == "__main__":
-    main(Channel(*map(int, sys.argv[1:3])), int(sys.argv[3]), json.loads(sys.argv[4]), sys.argv[5])
+    main(Channel(*map(int, sys.argv[1:3])), int(sys.argv[3]), int(sys.argv[4]), json.loads(sys.argv[5]), sys.argv[6])

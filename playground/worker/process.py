@@ -20,8 +20,9 @@ from pathlib import Path
 import psutil
 
 from cuda_emulator import CALL_OFF, SECONDS_TO_ANSWER
+from playground import untrusted
 from playground.catalog import ROOT
-from playground.machine.load import Granted, family, standing
+from playground.machine.load import Granted, family, standing, usable_processors
 from playground.room import NoRoom
 from playground.serial import DocumentError
 from playground.worker import replies, sandbox, server
@@ -38,7 +39,6 @@ MOST_REASON, MOST_DETAILS = 2000, 100_000  # characters of what a judged file ca
 LOOK_AGAIN = 0.5  # seconds between looks at whether a paused process goes on
 LOOK_AT_TIME = 2.0  # seconds between looks at what a process has got of the machine; or a quarter of its limit
 PATIENCE = 10  # times its limit: as long may one take by the clock that gets nothing
-MOST_AT_ONCE = 1 << 26  # bytes
 SHOWN_BYTES = 8000  # of what a worker prints
 COMPILERS = re.compile(r"nvcc|cicc|ptxas|cudafe\+\+|ninja|cc1(plus)?|clang.*|.*g\+\+(-\d+)?|as|ld|collect2")
 # What a request of a variant's is, for a time limit's message.
@@ -57,6 +57,7 @@ SETTLE_SECONDS, LOOK_SECONDS = 2.0, 1e-3  # until stopped processes stand still;
 END_SECONDS = 10.0  # in which killed processes end, one that frees a GPU's memory, too
 OF_SIGNALS = 128  # an exit status beyond it, of a process in a sandbox, is a signal's number and this
 
+FOR_A_GPU, LEAST_PROCESSORS = 2, 4  # that compilers leave to what is timed there; that are needed for both
 _living = set()
 _living_lock = threading.Lock()
 _alone = threading.RLock()  # held while something is timed: no worker starts then
@@ -105,6 +106,7 @@ class WorkerProcess:
         self.role, self.limit = role, limit
         self.owner = owner.get()
         self.bears_a_gpu = bears_a_gpu
+        self.compilers_go_on = False  # while something is timed on a GPU; see keep_compilers_off
         self.room = room
         self._reached = None  # why the process was ended: a limit of the sandbox's
         self._is_over = threading.Event()
@@ -120,8 +122,9 @@ class WorkerProcess:
         request_read, request_write = os.pipe()
         reply_read, reply_write = os.pipe()
         variables = _variables(environment)
+        self.shared = untrusted.memory("shared")  # for the outer clock on a CPU, see clock.memory.Host
         self._printed, self._output = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
-        streams = self._printed.fileno(), self._output.fileno(), request_read, reply_write
+        streams = self._printed.fileno(), self._output.fileno(), request_read, reply_write, self.shared
         source = None if self.room else server.start(variables)
         forked = source and source.fork(*streams)
         self._process = forked or self._new_process(variables, environment, *streams)
@@ -140,10 +143,10 @@ class WorkerProcess:
         if self._guard:
             self._guard.start()
 
-    def _new_process(self, variables, environment, output, errors, request, reply):
+    def _new_process(self, variables, environment, output, errors, request, reply, shared):
         """A Popen with these variables; in a room with what that gives, and the `environment`."""
         parent, limits = (sandbox.PARENT, self.room.limits.of_process()) if self.room else (os.getpid(), {})
-        numbers = map(str, (request, reply, parent))
+        numbers = map(str, (request, reply, shared, parent))
         command = [sys.executable, "-m", "playground.worker", *numbers, json.dumps(limits), self.role]
         if self.room:
             command, variables = self.room.command(command), self.room.environment(environment)
@@ -152,7 +155,7 @@ class WorkerProcess:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=errors,
-            pass_fds=(request, reply),
+            pass_fds=(request, reply, shared),
             env=variables,
             start_new_session=True,  # Ctrl-C reaches the driver alone, which then ends its workers
         )
@@ -185,6 +188,17 @@ class WorkerProcess:
             with contextlib.suppress(psutil.Error):
                 psutil.Process(pid).nice(niceness)
 
+    def keep_compilers_off(self):
+        """Leave two processors to what is timed on a GPU, so that this worker's compilers go on beside it; the worker does not.
+
+        Where there are too few processors, nothing changes.
+        """
+        if len(usable := sorted(usable_processors())) >= LEAST_PROCESSORS and hasattr(psutil.Process, "cpu_affinity"):
+            for pid in _families([self._process]):
+                with contextlib.suppress(psutil.Error):
+                    psutil.Process(pid).cpu_affinity(usable[FOR_A_GPU:])
+            self.compilers_go_on = True
+
     def __enter__(self):
         return self
 
@@ -192,12 +206,9 @@ class WorkerProcess:
         self.close()
 
     @contextlib.contextmanager
-    def stopped(self, pid=None):
-        """Stop the process and all that it started, and have it go on in the end. Gives a Stopped.
-
-        `pid` is the number that the process has by its own account, of whose memory something is wanted.
-        """
-        stopped = Stopped([self._process], pid)
+    def stopped(self):
+        """Stop the process and all that it started, and have it go on in the end. Gives a Stopped."""
+        stopped = Stopped([self._process])
         try:
             stopped.stop()
             stopped.has_grown()
@@ -205,7 +216,6 @@ class WorkerProcess:
         finally:
             stopped.has_grown()  # or what was started meanwhile would never go on
             stopped.go_on()
-            stopped.close()
 
     def ask(self, what, **arguments):
         """Return the reply to the request `what`, a method of its role: a record of replies.FORMS, or a dict.
@@ -337,26 +347,17 @@ class WorkerProcess:
         if self._guard:
             self._guard.join()
         self._channel.close()
+        os.close(self.shared)
         self._output.close()
         self._printed.close()
 
 
 class Stopped:
-    """Processes that stand still, with all that they started, and the memory of one of them, if `pid` says of which."""
+    """Processes that stand still, with all that they started."""
 
-    def __init__(self, processes, pid=None):
+    def __init__(self, processes):
         self._processes = processes
         self.family = _families(processes, standing)
-        self._memory = os.open(f"/proc/{self._host_pid(pid)}/mem", os.O_RDWR | os.O_CLOEXEC) if pid else None
-
-    def _host_pid(self, pid):
-        """The number here of a process that is `pid` in its own namespace."""
-        for each in self.family:
-            with contextlib.suppress(OSError):
-                numbers = re.search(r"^NSpid:(.*)", Path(f"/proc/{each}/status").read_text(), re.M)
-                if numbers and int(numbers[1].split()[-1]) == pid:
-                    return each
-        raise OSError("its process is not among those that were started for it")
 
     def stop(self):
         """Stop those that are known, at once."""
@@ -413,36 +414,6 @@ class Stopped:
         """Have all of them go on."""
         _signal(self.family, signal.SIGCONT)
 
-    def read(self, address, count):
-        """Return bytes of the process's memory. Raises OSError where there are none."""
-        found = bytearray()
-        while len(found) < count:
-            part = os.pread(self._memory, min(count - len(found), MOST_AT_ONCE), address + len(found))
-            if not part:
-                raise OSError("its results lie in no memory of its process")
-            found += part
-        return bytes(found)
-
-    def write(self, address, file, count=sys.maxsize):
-        """Write the content of a file, up to `count` bytes, to the process's memory. Raises OSError where there is none."""
-        end = address + count
-        with Path(file).open("rb") as content:
-            while part := content.read(min(MOST_AT_ONCE, end - address)):
-                self.put(address, part)
-                address += len(part)
-
-    def put(self, address, data):
-        """Write bytes to the process's memory. Raises OSError where there is none."""
-        for at in range(0, len(data), MOST_AT_ONCE):
-            part = data[at : at + MOST_AT_ONCE]
-            if os.pwrite(self._memory, part, address + at) != len(part):
-                raise OSError("its inputs or results lie in no memory of its process")
-
-    def close(self):
-        """Close the memory."""
-        if self._memory is not None:
-            os.close(self._memory)
-
 
 @contextlib.contextmanager
 def _end_awaited(pid):
@@ -493,10 +464,10 @@ def _signal(pids, number):
 
 
 @contextlib.contextmanager
-def pause_others(but, on_gpu=False):
+def pause_others(but, on_gpu=False, beside_compilers=False):
     """Stop all workers of this process except those in `but`, and what they started, compilers too: something is timed.
 
-    If it is timed on a GPU, those that bear it go on.
+    If it is timed on a GPU, those that bear it go on; `beside_compilers`, also compilers that were kept off its processors.
 
     One thread at a time, which may have one within another; the others' new workers wait. Seconds in which a worker is
     paused count against no time limit.
@@ -508,15 +479,18 @@ def pause_others(but, on_gpu=False):
         now = time.monotonic()
         for worker in others:
             worker._paused_since = now
-        stopped = Stopped([worker._process for worker in others])
+        building = [worker.pid for worker in others if on_gpu and beside_compilers and worker.compilers_go_on]
+        stopped = Stopped([worker._process for worker in others if worker.pid not in building])
         try:
             stopped.stop()
+            _signal(building, signal.SIGSTOP)
             stopped.has_grown()
             standing.update(stopped.family)
             yield
         finally:
             standing.difference_update(stopped.family)
             stopped.go_on()
+            _signal(building, signal.SIGCONT)
             now = time.monotonic()
             for worker in others:
                 worker._paused += now - worker._paused_since

@@ -13,6 +13,8 @@ from dataclasses import replace
 import torch
 
 from playground import catalog, tensors
+from playground.clock import referee as clock
+from playground.clock.memory import Unshareable
 from playground.judge import accuracy, behaviour, diagnosis, domain, footprint, mutants, probes, special
 from playground.judge.oracle import Oracle, gradients_of, is_few
 from playground.judge.precision import CUT, LOWER, forbid_tf32
@@ -21,9 +23,8 @@ from playground.judge.sizes import Sizes
 from playground.judge.tolerance import Reference, largest_difference, worst, wrong
 from playground.machine import environment
 from playground.serial import dump
-from playground.stopwatch import outer, timer
-from playground.stopwatch.workload import fresh_inputs, upstream_for
-from playground.worker import outer_referee
+from playground.stopwatch import timer
+from playground.stopwatch.workload import fresh_inputs, step_of, upstream_for
 from playground.worker.failures import describe, is_of_judge
 from playground.worker.interface import WrongInterface, fitting, place_of
 
@@ -317,28 +318,28 @@ class Referee:
             probe.wanted_inputs = tuple(i for i, value in enumerate(probe.inputs) if tensors.differentiable(value))
         return probe, self.oracle.eager(probe), eager.outputs
 
-    def outer_open(self, side, page, step, declared):
-        """Prepare the outer clock of a step (workload.MODES) for a side, and return what it has to know of it.
+    def outer_open(self, side, shared, mode, declared, calls):
+        """Prepare the outer clock of a mode for a side, with up to so many calls a turn. Returns what the side has to know.
 
-        See outer_referee.OnGpu and OnCpu, which answer further requests; `page` is the path of a file to be made
-        on a GPU; `declared` is what the variant is permitted, as in compare_outputs.
+        See clock.referee.OnGpu and OnCpu, which answer further requests; `shared` is the path of a process's own memory, for a
+        CPU; `declared` is what the variant is permitted, as in compare_outputs.
         """
         if not self.outer:
+            step = step_of(mode)
             references = self._permitting(self.timed[step], declared)
-            named = {f"{outer_referee.OUTPUT}{i}": output for i, output in enumerate(references[0])} | references[1]
+            named = {f"{clock.OUTPUT}{i}": output for i, output in enumerate(references[0])} | references[1]
             in_full = functools.partial(self._in_full, declared)
-            drawn = outer_referee.Drawn(self.problem, self.model, step, self.device, named, in_full)
-            is_on_gpu = self.device.type == "cuda"
-            self.outer = outer_referee.OnGpu(drawn, self.device) if is_on_gpu else outer_referee.OnCpu(drawn)
-        return self.outer.open(side, page)
+            drawn = clock.Drawn(self.problem, self.model, step, self.device, named, in_full, calls, step != mode)
+            self.outer = (clock.OnGpu if self.device.type == "cuda" else clock.OnCpu)(drawn)
+        return self.outer.open(side, shared)
 
-    def _in_full(self, declared, drawn, results):
+    def _in_full(self, declared, drawn, call, results):
         """What is wrong with a call's results under the outer clock, by a reference of its own; None where nothing is."""
         outputs, gradients = drawn.named(results)
-        probe, given = f"outer {drawn.seed}", tensors.Results(outputs, gradients)
+        probe, given = f"outer {call.seed}", tensors.Results(outputs, gradients)
         try:
-            with tensors.drawing_from(drawn.draws):
-                self._prepare_timed(probe, drawn.step, drawn.seed, is_beside=False)
+            with tensors.drawing_from(call.draws):
+                self._prepare_timed(probe, drawn.step, call.seed, is_beside=False)
                 compared = [self.compare_outputs(probe, given, declared)]
                 compared += self.compare_gradients(probe, given, declared).values() if gradients else []
         finally:
@@ -347,7 +348,7 @@ class Referee:
             self._wider.cache_clear()
             self._lowered.cache_clear()
         if any(each.get("note") or each["unjudged"] for each in compared):
-            raise outer.Unshareable("a result that nobody can tell from a wrong one")
+            raise Unshareable("a result that nobody can tell from a wrong one")
         return next((each["complaint"] for each in compared if each["complaint"]), None)
 
     def outer_close(self):

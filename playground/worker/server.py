@@ -68,11 +68,11 @@ class Server:
                 start_new_session=True,
             )
 
-    def fork(self, output, errors, request, reply):
+    def fork(self, output, errors, request, reply, shared):
         """Return a Forked with these file descriptors, which reads from `request` what to be; None where there is none."""
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, contextlib.suppress(OSError):
-            socket.send_fds(self._connection, [b"fork"], [theirs.fileno(), output, errors, request, reply])
+            socket.send_fds(self._connection, [b"fork"], [theirs.fileno(), output, errors, request, reply, shared])
         try:
             return Forked(control)
         except (OSError, ValueError):  # it has ended
@@ -145,7 +145,7 @@ def main(number):
                 with contextlib.suppress(OSError):
                     control.send(str(end.si_status if end.si_code == os.CLD_EXITED else -end.si_status).encode())
         if connection in ready:
-            message, received, *_ = socket.recv_fds(connection, 64, 5)
+            message, received, *_ = socket.recv_fds(connection, 64, 6)
             if not message:
                 connection.close()
                 connection = None
@@ -193,7 +193,7 @@ def _is_forkable():
     return status == 0 and len(list(Path("/proc/self/task").iterdir())) == 1
 
 
-def _work(parent, of_server, control, output, errors, request, reply):
+def _work(parent, of_server, control, output, errors, request, reply, shared):
     """Be the worker that the first message on `request` describes."""
     from playground.worker.__main__ import main as answer
 
@@ -210,9 +210,9 @@ def _work(parent, of_server, control, output, errors, request, reply):
     os.environ.update(given["environment"])
     os.chdir(given["folder"])
     sys.path[0], tempfile.tempdir = given["folder"], None
-    sys.argv[1:] = [str(request), str(reply), str(parent), "{}", given["role"]]
+    sys.argv[1:] = [*map(str, (request, reply, shared, parent)), "{}", given["role"]]
     _seed()
-    answer(channel, parent, {}, given["role"])
+    answer(channel, shared, parent, {}, given["role"])
 
 
 def _seed():

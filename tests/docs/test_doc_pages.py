@@ -14,7 +14,7 @@ from playground.command import options
 
 VARIANT = re.compile(r"(v[1-9][0-9]*|cpu|training)(_[a-z0-9]+)+")
 CODE = re.compile(r"`([^`\n]+)`")
-FILE = re.compile(r"[\w.<>/-]+(/|\.(py|md|cpp|h|npz|txt))|(docs|kernels|models|playground|results|tests)/[\w./-]+")
+FILE = re.compile(r"[\w.<>/-]+(/|\.(py|md|cpp|h|npz|txt))|(docs|kernels|models|playground|results|tests|tools)/[\w./-]+")
 COMMANDS = ("python", "compare.py", "run_all.py", "pip")
 EMULATOR = "cuda_emulator"
 # Where the files stand that a page names without their folder.

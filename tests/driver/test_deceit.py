@@ -4,13 +4,14 @@ On the CPU, and on a GPU if there is one.
 """
 
 import contextlib
+import statistics
 
 import pytest
 import torch
 
 from playground.driver import outer
 from playground.serial import dump
-from playground.untrusted import File
+from playground.stopwatch.workload import step_of
 from playground.worker import WorkerProcess
 from playground.worker.referee_client import RefereeClient
 from tests.judge.problems import pairs
@@ -87,13 +88,11 @@ FOUND_OUT = {
             self.seen, self.kept = x.clone(), self.work(x)
         x.copy_(self.seen)
         return self.kept""",
-    "fuses pairs of calls": """
-        if self.seen is None:
-            self.seen, self.kept = x.clone(), torch.zeros_like(x)
-            return self.kept
-        both, self.seen = self.work(torch.cat([self.seen, x])), None
-        self.kept.copy_(both[: len(x)])
-        return both[len(x) :]""",
+    "finishes each call in the next one": """
+        if self.seen is not None:
+            self.late(self.seen, self.kept)
+        self.seen, self.kept = x.clone(), torch.zeros_like(x)
+        return self.kept""",
 }
 WITHHELD = {
     "has a debugger that keeps SIGSTOP from its threads": (
@@ -115,14 +114,84 @@ WITHHELD = {
             threading.Thread(target=poll, daemon=True).start()
         return self.work(x)""",
     ),
+    "has a debugger at the process that it is compared with": (
+        "a debugger",
+        """
+        if self.seen is None:
+            import ctypes, os
+            self.seen, libc = x, ctypes.CDLL(None)
+            if os.fork() == 0:
+                PTRACE_SEIZE = 0x4206
+                of = lambda pid: open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1]
+                for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+                    if of(pid) == of(os.getppid()) and pid != os.getppid():
+                        libc.ptrace(PTRACE_SEIZE, pid, None, None)
+                while True:
+                    time.sleep(1)
+        return self.work(x)""",
+    ),
     "returns numbers of another type": ("results of the types", "return self.work(x).double()"),
+    "returns its input's memory": ("lie in the memory of an earlier call's", "return x.copy_(self.work(x))"),
+    "returns the same memory in each call": (
+        "lie in the memory of an earlier call's",
+        """
+        if self.kept is None:
+            self.kept = torch.empty_like(x)
+        return self.kept.copy_(self.work(x))""",
+    ),
 }
-ON_A_CPU = {"returns its input's memory": "return x.copy_(self.work(x))"}  # on a GPU nothing works there while it is read
+ON_THE_CPU = {
+    "has a second process write its results late": """
+        if self.kept is None:
+            import gc, os
+            sides = [each for each in gc.get_objects() if type(each).__name__ == "Side" and each._turn is not None]
+            if sides and os.fork() == 0:  # its memory is shared with this process and the referee
+                torch.set_num_threads(1)
+                while True:
+                    for call, place in zip(sides[0]._turn["calls"], sides[0]._places):
+                        given = sides[0]._memory.opened(sides[0]._turn["inputs"])[call["given"][0]["offset"] :]
+                        self.late(given[: place.nbytes].view(place.dtype).view(place.shape), place)
+            self.kept = sides or None
+        return torch.zeros_like(x) if self.kept else self.work(x)""",
+    "returns what lies in another side's memory": """
+        import glob, os
+        for path in glob.glob("/proc/[0-9]*/fd/*"):
+            try:
+                if "memfd:shared" not in os.readlink(path) or f"/{os.getpid()}/" in path:
+                    continue
+                with open(path, "rb") as memory:
+                    found = memory.read()
+            except OSError:
+                continue
+            if len(found) > x.nbytes:  # the last of its results
+                return torch.frombuffer(bytearray(found[-x.nbytes :]), dtype=x.dtype).view(x.shape)
+        return self.work(x)""",
+}
 ON_A_GPU = {
     "leaves work on another stream": """
         out = torch.empty_like(x)
         self.other_stream(x, out)
         return out"""
+}
+WITHHELD_ON_A_GPU = {
+    "leaves a kernel that never ends": (
+        "no answer within|no result within|works on the GPU",
+        """
+        self.count = getattr(self, "count", 0) + 1
+        if self.count == 40:
+            self.stream = torch.cuda.Stream()
+            with torch.cuda.stream(self.stream):
+                torch.cuda._sleep(1 << 62)
+        return self.work(x)""",
+    ),
+    "never ends a call in a turn": (
+        "no answer within|no result within",
+        """
+        self.count = getattr(self, "count", 0) + 1
+        if self.count > 40:
+            torch.cuda._sleep(1 << 62)
+        return self.work(x)""",
+    ),
 }
 GAINS_NOTHING = {
     "works ahead in a thread that polls its inputs": """
@@ -153,6 +222,20 @@ GAINS_NOTHING = {
     "works as the original does": "return self.work(x)",
 }
 GAINS_NOTHING_ON_A_GPU = {
+    "leaves lines that persist in L2 to the others' turns": """
+        if self.seen is None:
+            import ctypes
+            PERSISTING_L2, ACCESS_POLICY_WINDOW, PERSISTING, STREAMING = 6, 1, 2, 1  # cuda.h
+            self.seen, cuda, most = torch.ones(1 << 24, device=x.device), ctypes.CDLL("libcuda.so.1"), 16 << 20
+            class Window(ctypes.Structure):
+                _fields_ = [("base", ctypes.c_void_p), ("bytes", ctypes.c_size_t), ("ratio", ctypes.c_float),
+                            ("hit", ctypes.c_int), ("miss", ctypes.c_int), ("rest", ctypes.c_char * 36)]
+            window = Window(self.seen.data_ptr(), most, 1.0, PERSISTING, STREAMING)
+            stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+            assert not cuda.cuCtxSetLimit(PERSISTING_L2, ctypes.c_size_t(most))
+            assert not cuda.cuStreamSetAttribute(stream, ACCESS_POLICY_WINDOW, ctypes.byref(window))
+        self.seen[: 1 << 22].mul_(1.0)
+        return self.work(x)""",
     "leaves pulses of work that go on in the others' turns": """
         if self.seen is None:
             self.seen, self.count, self.stream = x, 0, torch.cuda.Stream()
@@ -239,13 +322,14 @@ class Measured:
         self._open.callback(self._truth.close)
         self._truth.load()
         self._truth.prepare()
-        if step != "forward":
-            self._truth.ask("prepare_timed", probe="timed", mode=step, seed=7)
+        if step_of(step) != "forward":
+            self._truth.ask("prepare_timed", probe="timed", mode=step_of(step), seed=7)
         self._original = original | {"weights": self._truth.weights}
         self._eager = self._open.enter_context(WorkerProcess("baselines", LIMIT))
         self._worker = self._open.enter_context(WorkerProcess("candidate", LIMIT))
         self._eager.ask("load", **self._original)
         self._eager.ask("start", side="eager", mode=step, seeds=[1, 2, 3])
+        self._call_ms = statistics.median(self._eager.ask("time", side="eager", mode=step, seeds=[*range(4, 11)]).samples_ms)
 
     def of(self, forward, trained="self.work(x)"):
         """What outer.measure gives of a file whose forward does this, and returns `trained` where gradients are wanted.
@@ -258,10 +342,8 @@ class Measured:
         self._worker.ask("start", side="variant", mode=self._step, seeds=[1, 2, 3])
         players = {}
         for name, process in ((outer.VARIANT, self._worker), (outer.EAGER, self._eager)):
-            page = self._folder / f"page-{name}"
-            page.unlink(missing_ok=True)
-            players[name] = outer.Player(name, self._step, process, File(page, page))
-        return dump(outer.measure(self._truth, players, self._place, self._step, None, 1))
+            players[name] = outer.Player(name, self._step, process)
+        return dump(outer.measure(self._truth, players, self._place, self._step, None, 1, self._call_ms))
 
     def renew(self):
         """Begin a process, in the place of one in which a file's threads go on."""
@@ -279,12 +361,14 @@ def measured(request, tmp_path_factory):
         yield made
 
 
-@pytest.mark.parametrize("what", [*FOUND_OUT, *ON_A_CPU, *ON_A_GPU])
+@pytest.mark.parametrize("what", [*FOUND_OUT, *ON_THE_CPU, *ON_A_GPU])
 def test_a_result_that_was_not_computed_from_the_inputs_is_wrong(measured, what):
-    if what in {"cpu": ON_A_GPU, "cuda": ON_A_CPU}[measured.place]:
-        pytest.skip("of the other place")
+    if what in (ON_A_GPU if measured.place == "cpu" else ON_THE_CPU):
+        pytest.skip("is about the other place")
     with pytest.raises(outer.Rejected, match=r"off by|once it was taken"):
-        measured.of((FOUND_OUT | ON_A_CPU | ON_A_GPU)[what])
+        measured.of((FOUND_OUT | ON_THE_CPU | ON_A_GPU)[what])
+    if what in ON_THE_CPU:
+        measured.renew()
 
 
 # What the original does -> its forward, and that of a file which keeps what it gave in an earlier call.
@@ -330,14 +414,16 @@ def test_memory_that_was_filled_once_is_no_result(place, tmp_path):
         return result"""
     with (
         contextlib.closing(Measured(place, tmp_path, "forward", "return torch.diag_embed(self.linear(x)[:, :64])")) as measured,
-        pytest.raises(outer.WorkerFailure, match="once that of an earlier call was overwritten"),
+        pytest.raises(outer.WorkerFailure, match="lie in the memory of an earlier call's"),
     ):
         measured.of(fills)
 
 
-@pytest.mark.parametrize("what", [*WITHHELD])
+@pytest.mark.parametrize("what", [*WITHHELD, *(pytest.param(each, marks=pytest.mark.full) for each in WITHHELD_ON_A_GPU)])
 def test_nothing_is_claimed_of_what_cannot_be_timed(measured, what):
-    reason, forward = WITHHELD[what]
+    if what in WITHHELD_ON_A_GPU and measured.place != "cuda":
+        pytest.skip("needs a GPU")
+    reason, forward = (WITHHELD | WITHHELD_ON_A_GPU)[what]
     measured.renew()
     with pytest.raises(outer.WorkerFailure, match=reason):
         measured.of(forward)

@@ -7,7 +7,8 @@ import pytest
 from drawn import contrast
 
 from playground import catalog
-from playground.report import drawing, memories
+from playground.report import drawing
+from tools import memories
 
 PICTURES = sorted((catalog.ROOT / "docs" / "pictures").glob("*.svg"))
 

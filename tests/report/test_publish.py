@@ -10,12 +10,11 @@ import pytest
 from made import UNTIMED, document_of, make_passed, own_work, read
 
 from playground.catalog import ROOT, code_sha256, sha256
-from playground.report import publish
 from playground.report.document import write
+from tools import publish
 
 README = "# Title\n\n<!-- best:begin -->\nold\n<!-- best:end -->\n\nThe rest.\n"
 LIGHT, DARK = publish.PLOTS
-PORTABLE = "v4_tensor_core"
 LADDER = Path("docs/ladder_pool.md")
 MODEL = "batch_size = 128\nheight, width = 384, 384\n"
 VARIANTS = ("v1_fused_tail", "v2_single_kernel", "v10_later", "cpu_box_sums")
@@ -92,20 +91,6 @@ def test_the_best_of_a_model_comes_first(root, record):
     ]
     record(variant_precision="fp16")
     assert best_rows(root) == [], "what computes in a lower precision is not the best"
-
-
-def test_what_is_built_for_less_shared_memory_stands_in_the_ladder(root, record):
-    source_of(root, PORTABLE).write_text("# v4\n")
-    record(variants=(PORTABLE, "v10_later"), medians=(0.2, 0.142))
-    (root / publish.LIMITED).mkdir()
-    record("shared_memory/99.json", variants=(PORTABLE,), medians=(0.25,), shared_limit_kb=99)
-    record("shared_memory/163.json", variants=(PORTABLE,), medians=(0.22,), shared_limit_kb=163)
-    found = rows(root)
-    names = list(found)
-    assert names[names.index(PORTABLE) + 1 :][:2] == ["... built for 163 KB", "... built for 99 KB"]
-    assert found["... built for 99 KB"][0] == "0.250" and found["eager"][0] == "13.6", "beside another's baselines"
-    source_of(root, PORTABLE).write_text("# edited\n")
-    assert not any("built for" in name for name in rows(root))
 
 
 def test_a_ladder_shows_all_that_was_measured(root, record):
@@ -246,7 +231,7 @@ def test_the_plot_shows_what_was_measured(root, record):
 def test_the_command_rewrites_and_checks(root, record, capsys):
     assert publish.main(["--check"], root) == 1
     names = "README.md, docs/ladder_pool.md, docs/times-light.svg, docs/times-dark.svg"
-    assert capsys.readouterr().err == f"out of date: {names}; run: python -m playground.report.publish\n"
+    assert capsys.readouterr().err == f"out of date: {names}; run: python -m tools.publish\n"
     assert (root / "README.md").read_text() == README and not (root / "docs" / "times-light.svg").exists()
     assert publish.main([], root) == publish.main(["--check"], root) == 0
     assert (root / "README.md").read_text() == README.replace("old", publish.NOTHING_MEASURED)

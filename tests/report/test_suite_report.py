@@ -9,9 +9,10 @@ import re
 import pytest
 from made import UNTIMED, document_of, make_passed, read, read_result, summarised
 
-from playground.report import document, drawing, page, published, suite, suite_table
+from playground.report import document, drawing, page, suite, suite_table
 from playground.report.layout import make_console
 from playground.serial import dump
+from tools import published
 
 PAIR = {"problem": "a", "solution": "b"}
 

@@ -9,9 +9,6 @@ from types import SimpleNamespace
 import torch
 
 from playground import tensors
-from playground.stopwatch import outer
-from playground.stopwatch.workload import Workload
-from playground.worker import clocked
 from playground.worker.clocked import Clocked
 
 SIDE = VARIANT, FORWARD = "variant", "forward"
@@ -111,15 +108,3 @@ def test_what_a_thread_writes_later_is_not_in_the_result(tmp_path):
     time.sleep(0.6)
     assert result.sum() == 3
     assert result_of(under_clock, tmp_path).sum() == 0
-
-
-def test_a_call_of_the_outer_clock_draws_from_the_seed_that_it_is_given():
-    """On inputs like the problem's from the first call on, which join_outer makes."""
-    ones, dropout = torch.ones(64), torch.nn.Dropout()
-    workload = Workload(SimpleNamespace(get_inputs=lambda: [ones]), dropout, "forward", torch.device("cpu"))
-    side = clocked._OnCpu(workload, {"bytes": 4096, "places": outer.Layout([ones]).places}, None)
-    assert torch.equal(side._content.inputs[0], ones)
-    for seed in range(2):
-        side.call(null=False, draws=seed)
-        tensors.seed_draws(seed)
-        assert torch.equal(side._result[0], dropout(ones))

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from typed import wait_for
 
-from playground.worker import WorkerFailure, WorkerProcess, kill_all, owner, pause_others
+from playground.worker import WorkerFailure, WorkerProcess, kill_all, owner, pause_others, process
 
 HARMLESS = "import torch\nclass ModelNew(torch.nn.Module):\n    def __init__(self, *_): super().__init__()\n"
 
@@ -275,6 +275,26 @@ def test_in_a_standstill_the_others_do_nothing_and_lose_no_time(lasting, load, t
             assert [file.stat().st_size for file in files] == before
             with pytest.raises(WorkerFailure, match="AttributeError"):
                 timed.ask("nonsense")
+        loaded.result()
+        assert [file.stat().st_size for file in files] == [100, 100]
+
+
+@pytest.mark.parametrize("processors", [2, 4])
+def test_compilers_that_were_kept_off_go_on_beside_a_gpu(lasting, load, tmp_path, monkeypatch, processors):
+    """The worker that waits for them does not: its file's forward would use the GPU. Two processors are too few for both."""
+    monkeypatch.setattr(process, "usable_processors", lambda: set(range(processors)))
+    monkeypatch.setattr(process, "FOR_A_GPU", 0)  # this machine may have two
+    files = [tmp_path / "own", tmp_path / "child"]
+    with ThreadPoolExecutor(1) as pool:
+        lasting.keep_compilers_off()
+        loaded = pool.submit(load, lasting, "writes", WRITES.format(folder=tmp_path, then=HARMLESS))
+        wait_for(lambda: all(file.exists() for file in files))
+        for beside, goes_on in ((True, processors == 4), (False, False)):
+            with pause_others(set(), True, beside):
+                before = [file.stat().st_size for file in files]
+                time.sleep(0.3)
+                own, child = (file.stat().st_size > size for file, size in zip(files, before, strict=True))
+                assert (own, child) == (False, goes_on)
         loaded.result()
         assert [file.stat().st_size for file in files] == [100, 100]
 

@@ -230,15 +230,15 @@ def test_what_the_outer_clock_exchanges(aims, mode):
         eager = stack.enter_context(WorkerProcess("baselines", OPTIONS.time_limit))
         judged = stack.enter_context(WorkerProcess("candidate", OPTIONS.time_limit, room=runner.room(task)))
         answers, sides = truth.answers(judged), {outer.VARIANT: judged, outer.EAGER: eager}
-        aims.words |= {"ANSWERS": answers.path, "NAMES": "outer-inputs outer-results page-variant timed"}
+        aims.words |= {"ANSWERS": answers.path, "NAMES": "shared outer-inputs timed"}
         aims.aimed("lays_links_for_the_clock")
         eager.ask("load", **original)
         judged.ask("load", variant=str(task.variant.path), **original)
         players = {}
         for name, worker in sides.items():
-            players[name] = outer.Player(name, "forward", worker, truth.answers(worker).file(f"page-{name}"))
+            players[name] = outer.Player(name, "forward", worker)
             players[name].ask("start", seeds=[1, 2, 3])
-        assert outer.measure(truth, players, "cpu", "forward", None, 1).rounds >= outer.FEWEST_ROUNDS
+        assert outer.measure(truth, players, "cpu", "forward", None, 1, 10.0).rounds >= outer.FEWEST_ROUNDS
         players[outer.VARIANT].ask("time", seeds=[7])
         timed = answers.file("timed")
         assert "symbolic" in truth.compare("outputs", "timed", str(timed.held))["complaint"]

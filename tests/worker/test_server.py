@@ -61,7 +61,7 @@ def test_it_stands_where_the_driver_does(told, tmp_path, monkeypatch, forked):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PLAYGROUND_TEST", "later")
     with WorkerProcess("candidate", 60, UNTIMED) as worker:
-        there = told(worker, "[os.getcwd(), os.environ.get('PLAYGROUND_TEST'), sys.argv[5]]")
+        there = told(worker, "[os.getcwd(), os.environ.get('PLAYGROUND_TEST'), sys.argv[6]]")
         assert there == [str(tmp_path), "later", "candidate"]
         assert psutil.Process(worker.pid).ppid() == psutil.Process(forked.pid).ppid() != os.getpid()
 

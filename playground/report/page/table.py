@@ -63,7 +63,7 @@ def _place(members, **falling):
 
 def _pair(result, reason, ratios):
     over = {name: figures.labelled(with_unit(each.ratio, "x"), result) for name, each in ratios.items()}
-    over |= {name: over[name] + figures.proof(result, name, ratios[name]) for name in over if name == "eager"}
+    over |= {name: over[name] + figures.proof(result, name) for name in over if name == "eager"}
     caveats = {each.tag: f"{each.tag}: {without_folders(each.text)}" for each in result.caveats}
     # The caveat that explains a wrong output best comes first.
     wrong = [] if suite.is_correct(result, "forward") else [caveats.pop(suite_table.BY_SEED, None), reason]

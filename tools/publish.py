@@ -1,31 +1,33 @@
 """What results/ says, where people read it: README's plot (docs/times-*.svg) and tables, those of docs/ladder_*.md and
-docs/published_solutions.md, and the drawings docs/pictures/*.svg.
+docs/published_solutions.md, and the drawings docs/pictures/*.svg; results/*.json itself with a line a result.
 
-    python -m playground.report.publish            writes them
-    python -m playground.report.publish --check    writes nothing; exits 1 when one of them is out of date
+    python -m tools.publish            writes them
+    python -m tools.publish --check    writes nothing; exits 1 when one of them is out of date
 
 Of each GPU the newest run counts that measured something at the originals' sizes. No figure of a stale result is shown.
 """
 
 import argparse
+import json
 import math
 import re
 import sys
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from playground.catalog import ROOT, ladder_order, reading_order
-from playground.record import NOT_TIMED, Environment, Result
-from playground.report import drawing, figures, memories, page, published, speed_bars
-from playground.report.document import is_stale, read, write_whole
+from playground.record import NOT_TIMED, Environment, Result, load_document
+from playground.report import drawing, figures, page, speed_bars
+from playground.report.document import as_lines, is_stale, read, write_whole
 from playground.report.text import NOTHING, grouped, markdown_cell, markdown_table, significant, with_unit
-from playground.serial import DocumentError
+from playground.serial import DocumentError, dump
+from tools import memories, published
 
-COMMAND = "python -m playground.report.publish"
+COMMAND = "python -m tools.publish"
 README, SOLUTIONS, PICTURES = Path("README.md"), Path("docs/published_solutions.md"), Path("docs/pictures")
 PLOTS = {Path("docs/times-light.svg"): drawing.LIGHT, Path("docs/times-dark.svg"): drawing.DARK}
-LIMITED = Path("results/shared_memory")  # runs of it as built for GPUs with less shared memory; "shared_limit_kb" says how much
+DIGITS = 5  # of a recorded figure
 OTHERS = "_fp32", "_fp16"  # the ends of the names of baselines that are no headline's
 LAUNCHES_SHOW = 0.05  # of a time: what a CUDA graph has to save to be mentioned
 BEST_HEAD = (
@@ -57,16 +59,12 @@ NOTHING_MEASURED = "No kernel has been measured on a GPU in its present form yet
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run's results at the originals' sizes: {(model, variant): result} of those that are current, the keys of the others.
-
-    `limited` are LIMITED's that are current.
-    """
+    """A run's results at the originals' sizes: {(model, variant): result} of those that are current, the keys of the others."""
 
     name: str
     environment: Environment
     current: dict[tuple[str, str], Result]
     stale: set[tuple[str, str]]
-    limited: list[Result]
 
     @property
     def title(self):
@@ -108,6 +106,8 @@ def files(root):
         yield SOLUTIONS, _between(root, SOLUTIONS, "published", published.table(solutions))
         yield PICTURES / "published_solutions.svg", published.image(solutions)
     yield README, readme
+    for path in sorted((root / "results").glob("*.json")):
+        yield path.relative_to(root), recorded(path)
     for model in models:
         ladder = Path("docs") / f"ladder_{model}.md"
         if (root / ladder).is_file():
@@ -121,20 +121,24 @@ def files(root):
         yield path, speed_bars.image(title, {model: results for model, results in timed.items() if results}, colours)
 
 
+def recorded(path):
+    """Return the text of a recorded run in the form in which it is kept: without its timeline."""
+    document = read(path)
+    return as_lines(dump(replace(document, environment=replace(document.environment, timeline=None))), DIGITS)
+
+
 def newest_runs(root):
     """Return the newest run of each GPU that has full-size results, by the GPU's name."""
-    runs, limited = {}, [read(path) for path in (root / LIMITED).glob("*.json")]
+    runs = {}
     for path in sorted((root / "results").glob("*.json")):
-        document = read(path)
+        document = load_document(json.loads(recorded(path)))
         environment, gpu = document.environment, document.environment.gpu
         full_size = [r for r in document.results if r.ran_on == "cuda" and not figures.changed_sizes(r, root)]
         found = {(each.model, each.variant): each for each in full_size}
         if gpu and found and (gpu not in runs or environment.moment >= runs[gpu].environment.moment):
             stale = {key for key, each in found.items() if _is_stale(root, each)}
-            less = [each for other in limited if other.environment.gpu == gpu for each in other.results]
-            less = [each for each in less if not _is_stale(root, each)]
             current = {key: each for key, each in found.items() if key not in stale}
-            runs[gpu] = Run(path.name, environment, current, stale, sorted(less, key=lambda each: -each.shared_limit_kb))
+            runs[gpu] = Run(path.name, environment, current, stale)
     return [runs[gpu] for gpu in sorted(runs)]
 
 
@@ -196,19 +200,16 @@ def _ladder(root, run, path, model):
     inputs = next(filter(None, map(figures.inputs_text, results)), "")
     title = [f"**{markdown_cell(run.environment.gpu)}**", *[f"input {markdown_cell(inputs)}"] * bool(inputs)]
     title += sorted({PERMITTED[result.precision] for result in results if result.precision in PERMITTED})
-    rows, limited = list(_baseline_rows(results)), [each for each in run.limited if each.model == model]
+    rows = list(_baseline_rows(results))
     for variant in sorted((file.stem for file in (root / "kernels" / model).glob("[!_]*.py")), key=ladder_order):
         if not variant.startswith("cpu_"):
             own = ["stale"] if (model, variant) in run.stale else _figures(run.current.get((model, variant)))
             rows.append([_link(path, model, variant), *own])
-            less = [each for each in limited if each.variant == variant]
-            rows += [[f"... built for {each.shared_limit_kb} KB", *_figures(each)] for each in less]
     joined = run.environment.joined  # which results of the record are from other runs
     caption = (
         f"Measured on {markdown_cell(run.title)}{f' ({markdown_cell(joined)})' if joined else ''}; recorded in "
         f"`results/{run.name}`. 'The best' is the fastest baseline."
     )
-    caption += f" Built for less shared memory than the GPU has: `{LIMITED}/`, short runs." * bool(limited)
     caption += " Stale: the file has changed since it was measured." * any(of == model for of, _ in run.stale)
     steps = [(_link(path, model, each.variant), *_kernels(each)) for each in results if each.time_ms]
     several = [step for step in steps if "%, " in "".join(step[1:])]

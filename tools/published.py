@@ -3,6 +3,7 @@
 import collections
 import json
 
+from playground.record import NOT_MEASURED, UNPROVED
 from playground.report import drawing
 from playground.report.drawing import DEVICE, FLOOR, GOOD, PANEL
 from playground.report.figures import TIE
@@ -31,10 +32,10 @@ def kinds(result):
     "over both". Times of before there was an outer clock are none.
     """
     found = {"all"} | {word for word, key in (("right", "forward"), ("drop-in", "drop_in")) if result["standards"][key]}
-    outcome = (result["outcome"] or {}).get("verdict", "not measured")
+    outcome = (result.get("outcome") or {}).get("verdict", NOT_MEASURED)
     if "right" in found and "outer" in result:
         found.add("looked at")
-    if "looked at" in found and outcome != "not measured":
+    if "looked at" in found and outcome not in (NOT_MEASURED, UNPROVED):
         over = {"faster": outcome == "win", "over eager": result["speedup"]["eager"]["low"] > 1 + TIE}
         found |= {"timed", *(word for word, holds in (over | {"over both": all(over.values())}).items() if holds)}
     return found

@@ -1,0 +1,418 @@
+"""The referee's side of the outer clock: it draws N inputs a turn, and compares all that came of them with PyTorch's results.
+
+Nothing here believes what the judged process says. A turn begins when inputs that it has never seen become readable; it ends
+when all elements of all results were taken. What was in the results' memory before is overwritten after the turn has begun.
+"""
+
+import math
+import secrets
+import time
+
+import psutil
+import torch
+
+from playground import tensors
+from playground.clock.memory import DONE, HEADER, RELEASE, Gpu, Host, Unshareable, laid_out, placed
+from playground.judge import tolerance
+from playground.stopwatch.timer import CudaClock
+from playground.stopwatch.workload import Workload
+
+FROM_REFERENCE = 2.0  # times what the check allows: what two right results differ by
+OF_BLUNT = 0.1  # of the spread: allowed where the check's tolerance cannot tell right from wrong
+# Of a gradient's elements that are not zero, all there is to compute, those that a maximum which rounding decides moves
+# elsewhere, to where it is zero; two may always be moved. And what the norm of its error may be, of its own.
+MOVED, FEW, OF_NORM = 0.01, 2, 0.15
+NEAR_TIES = 50_000  # one of so many elements of all outputs may be further off, and one at least, as a sign of a near tie
+MOST_IN_FULL = 8  # calls that the whole check is asked about: each takes seconds
+OUTPUT = "output "  # begins an output's name
+MARKED_AT_ONCE = 1 << 22  # words of the inputs
+BUSY = 1.25  # times what flushes in a row take at least: another process works on the GPU
+LOOK_AGAIN_SECONDS = 0.05
+MOST_CALLS, OF_FREE, COPIES = 64, 1 / 3, 6  # of a turn; of the memory; of a turn's inputs and results, in all processes
+MOST_ON_HOST = 1 << 28  # bytes of a turn on a CPU
+
+
+class Drawn:
+    """Contents of one step of a problem, as no other process has seen them, and PyTorch's results.
+
+    `references` are {name: tolerance.Reference} of outputs ("output 0", ...) and of gradients. `in_full(self, call, results)`
+    says what the whole check has against results of a call of the latest contents, a Call, or None. `calls` are those of a
+    turn, if there is memory for so many; one where the model draws its random numbers on the host of a GPU, or `is_graphed`
+    and draws any: a graph's calls have one seed.
+    """
+
+    def __init__(self, problem, model, step, device, references, in_full, calls=1, is_graphed=False):
+        self._references, self._in_full, self.device = references, in_full, device
+        self._asked = 0  # about how many calls the whole check was asked
+        self._elements = self._near_ties = 0  # of the outputs that were compared: all, and those that were left out
+        self._told_apart = 0  # pairs of PyTorch's results of different inputs
+        self._earlier = None
+        self.workload = Workload(problem, tensors.copy_model(model), step, device)
+        self.step = step
+        self._seeds, self._met = {0}, set()  # those that were drawn, and what _mark gives of their inputs
+        # Of its own: a fixed seed, as seed_draws, a problem and a model set, gives everybody the numbers of torch's.
+        self._secret = torch.Generator(device).manual_seed(secrets.randbits(63))
+        self._weights = torch.randint(1 << 40, (MARKED_AT_ONCE,), device=device, generator=self._secret)
+        self._state = self.workload.state()
+        content = self.workload.fresh(0)
+        self._own = [*content.inputs, *content.upstream]
+        before = _generators(device)
+        results = self._results_of(content)
+        changed = [a != b for a, b in zip(before, _generators(device), strict=True)]
+        self.draws = any(changed)
+        self.restores = not all(map(torch.equal, self._state, self.workload.state()))
+        self._restore()
+        gradients = self.workload.names(content) or []
+        names = [f"{OUTPUT}{i}" for i in range(len(results) - len(gradients))] + gradients
+        given = {name: value for name, value in zip(names, results, strict=True) if value is not None}
+        self._names = list(given)
+        self._due = {_form(self._own): laid_out(given.values())}  # where results lie, by the inputs' form
+        of_call = laid_out(self._own)[1] + laid_out(given.values())[1]
+        is_single = self.draws and (is_graphed or (device.type == "cuda" and changed[0]))
+        self.count = 1 if is_single else max(1, min(calls, MOST_CALLS, _room(device) // max(1, of_call)))
+
+    def _results_of(self, content):
+        result = self.workload.with_outputs(content)
+        return tensors.flatten(result) if self.step == "forward" else list(result)
+
+    def _restore(self):
+        if self.restores:
+            self.workload.restore(self._state)
+
+    def random(self, words):
+        """Return so many random words that nobody knows."""
+        bounds = {"low": -(1 << 63), "high": (1 << 63) - 1}
+        return torch.randint(**bounds, size=(words,), dtype=torch.int64, device=self.device, generator=self._secret)
+
+    def draw(self):
+        """Return [(Call, [its inputs and upstream gradients])] of a turn.
+
+        Raises Unshareable where the same were drawn before, and for what cannot be told to another process and changes.
+        """
+        return [self._draw() for _ in range(self.count)]
+
+    def _draw(self):
+        while (seed := secrets.randbits(31)) in self._seeds:
+            pass
+        self._seeds.add(seed)
+        content = self.workload.fresh(seed)
+        if (mark := self._mark(content.inputs)) in self._met:
+            raise Unshareable("get_inputs gives few different contents: a result that was kept would be right")
+        self._met.add(mark)
+        return Call(seed, secrets.randbits(31)), [*content.inputs, *content.upstream]
+
+    def told(self, drawn):
+        """Return (what a side has to know of each call: "given", "kept", "due"; the bytes of all inputs; of all results)."""
+        calls, at, due_at = [], HEADER, 0
+        for call, values in drawn:
+            places, end = laid_out(values, at)
+            if (form := _form(values)) not in self._due:
+                self._due[form] = laid_out(self._right(call, values))
+                self._restore()
+            due, count = self._due[form]
+            due = [place | {"offset": due_at + place["offset"]} for place in due]
+            calls.append({"given": places, "kept": [self._kept(*each) for each in enumerate(values)], "due": due})
+            at, due_at = end, due_at + count
+        return calls, at, due_at
+
+    def _kept(self, i, value):
+        """How a side is told what is no tensor; None of what its own get_inputs gives."""
+        if isinstance(value, torch.Tensor) or i >= len(self._own):
+            return None
+        if value is None or isinstance(value, bool | int | float | str):
+            return {"is": value}
+        if type(value) is not type(self._own[i]) or value != self._own[i]:
+            raise Unshareable(f"inputs of type {type(value).__name__} that change")
+        return None
+
+    def _mark(self, inputs):
+        """A number that is another one for other inputs."""
+        found = []
+        for value in inputs:
+            if not isinstance(value, torch.Tensor):
+                found.append(repr(value))
+                continue
+            raw = value.detach().contiguous().reshape(-1).view(torch.uint8)
+            words = torch.nn.functional.pad(raw, (0, -len(raw) % 4)).view(torch.int32)
+            found += [(part * self._weights[: len(part)]).sum().item() for part in words.split(MARKED_AT_ONCE)]
+        return hash(tuple(found))
+
+    def _right(self, call, values):
+        """PyTorch's results of a call."""
+        if self.draws:
+            tensors.seed_draws(call.draws)
+        content = self.workload.on(values, [None] * len(values))
+        return [value for value in self._results_of(content) if value is not None]
+
+    def complaint(self, drawn, results):
+        """Return (what is wrong with a turn's results, a list of tensors for each call, or None; whether the last is right).
+
+        Raises Unshareable where another call's results would be right, too, and where nobody can tell.
+        """
+        complaint, is_right = None, True
+        self._restore()
+        for (call, values), given in zip(drawn, results, strict=True):
+            right = self._right(call, values)
+            self._tell_apart(right)
+            self._elements += sum(value.numel() for value in self.named(given)[0])
+            is_right = not self._differ(given, right)
+            if is_right or complaint:
+                continue
+            self._asked += 1
+            if self._asked > MOST_IN_FULL:
+                raise Unshareable("rounding decides about too many of its results")
+            complaint = self._in_full(self, call, given)
+            is_right = complaint is None
+        return complaint, is_right
+
+    def _tell_apart(self, right):
+        """Raise Unshareable where PyTorch's results of different inputs look alike; two pairs show whether they do."""
+        same_form = self._earlier and [value.shape for value in self._earlier] == [value.shape for value in right]
+        if self._told_apart < 2 and same_form:
+            self._told_apart += 1
+            if not self._differ(self._earlier, right, counts=False):
+                raise Unshareable("a result cannot be told from that of other inputs")
+        self._earlier = [value.clone() for value in right] if self._told_apart < 2 else None
+
+    def named(self, results):
+        """Return ([output, ...], {name: gradient}) of a call's results."""
+        named = dict(zip(self._names, results, strict=True))
+        outputs = [named.pop(name) for name in self._names if name.startswith(OUTPUT)]
+        return outputs, named
+
+    def _differ(self, results, right, counts=True):
+        """Whether one of them is further from what PyTorch gives than rounding may bring it.
+
+        A few elements may be: where a sign is a near tie, or a maximum, whose gradient goes to one of two elements then.
+        """
+        near_ties = self._near_ties if counts else 0
+        for name, value, true in zip(self._names, results, right, strict=True):
+            reference = self._references.get(name)
+            if reference is None or not value.numel():
+                continue
+            most = [OF_BLUNT] * 2 if reference.is_blunt else [FROM_REFERENCE * reference.allowed, reference.allowed_rms]
+            value, true, spread = tensors.as_real(value), tensors.as_real(true.to(value.device)), reference.spread
+            is_same, is_floating = (value == true) | (torch.isnan(value) & torch.isnan(true)), true.is_floating_point()
+            # A difference of two values of up to 32 bits is exact enough in as many, in half the time.
+            wide = torch.float32 if is_floating and true.element_size() <= 4 else torch.float64
+            value, true = value.to(wide), true.to(wide)
+            if not reference.allowed and is_floating:  # zeros, as behind a relu, say nothing of rounding
+                most, spread = [OF_BLUNT] * 2, true.abs().max().item()
+            off = torch.where(is_same, 0.0, value - true)
+            far = ~(off.abs() <= most[0] * spread)
+            count = far.sum().item()
+            if name.startswith(OUTPUT):
+                if near_ties + count > max(1, self._elements // NEAR_TIES):
+                    return True
+                near_ties += count
+            else:
+                nonzero = true != 0  # most may be zeros, as behind a maximum
+                most_moved = max(FEW, MOVED * nonzero.sum().item())
+                if (far & nonzero).sum().item() > most_moved or count > 2 * most_moved:
+                    return True
+                norm = _norm(torch.nan_to_num(true, posinf=0.0, neginf=0.0))
+                if not (reference.is_zero or _norm(off) <= OF_NORM * norm):
+                    return True
+            rms = _norm(torch.where(far, 0.0, off)) / math.sqrt(off.numel())
+            if not rms <= min(FROM_REFERENCE * most[1], tolerance.BLUNT) * spread:
+                return True
+        if counts:
+            self._near_ties = near_ties
+        return False
+
+
+class Call:
+    """A call's two seeds: of its contents, and of what the model draws in it."""
+
+    def __init__(self, seed, draws):
+        self.seed, self.draws = seed, draws
+
+
+class Turns:
+    """The referee's memory for all sides, and the clock: `Drawn` on a place, in the memory of a Gpu or a Host."""
+
+    def __init__(self, drawn, memory):
+        self._drawn, self._memory = drawn, memory
+        self._blocks = {}  # side -> [(tensor of bytes, what the side is told of it)] of inputs and of results
+        self._paths, self._numbers = {}, {}
+        self._noise = None
+
+    def open(self, side, path=None):
+        """Return what Side.join takes: a turn that is not timed, whose inputs are in the side's memory.
+
+        `path` is that of a process's own memory, on a CPU.
+        """
+        self._paths[side], self._numbers[side] = path, 0
+        turn = self._prepared(side)
+        self._write_inputs(self._current[0])
+        self._overwrite(*self._random())  # whose kernels are loaded then
+        self._memory.synchronize()
+        return turn
+
+    def draw(self, side):
+        """Draw the contents of a turn. Returns what Side.ready takes."""
+        return self._prepared(side)
+
+    def _prepared(self, side):
+        self._latest = self._drawn.draw()
+        self._calls, *sizes = self._drawn.told(self._latest)
+        known = self._blocks.get(side)
+        if not known or any(len(block) < size for (block, _), size in zip(known, sizes, strict=True)):
+            self._blocks[side] = self._allocated(side, *sizes)
+        blocks = [(block[:size], told | {"bytes": size}) for (block, told), size in zip(self._blocks[side], sizes, strict=True)]
+        self._current = [block for block, _ in blocks]
+        draws = [call.draws for call, _ in self._latest] if self._drawn.draws else None
+        places = {"inputs": blocks[0][1], "results": blocks[1][1]}
+        return {"calls": self._calls, "draws": draws, "restores": self._drawn.restores} | places
+
+    def _write_inputs(self, block):
+        for told, (_, values) in zip(self._calls, self._latest, strict=True):
+            for place, value in zip(told["given"], values, strict=True):
+                if place:
+                    placed(block, place).copy_(value.detach())
+
+    def _random(self):
+        """(a tensor of random words as long as the results, a new random word)."""
+        words = len(self._current[1]) // 8
+        if self._noise is None or len(self._noise) < words:
+            self._noise = self._drawn.random(words)
+        return self._noise[:words], secrets.randbits(63)
+
+    def _overwrite(self, noise, word):
+        """Overwrite the memory of results: nothing that was written before is left."""
+        torch.bitwise_xor(noise, word, out=self._current[1].view(torch.int64))
+
+    def _judged(self, block, compares):
+        """{"complaint": what is wrong with the results in a block, "is_last_right": whether those of the last call are not}."""
+        if not compares:
+            return {"complaint": None, "is_last_right": True}
+        taken = [[placed(block, place) for place in told["due"]] for told in self._calls]
+        return dict(zip(("complaint", "is_last_right"), self._drawn.complaint(self._latest, taken), strict=True))
+
+    def close(self):
+        """Give back all memory."""
+        self._blocks, self._current, self._latest, self._noise = {}, None, None, None
+        self._memory.free()
+
+
+class OnCpu(Turns):
+    """A turn's inputs are written, and its results are taken, while the timed process stands still."""
+
+    def __init__(self, drawn):
+        super().__init__(drawn, Host())
+
+    def _allocated(self, side, inputs, results):
+        whole = self._memory.mapped(self._paths[side], inputs + results)
+        return (whole[:inputs], {"begin": 0}), (whole[inputs:], {"begin": inputs})
+
+    def release(self):
+        """Write the inputs, and random bytes over the results."""
+        self._write_inputs(self._current[0])
+        self._overwrite(*self._random())
+        return {}
+
+    def take(self, compares):
+        """Take the results, and return what _judged does of them if it `compares`."""
+        return self._judged(self._current[1].clone(), compares)
+
+
+class OnGpu(Turns):
+    """A turn's inputs are released by a gate, and its results are taken behind another one, both on the GPU."""
+
+    def __init__(self, drawn, memory=None, clock=None):
+        super().__init__(drawn, memory or Gpu())
+        self._clock = clock or CudaClock()
+        self._clock.flush()
+        word = torch.zeros(1, dtype=torch.int64, device=drawn.device)
+        torch.bitwise_or(word, 0, out=word)  # its kernel is loaded then
+        self._memory.synchronize()
+        self._flush_ms = min(self._clock.flush_in_a_row(self._clock.flush_ms) for _ in range(3))
+
+    def _allocated(self, side, inputs, results):
+        return self._memory.allocate(inputs), self._memory.allocate(max(results, 8))
+
+    def await_quiet(self, seconds):
+        """Wait until no other process works on the GPU: one that stands still may have left something. Raises Unshareable.
+
+        No lines persist in L2 then.
+        """
+        self._clock.flush()
+        latest = time.monotonic() + seconds
+        while not self._is_quiet():
+            if time.monotonic() > latest:
+                raise Unshareable("another process works on the GPU")
+            time.sleep(LOOK_AGAIN_SECONDS)
+        return {}
+
+    def _is_quiet(self):
+        took = self._clock.flush_in_a_row(self._flush_ms)
+        if took > BUSY * self._flush_ms:
+            return False
+        self._flush_ms = min(took, self._flush_ms)
+        return True
+
+    def draw(self, side):
+        """Draw the contents of a turn, and lay them out in memory of this process. Returns what Side.ready takes."""
+        turn = self._prepared(side)
+        self._private = torch.zeros(len(self._current[0]), dtype=torch.uint8, device=self._drawn.device)
+        self._write_inputs(self._private)
+        self._kept = torch.empty(len(self._current[1]), dtype=torch.uint8, device=self._drawn.device)
+        self._numbers[side] += 1
+        self._memory.synchronize()
+        return turn | {"number": self._numbers[side]}
+
+    def time(self, side, compares, seconds):
+        """Time the turn that was drawn, and return what _judged does if it `compares`, and "milliseconds".
+
+        Those are None where others used the GPU.
+        """
+        memory, (inputs, results), number, random = self._memory, self._current, self._numbers[side], self._random()
+        given, there = (block[HEADER:].view(torch.int64) for block in (self._private, inputs))
+        began = memory.now()
+        # Kernels, on the multiprocessors: what copies on an engine of its own could go on beside another process's work.
+        torch.bitwise_or(given, 0, out=there)
+        self._overwrite(*random)
+        memory.write(inputs, RELEASE, number)
+        memory.wait_for(inputs, DONE, number)
+        torch.bitwise_or(results.view(torch.int64), 0, out=self._kept.view(torch.int64))
+        ended = memory.now()
+        self._finish(ended, inputs, number, seconds)
+        milliseconds = memory.between(began, ended) if self._is_quiet() else None
+        return {"milliseconds": milliseconds} | self._judged(self._kept, compares)
+
+    def _finish(self, ended, inputs, number, seconds):
+        """Wait until this process's stream is done. Raises Unshareable after `seconds`; the stream is then let go."""
+        latest = time.monotonic() + seconds
+        while not self._memory.over(ended):
+            if time.monotonic() > latest:
+                with self._memory.elsewhere():
+                    self._memory.write(inputs, DONE, number)
+                self._memory.synchronize()
+                raise Unshareable(f"no result within {seconds:g} s")
+
+    def close(self):
+        """Give back all memory."""
+        self._private = self._kept = None
+        super().close()
+
+
+def _norm(tensor):
+    return torch.linalg.vector_norm(tensor, dtype=torch.float64).item()
+
+
+def _form(values):
+    """What the form of a call's results follows from: the inputs' form, and numbers that may be sizes."""
+    return repr((laid_out(values)[0], [value for value in values if type(value) is int]))
+
+
+def _generators(device):
+    """The states of the generators that a model may draw from, on the host and on a GPU."""
+    states = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
+    return [bytes(state.numpy()) for state in states]
+
+
+def _room(device):
+    """Bytes that the inputs and results of a turn may take: of all sides, and the referee's own copies, there are six."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * OF_FREE / COPIES)
+    return min(MOST_ON_HOST, int(psutil.virtual_memory().available * OF_FREE / COPIES))
