@@ -54,14 +54,10 @@ struct KeptFindings {
 struct KeptFindings {};
 #endif
 
-template <class T>
-constexpr Shape pointee() {
-    using P = std::remove_pointer_t<T>;
-    if constexpr (std::is_pointer_v<T> && std::is_object_v<P>)
-        return shape_of<P>();
-    else
-        return {};
-}
+template <class T, class = void>
+constexpr Shape pointee{};
+template <class T>  // a type that is only declared has no size
+constexpr Shape pointee<T*, std::enable_if_t<std::is_object_v<T> && sizeof(T) != 0>> = shape_of<T>();
 
 template <class T>
 bool holds(const T& argument, LaunchConfig::Points points, const void* address) {
@@ -76,7 +72,7 @@ void launch(const char* name, int line, const void* kernel, const LaunchConfig& 
     using Pack = std::tuple<Call, Arguments...>;
     Pack pack(call, arguments...);
     LaunchConfig known = config;
-    static constexpr Shape pointees[] = {pointee<Arguments>()..., {}};
+    static constexpr Shape pointees[] = {pointee<Arguments>..., {}};
     known.pointees = pointees;
     known.argument_that = [](const void* p, LaunchConfig::Points points, const void* address) {
         return std::apply(
