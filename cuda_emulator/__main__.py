@@ -1,6 +1,7 @@
 """Builds a plain CUDA program for the CPU and runs it: every kernel under check mode, its host code as it is.
 
-python -m cuda_emulator FILE.cu [FILE ...] [-I FOLDER] [-D NAME[=VALUE]] [--junit FILE] [--sarif FILE] [-- ARGUMENT ...]
+python -m cuda_emulator FILE.cu [FILE ...] [-I FOLDER] [-D NAME[=VALUE]] [-std=c++20] [--junit FILE] [--sarif FILE]
+                        [-- ARGUMENT ...]
 
 The exit status is the program's own; 1, too, where a mistake was found or the program could not be built; 2: the command line
 is wrong, or a file cannot be written; 128 and the signal's number where one has ended the program.
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from . import ci_files, runtime
 from .errors import EmulatorError
-from .program import Program
+from .program import STANDARDS, Program
 
 
 def parse(arguments):
@@ -26,6 +27,7 @@ def parse(arguments):
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="the program's .cu and .cpp files")
     parser.add_argument("-I", dest="folders", action="append", default=[], type=Path, metavar="FOLDER", help="of its headers")
     parser.add_argument("-D", dest="defines", action="append", default=[], metavar="NAME[=VALUE]", help="a macro")
+    parser.add_argument("-std", "--std", choices=STANDARDS, default="c++17", help="the version of C++, as nvcc takes it")
     parser.add_argument("--mode", choices=["check", "fast"], default="check", help="fast: no checks, all processors")
     parser.add_argument("--schedule", choices=list(runtime.SCHEDULES), default="forward", help="in which order threads run")
     parser.add_argument("--seed", type=int, default=1, help="of the random schedule")
@@ -75,7 +77,7 @@ def main(arguments=None):
 def run(given, arguments):
     """Return (exit status, what is to be said of it, the ci_files.Notices of what was found)."""
     try:
-        program = Program(given.files, given.folders, given.defines).read()
+        program = Program(given.files, given.folders, given.defines, standard=given.std).read()
         executable = program.build(given.mode)
         status, finding = program.run(executable, arguments, given.mode, given.schedule, given.seed)
     except EmulatorError as error:

@@ -3,7 +3,7 @@
 CUDA lets them hide its built-in ones. Here those are macros, so the text's own get other names, wherever they are in scope.
 """
 
-from .text import CLOSING, OPENING, skip_blanks
+from .text import CLOSING, OPENING, end_of_directive, skip_blanks
 
 OWN_NAME = {"gridDim": "grid_dim", "blockDim": "block_dim", "blockIdx": "block_idx", "threadIdx": "thread_idx"}
 NO_TYPE = {"return", "case", "else", "do", "throw", "new", "delete", "sizeof", "typename", "goto", "and", "or", "not"}
@@ -20,7 +20,7 @@ def rename_own_builtins(tokens):
     while at < len(tokens):
         token = tokens[at]
         if token.text == "#" and depth == 0:
-            at = start = _end_of_directive(tokens, at)
+            at = start = end_of_directive(tokens, at)
             continue
         if token.text == "{":
             scopes.append((parameters, depth, set(parameters) if depth else set()))
@@ -46,14 +46,6 @@ def rename_own_builtins(tokens):
             if _is_member(tokens, at) or name in parameters or any(name in names for names, _, _ in scopes):
                 token.text = OWN_NAME[name]
         at += 1
-
-
-def _end_of_directive(tokens, at):
-    while at < len(tokens) and not (
-        tokens[at].kind == "space" and "\n" in tokens[at].text and not tokens[at].text.startswith("\\")
-    ):
-        at += 1
-    return at
 
 
 def _text(tokens, at):

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from .text import Token, UnsupportedError, matching, skip_blanks, tokens_of
+from .text import Token, UnsupportedError, matching, skip_blanks, split_at_template_commas, squeezed, tokens_of
 
 KEYWORD = "__global__"
 ACCEPTED_RACE = re.compile(r"//\s*emulator: benign race\b")
@@ -93,3 +93,60 @@ def _end_of_template(tokens, at):
             return at
         at += 1
     return at
+
+
+@dataclass
+class Kernel:
+    line: int
+    template_parameters: int  # 0: not a template
+    parameters: str  # in parentheses
+    scope: int  # where the brace around it opens; those of one name in one scope are overloads
+    cluster: str = ""  # the arguments of __cluster_dims__
+    body_at: int = 0  # the token of the brace that opens the definition's body; 0: it is a declaration
+    most_threads: str = ""  # the first argument of __launch_bounds__
+
+
+def find_kernels(tokens):
+    """The kernels that the text defines or declares, by name; several in different namespaces may share one."""
+    kernels, scopes = {}, [-1]
+    for at, token in enumerate(tokens):
+        if token.text == "{":
+            scopes.append(at)
+        elif token.text == "}" and len(scopes) > 1:
+            scopes.pop()
+        if token.text == KEYWORD and (found := declared_kernel(tokens, at)):
+            close = matching(tokens, found.parameters_at)
+            parameters = squeezed(tokens[found.parameters_at : close + 1])
+            cluster = squeezed(found.attributes.get("__cluster_dims__", []))
+            bounds = split_at_template_commas(found.attributes.get("__launch_bounds__", []))
+            behind = skip_blanks(tokens, close + 1)
+            body_at = behind if behind < len(tokens) and tokens[behind].text == "{" else 0
+            kernel = Kernel(
+                found.name.line,
+                template_parameters(tokens, at),
+                parameters,
+                scopes[-1],
+                cluster,
+                body_at,
+                squeezed(bounds[0]),
+            )
+            kernels.setdefault(found.name.text, []).append(kernel)
+    return kernels
+
+
+def template_parameters(tokens, at):
+    """How many parameters the template<...> in front of the declaration at `at` has; 0 without one."""
+    start = at
+    while start > 0 and tokens[start - 1].text not in (";", "}", "{"):
+        start -= 1
+    words = [token for token in tokens[start:at] if not token.blank]
+    for index, token in enumerate(words):
+        if token.text == "template" and index + 1 < len(words) and words[index + 1].text == "<":
+            depth, count = 0, 1
+            for inner in words[index + 1 :]:
+                depth += (inner.text in ("<", "(")) - (inner.text in (")",))
+                depth -= len(inner.text) if inner.text in (">", ">>>") else 0
+                count += inner.text == "," and depth == 1
+                if depth == 0:
+                    return count
+    return 0

@@ -1,5 +1,6 @@
 """What the emulator raises."""
 
+import itertools
 import linecache
 import re
 import subprocess
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .sourcemap import lines_of_file
-from .text import split_at_commas, text_of, tokens_of
+from .text import UnsupportedError, matching, split_at_commas, split_at_template_commas, text_of, tokens_of
 
 COPY = re.compile(r"(C[124]|aS)E(RK|O)S[0-9A-Z]*_$")  # a symbol's end: of a copy or move constructor or assignment
 STRUCT = re.compile(r"\b(struct|class|union)\b")
@@ -32,14 +33,29 @@ class Party:
     callers: tuple = ()  # lines of the calls that the line was inlined into
     file: str | None = None  # where it is another one than the finding's
 
-    def __str__(self):
+    def seen_from(self, block):
+        """Return what it did and where, for a sentence about a thread of `block`."""
         at = f"{self.line} of {Path(self.file).name}" if self.file else self.line
-        where = f" (line {at}{called_from(self.callers)})" if self.line else ""
-        return f"thread {self.thread} of block {self.block}{' ' + self.did if self.did else ''}{where}"
+        where = f" at line {at}{called_from(self.callers)}" if self.line else ""
+        if self.thread is None:
+            return self.did + where
+        of_block = f" of block {index_text(self.block)}" if self.block != block else ""
+        return f"thread {index_text(self.thread)}{of_block} {self.did}{where}"
+
+
+def index_text(index):
+    return f"({','.join(map(str, index))})"
+
+
+def preposition(kind):
+    """Return the word between a kind of finding and the memory that it is about."""
+    return "on" if "race" in kind else "of" if kind.endswith("read") else "at"
 
 
 @dataclass
 class FindingData:
+    """`object` is the memory that it is about, in the place of a message, `did` what the thread does, `why` the reason."""
+
     kind: str
     message: str
     kernel: str
@@ -49,25 +65,39 @@ class FindingData:
     thread: tuple | None = None
     other: Party | None = None
     callers: tuple = ()
+    object: str = ""
+    did: str = ""
+    why: str = ""
+    somebody: str = ""  # what another thread did that is not known by name
 
 
 class Finding(RuntimeError):
     """A mistake in a kernel. `other` is the second party of a race or of a divergence."""
 
     def __init__(self, data):
-        self.kind, self.message, self.kernel = data.kind, data.message, data.kernel
+        self.kind, self.kernel = data.kind, data.kernel
         self.file, self.line = data.file, data.line
         self.block, self.thread, self.other, self.callers = data.block, data.thread, data.other, data.callers
         place = f"{self.file}:{self.line}: " if self.file and self.line else ""
-        text = f"{place}{self.kind}: {self.message}"
+        told, self.message = self._told(data)
+        text = place + told
         if self.kernel:  # else host code did it
             text += f"; kernel {self.kernel}"
         if self.block is not None:
-            text += f", block {self.block}, thread {self.thread}"
-        text += called_from(self.callers)
-        if self.other is not None:
-            text += f"; the other party is {self.other}"
-        super().__init__(text)
+            text += f", block {index_text(self.block)}"
+            text += "" if data.did else f", thread {index_text(self.thread)}"
+        super().__init__(text + called_from(self.callers))
+
+    def _told(self, data):
+        """Return what happened, where, who else took part and why it is a mistake, with the kind in front and without."""
+        parts = [f"thread {index_text(self.thread)} {data.did} here"] if data.did and self.thread else []
+        parts += [self.other.seen_from(self.block)] if self.other else [data.somebody] if data.somebody else []
+        parts += [data.why] if data.why else []
+        told = ", ".join(parts)
+        if data.object:
+            return f"{self.kind} {preposition(self.kind)} {data.object}: {told}", told
+        message = f"{data.message}: {told}" if told else data.message
+        return f"{self.kind}: {message}", message
 
 
 def parse_finding(text, file_of_library, program=None):
@@ -113,6 +143,15 @@ def parse_finding(text, file_of_library, program=None):
         did = fields.get("other_did", "")
         other = Party(triple("other_block"), triple("other_thread"), did, other_line, named(other_places[1:]))
         other.file = None if other_file == file else other_file
+    elif "somebody" in fields and (other_places := places_of("other_")):  # a thread of another launch
+        other_file, other_line = other_places[0]
+        other = Party(None, None, fields["somebody"], other_line, named(other_places[1:]))
+        other.file = None if other_file == file else other_file
+    about, kernel_file, kernel_line = fields.get("object", ""), *place(int(fields.get("kernel_line", 0)))
+    if "parameter" in fields:
+        number = int(fields["parameter"])
+        name = parameter_of_kernel(str(kernel_file or file or file_of_library(None)), kernel_line, fields["kernel"], number)
+        about = about.replace("`parameter", f"`{name}" if name else f"`argument {number}")
     message, in_file = fields["message"], file or file_of_library(None)
     if "argument" in fields and in_file and line:
         named_argument = argument_of_launch(in_file, line, int(fields["argument"]))
@@ -128,6 +167,10 @@ def parse_finding(text, file_of_library, program=None):
             triple("thread"),
             other,
             named(places[1:]),
+            about,
+            fields.get("did", ""),
+            fields.get("why", ""),
+            fields.get("somebody", ""),
         )
     )
 
@@ -137,6 +180,19 @@ def is_implicit_copy(symbol, line, place, library_file):
     file, line = place(line)
     text = linecache.getline(str(file or library_file), line)
     return bool(COPY.search(symbol) and (STRUCT.search(text) or not text))
+
+
+def parameter_of_kernel(file, line, kernel, number):
+    """The name of a kernel's parameter of a number, from 1, where the kernel is declared at a line; None if it is not found."""
+    tokens = [token for token in tokens_of("\n".join(lines_of_file(file)[line - 1 : line + 60])) if not token.blank]
+    name = re.sub(r"<.*", "", kernel).rpartition("::")[2]
+    try:
+        open_at = next(at for at in range(1, len(tokens)) if tokens[at].text == "(" and tokens[at - 1].text == name)
+        parameters = split_at_template_commas(tokens[open_at + 1 : matching(tokens, open_at)])
+        declared = list(itertools.takewhile(lambda token: token.text not in ("=", "["), parameters[number - 1]))
+    except (StopIteration, UnsupportedError, IndexError):
+        return None
+    return declared[-1].text if len(declared) > 1 and declared[-1].kind == "word" else None
 
 
 def argument_of_launch(file, line, number):

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import runtime, toolchain
-from .declarations import ACCEPTED_RACE
+from .declarations import ACCEPTED_RACE, find_kernels
 from .diagnostics import describe, errors_in, unexplained
 from .errors import EmulatorError, parse_finding
-from .rewrite import Rewritten, find_kernels, rewrite
+from .rewrite import Rewritten, rewrite
 from .sides import Sides, macros_with_qualifiers, sides_of
 from .text import UnsupportedError, as_read, tokens_of
 
@@ -21,7 +21,7 @@ CUDA_SUFFIXES = {".cu", ".cuh"}
 PLAIN_SUFFIXES = {".c"}  # for the C compiler, as it is
 # The lines of a program's files have one numbering, so that a line alone names its file: those of the second file begin here.
 LINES_OF_A_FILE = 1 << 20
-FLAGS = ("-std=gnu++17",)  # as nvcc 13 has it
+STANDARDS = ("c++03", "c++11", "c++14", "c++17", "c++20")  # that nvcc 13 takes
 ACCEPTED = "accepted races\n"  # begins what a program tells at its end, if it has accepted any
 MIRROR = "sources"  # the folder of the rewritten files, each under its whole path
 
@@ -44,6 +44,7 @@ class Program:
     compiled: list
     folders: list  # of -I
     defines: list = field(default_factory=list)  # of -D
+    standard: str = "c++17"  # what nvcc takes by itself
     first_index: int = 0  # of its files in the numbering of lines
     files: list = field(default_factory=list)
     accepted_races: dict = field(default_factory=dict)
@@ -152,7 +153,8 @@ class Program:
     def build(self, mode):
         """The cached executable."""
         folders = [folder.resolve() for folder in self.folders]
-        flags = [*FLAGS, *toolchain.kernel_flags(mode, debug=False), *(f"-D{define}" for define in self.defines)]
+        standard = "-std=gnu++20" if self.standard == "c++20" else "-std=gnu++17"  # which the emulator's own headers take
+        flags = [standard, *toolchain.kernel_flags(mode, debug=False), *(f"-D{define}" for define in self.defines)]
         openmp = ["-fopenmp"] if any(OPENMP.search(file.text) for file in self.files) else []
         flags += openmp  # nvcc is asked for it by -Xcompiler
         units = self.files[: len({path.resolve() for path in self.compiled})]
@@ -169,7 +171,7 @@ class Program:
                 own = front if unit.path.suffix in CUDA_SUFFIXES else []
                 how = [*own, *flags, *includes, "-x", "c++"]
                 if unit.path.suffix in PLAIN_SUFFIXES:
-                    how = [flag for flag in flags if flag not in FLAGS and not flag.startswith("-std=")] + includes
+                    how = [flag for flag in flags if not flag.startswith("-std=")] + includes
                     how += ["-x", "c", "-std=gnu17"]
                 command = toolchain.compile_command(how, in_mirror(mirror, unit.path), objects[-1])
                 toolchain.run_compiler(command, self.explain)

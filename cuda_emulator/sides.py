@@ -8,7 +8,7 @@ import functools
 import re
 from dataclasses import dataclass, field
 
-from .text import CLOSING, OPENING, UnsupportedError, matching, skip_blanks
+from .text import CLOSING, OPENING, UnsupportedError, end_of_directive, matching, skip_blanks
 
 QUALIFIERS = {"__global__", "__device__", "__host__"}
 ATTRIBUTES = {"__launch_bounds__", "__cluster_dims__", "__maxnreg__", "__attribute__", "__align__", "alignas", "decltype"}
@@ -153,14 +153,6 @@ def macros_with_qualifiers(tokens):
             if words[:1] == ["define"] and len(words) > 1 and words[1] not in QUALIFIERS:  # those are another compiler's
                 found.setdefault(words[1], set()).update(set(words[2:]) & QUALIFIERS)
     return found
-
-
-def end_of_directive(tokens, at):
-    while at < len(tokens) and not (
-        tokens[at].kind == "space" and re.search(r"(?<!\\)\n", tokens[at].text.replace("\\\n", "")) and "\n" in tokens[at].text
-    ):
-        at += 1
-    return at
 
 
 def conditional_parts(tokens):

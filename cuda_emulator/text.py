@@ -61,6 +61,13 @@ def tokens_of(text, line=1):
     return tokens
 
 
+def end_of_directive(tokens, at):
+    """Return the index of the blanks that end the preprocessor's directive at `at`, or how many tokens there are."""
+    while at < len(tokens) and not (tokens[at].kind == "space" and re.search(r"(?<!\\)\n", tokens[at].text)):
+        at += 1
+    return at
+
+
 def as_read(text):
     """Return the text without a byte-order mark and `#if 0`, and with the line ends that compilers make of all others."""
     return without_dead_parts(text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n"))
@@ -180,6 +187,44 @@ def split_at_commas(tokens):
     parts, depth = [[]], 0
     for token in tokens:
         depth += (token.text in OPENING) - (token.text in CLOSING)
+        if token.text == "," and depth == 0:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return parts
+
+
+def template_end(tokens, at):
+    """The index of the > that closes the < at `at`; None where none does in its statement."""
+    depth = 0
+    for ahead in range(at, len(tokens)):
+        text = tokens[ahead].text
+        depth += (text == "<") - (len(text) if text in (">", ">>>") else 0)
+        if depth <= 0:
+            return ahead
+        if text in (";", "{", "}"):
+            return None
+    return None
+
+
+def template_start(tokens, at):
+    """The index of the < that the > at `at` closes; None where none does in its statement."""
+    depth = 0
+    for back in range(at, -1, -1):
+        depth += len(tokens[back].text) if tokens[back].text in (">", ">>>") else -(tokens[back].text == "<")
+        if depth == 0:
+            return back
+        if tokens[back].text in (";", "{", "}"):
+            return None
+    return None
+
+
+def split_at_template_commas(tokens):
+    """Like split_at_commas, but < and > count as brackets, as they do in the type of a declaration."""
+    parts, depth = [[]], 0
+    for token in tokens:
+        depth += token.text in OPENING or token.text == "<"
+        depth -= len(token.text) if token.text in (">", ">>>") else token.text in CLOSING
         if token.text == "," and depth == 0:
             parts.append([])
         else:

@@ -107,7 +107,7 @@ def test_the_emulators_command_is_there(user):
 @pytest.mark.full
 def test_a_plain_program_runs(user):
     """It compiles the runtime, since the headers are in another folder."""
-    assert "global memory out of bounds: writes 4 bytes" in user.types("cuda-emulator", PROGRAM, "--", "bounds", status=1)
+    assert "global memory out of bounds at `out[4]`" in user.types("cuda-emulator", PROGRAM, "--", "bounds", status=1)
 
 
 def test_from_the_clone(tmp_path):

@@ -2,10 +2,10 @@
 #pragma once
 #include <emulator/half_types.h>
 
-using __nv_bfloat16 = emulator::Number16<emulator::BFloat16>;
-using __nv_bfloat162 = emulator::Pair16<emulator::BFloat16>;
-using __nv_bfloat16_raw = emulator::Raw16<emulator::BFloat16>;
-using __nv_bfloat162_raw = emulator::RawPair16<emulator::BFloat16>;
+using __nv_bfloat16 = emulator::types::Number16<emulator::types::BFloat16>;
+using __nv_bfloat162 = emulator::types::Pair16<emulator::types::BFloat16>;
+using __nv_bfloat16_raw = emulator::types::Raw16<emulator::types::BFloat16>;
+using __nv_bfloat162_raw = emulator::types::RawPair16<emulator::types::BFloat16>;
 using nv_bfloat16 = __nv_bfloat16;
 using nv_bfloat162 = __nv_bfloat162;
 

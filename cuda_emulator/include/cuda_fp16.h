@@ -2,12 +2,12 @@
 #pragma once
 #include <emulator/half_types.h>
 
-using __half = emulator::Number16<emulator::Float16>;
-using __half2 = emulator::Pair16<emulator::Float16>;
+using __half = emulator::types::Number16<emulator::types::Float16>;
+using __half2 = emulator::types::Pair16<emulator::types::Float16>;
 using half = __half;
 using half2 = __half2;
-using __half_raw = emulator::Raw16<emulator::Float16>;
-using __half2_raw = emulator::RawPair16<emulator::Float16>;
+using __half_raw = emulator::types::Raw16<emulator::types::Float16>;
+using __half2_raw = emulator::types::RawPair16<emulator::types::Float16>;
 
 EMULATOR_INLINE __half __float2half(float v) { return __half(v); }
 EMULATOR_INLINE __half __float2half_rn(float v) { return __half(v); }

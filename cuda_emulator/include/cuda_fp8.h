@@ -2,6 +2,7 @@
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <emulator/float8.h>
 
 typedef unsigned char __nv_fp8_storage_t;
 typedef unsigned short __nv_fp8x2_storage_t;
@@ -9,19 +10,10 @@ typedef unsigned __nv_fp8x4_storage_t;
 enum __nv_saturation_t { __NV_NOSAT, __NV_SATFINITE };
 enum __nv_fp8_interpretation_t { __NV_E4M3, __NV_E5M2 };
 
-// To nearest even. What is too large becomes the largest number with __NV_SATFINITE, or else an infinity, of which E4M3 has
-// none: NaN there.
-EMULATOR_UNCHECKED inline __nv_fp8_storage_t __nv_cvt_double_to_fp8(double x, __nv_saturation_t saturate,
-                                                                    __nv_fp8_interpretation_t kind) {
-    const int fraction = kind == __NV_E4M3 ? 3 : 2, bias = kind == __NV_E4M3 ? 7 : 15;
-    const unsigned largest = kind == __NV_E4M3 ? 0x7e : 0x7b, sign = std::signbit(x) ? 0x80 : 0;
-    if (x != x) return 0x7f;
-    x = std::fabs(x);
-    const int exponent = x < std::ldexp(1.0, 1 - bias) ? 1 - bias : std::ilogb(std::fmin(x, 1e9));
-    const unsigned steps = (unsigned)std::nearbyint(std::ldexp(std::fmin(x, 1e9), fraction - exponent));
-    const unsigned bits = ((exponent + bias - 1) << fraction) + steps;  // a carry goes into the exponent
-    if (bits > largest) return __nv_fp8_storage_t(sign | (saturate == __NV_SATFINITE ? largest : largest + 1));
-    return __nv_fp8_storage_t(sign | bits);
+EMULATOR_INLINE __nv_fp8_storage_t __nv_cvt_double_to_fp8(double x, __nv_saturation_t saturate,
+                                                          __nv_fp8_interpretation_t kind) {
+    const bool saturates = saturate == __NV_SATFINITE;
+    return kind == __NV_E4M3 ? emulator::to_float8<true>(x, saturates) : emulator::to_float8<false>(x, saturates);
 }
 EMULATOR_INLINE __nv_fp8_storage_t __nv_cvt_float_to_fp8(float x, __nv_saturation_t saturate, __nv_fp8_interpretation_t kind) {
     return __nv_cvt_double_to_fp8(x, saturate, kind);
@@ -45,18 +37,15 @@ EMULATOR_PAIR_TO_FP8(__nv_cvt_halfraw2_to_fp8x2, __half2_raw, __nv_cvt_halfraw_t
 EMULATOR_PAIR_TO_FP8(__nv_cvt_bfloat16raw2_to_fp8x2, __nv_bfloat162_raw, __nv_cvt_bfloat16raw_to_fp8, __nv_bfloat16_raw)
 #undef EMULATOR_PAIR_TO_FP8
 
-EMULATOR_UNCHECKED inline __half_raw __nv_cvt_fp8_to_halfraw(__nv_fp8_storage_t x, __nv_fp8_interpretation_t kind) {
-    const unsigned magnitude = x & 0x7fu, most = kind == __NV_E4M3 ? 0x7f : 0x7d;
-    if (magnitude >= most) return {0x7fff};  // NaN
-    if (kind == __NV_E5M2) return {(unsigned short)(x << 8)};
-    const float value = magnitude < 8 ? magnitude * 0x1p-9f : std::ldexp(float(8 + magnitude % 8), int(magnitude / 8) - 10);
-    return __half(x & 0x80 ? -value : value);
+EMULATOR_INLINE __half_raw __nv_cvt_fp8_to_halfraw(__nv_fp8_storage_t x, __nv_fp8_interpretation_t kind) {
+    const float value = kind == __NV_E4M3 ? emulator::float8_to_float<true>(x) : emulator::float8_to_float<false>(x);
+    return value != value ? __half_raw{0x7fff} : __half_raw(__half(value));
 }
 EMULATOR_INLINE __half2_raw __nv_cvt_fp8x2_to_halfraw2(__nv_fp8x2_storage_t x, __nv_fp8_interpretation_t kind) {
     return {__nv_cvt_fp8_to_halfraw(x & 0xff, kind).x, __nv_cvt_fp8_to_halfraw(x >> 8, kind).x};
 }
 
-namespace emulator {
+namespace emulator::types {
 
 template <__nv_fp8_interpretation_t KIND>
 struct Number8 {
@@ -115,11 +104,11 @@ struct Four8 {
     }
 };
 
-}  // namespace emulator
+}  // namespace emulator::types
 
-using __nv_fp8_e4m3 = emulator::Number8<__NV_E4M3>;
-using __nv_fp8x2_e4m3 = emulator::Pair8<__NV_E4M3>;
-using __nv_fp8x4_e4m3 = emulator::Four8<__NV_E4M3>;
-using __nv_fp8_e5m2 = emulator::Number8<__NV_E5M2>;
-using __nv_fp8x2_e5m2 = emulator::Pair8<__NV_E5M2>;
-using __nv_fp8x4_e5m2 = emulator::Four8<__NV_E5M2>;
+using __nv_fp8_e4m3 = emulator::types::Number8<__NV_E4M3>;
+using __nv_fp8x2_e4m3 = emulator::types::Pair8<__NV_E4M3>;
+using __nv_fp8x4_e4m3 = emulator::types::Four8<__NV_E4M3>;
+using __nv_fp8_e5m2 = emulator::types::Number8<__NV_E5M2>;
+using __nv_fp8x2_e5m2 = emulator::types::Pair8<__NV_E5M2>;
+using __nv_fp8x4_e5m2 = emulator::types::Four8<__NV_E5M2>;

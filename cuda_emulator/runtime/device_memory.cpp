@@ -180,9 +180,9 @@ std::string place_in_memory(const void* address) {
                             : std::string(options.program ? "an " : "a ") + noun + " of " + size);
 }
 
-void* device_variable(const void* initial, size_t bytes, const char* name, bool managed) {
+void* device_variable(const void* initial, size_t bytes, const char* name, bool managed, Shape shape) {
     void* memory = device_allocate(bytes ? bytes : 1, managed ? Owner::managed : Owner::device);
-    if (options.checked()) device_memory.find(memory)->name = name;
+    if (options.checked()) device_memory.find(memory)->name = name, device_memory.find(memory)->shape = shape;
     memcpy(memory, initial, bytes);
     if (options.checked()) device_memory.note_written(memory, bytes);
     return memory;

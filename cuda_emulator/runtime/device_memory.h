@@ -28,6 +28,7 @@ struct Allocation {
     size_t bytes = 0;
     bool has_split_cells = false;
     const char* name = nullptr;  // of a __device__ variable
+    Shape shape{};               // of that
     Owner owner = Owner::device;
 };
 

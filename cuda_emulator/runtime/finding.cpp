@@ -4,6 +4,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include <utility>
+
 namespace emulator {
 namespace {
 
@@ -46,6 +48,10 @@ void deliver(const Finding& finding) {
     put(text, "message", finding.message);
     put(text, "kernel", finding.kernel);
     put(text, "kernel_line", std::to_string(finding.kernel_line));
+    for (const auto& [key, value] :
+         {std::pair("object", &finding.object), std::pair("why", &finding.why), std::pair("somebody", &finding.somebody)})
+        if (!value->empty()) put(text, key, *value);
+    if (finding.parameter) put(text, "parameter", std::to_string(finding.parameter));
     if (finding.argument) put(text, "argument", std::to_string(finding.argument));
     put_party(text, "", finding.party);
     put_party(text, "other_", finding.other);

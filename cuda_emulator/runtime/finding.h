@@ -21,9 +21,13 @@ struct Party {
 
 struct Finding {
     std::string kind, message, kernel;
+    // Of one about memory, in the place of `message`: what it is at, why it is a mistake, and who else was there, if that is
+    // not known by name.
+    std::string object, why, somebody;
     Party party, other;
     int kernel_line = 0;
-    int argument = 0;  // the number of the launch's argument that it is about, from 1
+    int argument = 0;   // the number of the launch's argument that it is about, from 1
+    int parameter = 0;  // the number of the kernel's parameter that `object` names, from 1
 };
 
 // Hands the finding to whoever configured a receiver (which raises). Without one, and where nothing can be thrown

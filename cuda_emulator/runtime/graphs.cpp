@@ -90,12 +90,14 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cudaGraph
     return *executable = new CUgraph_st(*graph), cudaSuccess;
 }
 cudaError_t emulator_graph_launch(cudaGraphExec_t executable, cudaStream_t) {
+    emulator::order(emulator::Order::all_synchronised);  // the order of its nodes is that in which they were recorded
     for (Node& node : executable->nodes) {
         if (node.name)
             emulator::run_grid(node.name, node.line, node.kernel, node.config, node.entry, node.arguments.data(), node.bytes);
         else
             node.entry(node.arguments.data());
     }
+    emulator::order(emulator::Order::all_synchronised);
     return cudaSuccess;
 }
 cudaError_t emulator_graph_nodes(cudaGraph_t graph, size_t* count) { return *count = graph->nodes.size(), cudaSuccess; }

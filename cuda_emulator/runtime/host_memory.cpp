@@ -18,6 +18,7 @@
 #include "emulator/host_api.h"
 #include "finding.h"
 #include "scheduler.h"
+#include "streams.h"
 
 namespace emulator {
 namespace {
@@ -93,6 +94,7 @@ void* device_allocate(size_t bytes, Owner owner) {
 
 bool host_release(void* pointer, const char* function, int line) {
     if (!pointer) return true;
+    host_waits_for_the_device();
     if (!device_memory.contains(pointer)) {
         if (options.program && options.checked())
             return report("invalid argument", std::string(function) + " of memory that it did not allocate", line);
@@ -110,6 +112,7 @@ bool host_release(void* pointer, const char* function, int line) {
 
 bool host_copy(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows, int kind,
                const char* function, int line) {
+    host_waits_for_the_device();
     if (!width || !rows) return true;
     if (!in_bounds(to, (rows - 1) * to_pitch + width, function, line) ||
         !in_bounds(from, (rows - 1) * from_pitch + width, function, line))
@@ -133,6 +136,7 @@ bool host_copy(void* to, size_t to_pitch, const void* from, size_t from_pitch, s
 }
 
 bool host_fill(void* to, size_t pitch, int value, size_t width, size_t rows, const char* function, int line) {
+    host_waits_for_the_device();
     if (!width || !rows) return true;
     if (!in_bounds(to, (rows - 1) * pitch + width, function, line)) return false;
     if (options.program && options.checked() && !device_memory.contains(to))

@@ -13,9 +13,16 @@ namespace emulator {
 
 __thread ThreadView* current = nullptr;
 __thread Worker* worker = nullptr;
+extern "C" __thread char* emulator_dynamic_shared __attribute__((tls_model("initial-exec")));
+__thread char* emulator_dynamic_shared = nullptr;
 Options options;
 
 namespace {
+void enter(Thread& t) {
+    current = &t;
+    emulator_dynamic_shared = t.owner->arena + ARENA_START;
+}
+
 // The thread that runs; in host code, which is told so, one of no grid.
 inline const ThreadView& thread_of(const char* what, const void* instruction) {
     if (__builtin_expect(current != nullptr, true)) return *current;
@@ -66,6 +73,7 @@ void Worker::prepare(Launch& next_launch) {
     stopped = false;
     shared_offsets.clear();
     shared_extents.clear();
+    dynamic_shape = {};
     shared_used = ARENA_START;
     if (const size_t bytes = launch->config.shared_bytes) {
         shared_extents.push_back({ARENA_START, ARENA_START + bytes, nullptr});
@@ -150,7 +158,7 @@ Block& Worker::start_block(uint3 index) {
         b.threads[i].fiber = nullptr;
         b.threads[i].watched = b.threads[i].watches_from = nullptr;
         b.threads[i].standstill = {};
-        b.threads[i].awaits_products = b.threads[i].gave_up = false;
+        b.threads[i].awaits_products = b.threads[i].gave_up = b.threads[i].dependency_met = false;
         b.start_order[i] = options.schedule == Schedule::reversed ? count - 1 - i : i;
     }
     if (options.schedule == Schedule::random)
@@ -229,7 +237,7 @@ void Worker::run_threads() {
         Thread& t = b.threads[b.start_order[b.started++]];
         ++changes;
         t.fiber = me;
-        current = &t;
+        enter(t);
         launch->entry(launch->arguments);
         t.state = State::ended;
         ++changes;
@@ -270,7 +278,7 @@ Fiber& Worker::next() {
         if (!b.ready.empty() && !stalled && !waiting) {
             const int which = options.schedule == Schedule::random ? int(random() % b.ready.size()) : 0;
             Thread& t = b.threads[b.ready.pop(which)];
-            current = &t;
+            enter(t);
             return *t.fiber;
         }
         if (b.started < (int)b.threads.size()) return idle_fiber();

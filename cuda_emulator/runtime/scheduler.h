@@ -97,6 +97,7 @@ struct Thread : ThreadView {
     uint64_t watched_value = 0;
     const void* watches_from = nullptr;   // the instruction, where it is known
     bool gave_up = false;                 // in its last mbarrier.try_wait
+    bool dependency_met = false;          // it has waited for the launch before (griddepcontrol.wait), or been told of it
     bool compares = false;                // its atomic operation is a compare-and-swap
     std::shared_ptr<Finding> forgivable;  // a race of its last plain read, unless a compare-and-swap of the same word follows
     const void* forgivable_at = nullptr;
@@ -250,6 +251,12 @@ struct Block : BlockView {
     ~Block();
 };
 
+// A name that the kernel gives its dynamic shared memory, and the size of an element; 0: it is not known.
+struct NamedShape {
+    const char* name = nullptr;
+    unsigned element = 0;
+};
+
 struct Worker {
     Launch* launch = nullptr;
     Block* block = nullptr;        // the one that runs
@@ -267,6 +274,7 @@ struct Worker {
     };
     std::vector<Extent> shared_extents;
     size_t shared_used = 0;
+    NamedShape dynamic_shape;
     uint64_t random_state = 1;
     unsigned lanes_met = 0;              // in the last exchange of the running thread
     bool stopped = false;                // a finding ended the launch

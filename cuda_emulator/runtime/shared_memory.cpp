@@ -1,4 +1,6 @@
 // The shared window of a block: its dynamic part first, then each declared variable, with red zones between.
+#include <string.h>
+
 #include <mutex>
 
 #include "scheduler.h"
@@ -38,7 +40,14 @@ void* shared_variable(SharedDeclaration* d) {
     return static_cast<Thread*>(current)->owner->arena + offset;
 }
 
-void* dynamic_shared() { return static_cast<Thread*>(current)->owner->arena + ARENA_START; }
+void* dynamic_shared(const char* name, unsigned element) {
+    if (options.checked() && name != worker->dynamic_shape.name) {
+        NamedShape& shape = worker->dynamic_shape;
+        const bool other = shape.name && (strcmp(shape.name, name ? name : "") || shape.element != element);
+        shape = {name ? name : "", other ? 0 : element};  // under several names it has none
+    }
+    return static_cast<Thread*>(current)->owner->arena + ARENA_START;
+}
 
 uint32_t shared_address(const void* pointer) {
     const Block& own = *static_cast<Thread*>(current)->owner;

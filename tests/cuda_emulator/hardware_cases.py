@@ -259,6 +259,128 @@ def arithmetic():
     yield whole_case("ptx_mov_b64", body, "uu", "uu")
 
 
+def half_arithmetic(element, letters):
+    """Instructions for numbers of 16 bits, alone (the second of the letters) and in pairs (the first)."""
+    for suffix, letter in ((f".{element}x2", letters[0]), (f".{element}", letters[1])):
+        for opcode in ("add", "sub", "mul"):
+            for options in ("", ".rn") + ((".sat",) if element == "f16" else ()):
+                yield ptx(opcode + options + suffix, f"{letter}:{letter * 2}")
+        for options in (".rn", ".rn.relu"):
+            yield ptx("fma" + options + suffix, f"{letter}:{letter * 3}")
+        for opcode in ("min", "max"):
+            for options in ("", ".NaN", ".xorsign.abs"):
+                yield ptx(opcode + options + suffix, f"{letter}:{letter * 2}")
+        for opcode in ("neg", "abs"):
+            yield ptx(opcode + suffix, f"{letter}:{letter}")
+        kind = HALF if element == "f16" else {"mantissa": 7, "least": -133}
+        power, tangent = (2.0**-9.9, 2.0**-10.987) if element == "f16" else (2.0**-7, 2.0**-8)
+        exponential = Rule(
+            f"PTX ISA, ex2.approx{suffix}: relative {power:.1e}",
+            lambda x, value, power=power, kind=kind: power * np.abs(value) + ulp_of(value, **kind),
+        )
+        hyperbolic = Rule(
+            f"PTX ISA, tanh.approx{suffix}: absolute {tangent:.1e}",
+            lambda x, value, tangent=tangent, kind=kind: tangent + ulp_of(value, **kind),
+        )
+        yield ptx(f"ex2.approx{'.ftz' if element == 'bf16' else ''}{suffix}", f"{letter}:{letter}", exponential)
+        yield ptx(f"tanh.approx{suffix}", f"{letter}:{letter}", hyperbolic)
+
+
+def atomic_pair(element, letter):
+    operand_list = '"=r"(seen) : "l"(out + i), "r"({}) : "memory"'
+    add = f'    asm volatile("atom.global.add.noftz.{element}x2 %0, [%1], %2;" : {operand_list});\n'
+    body = operands(letter * 2) + "    [[maybe_unused]] unsigned seen;\n" + add.format("a") + add.format("b")
+    return whole_case(f"ptx_atom_add_{element}x2", body, letter, letter * 2)
+
+
+def packed():
+    """What public kernels use of packed numbers, carries and integer matrices."""
+    yield from half_arithmetic("f16", "Gg")
+    yield atomic_pair("f16", "G")
+    for kind in ("s8", "u8", "s16", "s64", "u64"):
+        if kind[1:] in ("8", "16"):
+            body = (
+                f"{operands('f')}    int r;\n"
+                f'    asm volatile("{{ .reg .{kind} t; cvt.rni.sat.{kind}.f32 t, %1; cvt.s32.{kind} %0, t; }}"\n'
+                '                 : "=r"(r) : "f"(a));\n'
+                "    put(out + i, n, r);\n"
+            )
+            yield whole_case(f"ptx_cvt_rni_sat_{kind}_f32", body, "i", "f")
+        else:
+            yield ptx(f"cvt.rni.{kind}.f32", "l:f")
+    yield ptx("mul.hi.u64", "l:ll")
+    yield ptx("mul.hi.s64", "l:ll")
+    yield ptx("vabsdiff4.u32.u32.u32.add", "u:uuu")
+    chains = {
+        "add_32": ("add.cc.u32 %0, %2, %3; addc.u32 %1, %4, %5;", "uuuu"),
+        "subtract_32": ("sub.cc.u32 %0, %2, %3; subc.u32 %1, %4, %5;", "uuuu"),
+        "multiply_32": ("mad.lo.cc.u32 %0, %2, %3, %4; madc.hi.u32 %1, %2, %3, %5;", "uuuu"),
+        "multiply_signed": ("mad.lo.cc.s32 %0, %2, %3, %4; madc.hi.cc.s32 %1, %2, %3, %5; addc.u32 %1, %1, 0;", "uuuu"),
+    }
+    for name, (text, letters) in chains.items():
+        body = (
+            operands(letters) + "    unsigned low, high;\n"
+            f'    asm volatile("{text}" : "=&r"(low), "=&r"(high) : "r"(a), "r"(b), "r"(c), "r"(d));\n'
+            "    out[i] = low, out[n + i] = high;\n"
+        )
+        yield whole_case(f"ptx_carry_{name}", body, "uu", letters)
+    body = "    uint32_t r;\n" + '    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(in[i]));\n'
+    yield whole_case("movmatrix", body + "    out[i] = r;\n", "u", "u whole")
+    for shape, kinds, a, b in [
+        ("m16n8k16", ("s8", "s8"), 2, 1), ("m16n8k16", ("u8", "s8"), 2, 1), ("m16n8k32", ("s8", "s8"), 4, 2),
+        ("m16n8k32", ("s8", "u8"), 4, 2), ("m16n8k32", ("s4", "s4"), 2, 1), ("m16n8k64", ("u4", "s4"), 4, 2),
+    ]:  # fmt: skip
+        for saturated in ("", ".satfinite"):
+            opcode = f"mma.sync.aligned.{shape}.row.col{saturated}.s32.{kinds[0]}.{kinds[1]}.s32"
+            yield product_of_words(opcode, "r", a, b, 4, "u", "u", exact(), "whole")
+    body = (
+        operands("iiii") + "    double r[2] = {double(c % 1024), double(d % 1024)};\n"
+        '    asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"\n'
+        '                 : "+d"(r[0]), "+d"(r[1]) : "d"(double(a % 1024)), "d"(double(b % 1024)));\n'
+        "    put(out + i, n, r[0]), put(out + 2 * n + i, n, r[1]);\n"
+    )
+    yield whole_case("mma_m8n8k4_f64", body, "dd", "iiii whole")
+
+
+def product_of_words(opcode, letter, a, b, c, operand, result, rule, values):
+    """A case of an mma instruction with a, b and c words of operands; `letter` is the asm constraint of the accumulators."""
+
+    def group(first, count):
+        return "{" + ", ".join(f"%{first + k}" for k in range(count)) + "}"
+
+    take = "__uint_as_float(in[{} * n + i])" if letter == "f" else "in[{} * n + i]"
+    start = ", ".join(take.format(a + b + k) for k in range(c))
+    results = ", ".join(f'"+{letter}"(d[{k}])' for k in range(c))
+    given = ", ".join(f'"r"(in[{k} * n + i])' for k in range(a + b))
+    body = (
+        f"    {'float' if letter == 'f' else 'uint32_t'} d[{c}] = {{{start}}};\n"
+        f'    asm volatile("{opcode} {group(0, c)}, {group(c, a)}, {group(c + a, b)}, {group(0, c)};" : {results} : {given});\n'
+        f"    for (int k = 0; k < {c}; ++k) put(out + k * n + i, n, d[k]);\n"
+    )
+    name = opcode.removeprefix("mma.sync.aligned.").replace(".", "_")
+    return whole_case(f"mma_{name}", body, result * c, f"{operand * (a + b)}{result * c} {values}", rule)
+
+
+def eight_bits():
+    """Conversions and products of fp8, and arithmetic of bfloat16, which compute capability 9.0 has."""
+    yield from half_arithmetic("bf16", "Ee")
+    yield atomic_pair("bf16", "E")
+    for kind in ("e4m3", "e5m2"):
+        for relu in ("", ".relu"):
+            yield ptx(f"cvt.rn.satfinite{relu}.{kind}x2.f32", "s:ff")
+            yield ptx(f"cvt.rn{relu}.f16x2.{kind}x2", "G:s")
+        body = (
+            f"{operands('G')}    unsigned short r;\n"
+            f'    asm volatile("cvt.rn.satfinite.{kind}x2.f16x2 %0, %1;" : "=h"(r) : "r"(a));\n    put(out + i, n, r);\n'
+        )
+        yield whole_case(f"ptx_cvt_{kind}x2_f16x2", body, "s", "G")
+    for kinds in (("e4m3", "e4m3"), ("e5m2", "e5m2"), ("e4m3", "e5m2")):
+        opcode = f"mma.sync.aligned.m16n8k32.row.col.f32.{kinds[0]}.{kinds[1]}.f32"
+        # The sums keep 13 bits behind the largest term's first (measured for Hopper's fp8 by others).
+        rule = Rule("mma of fp8: 33 times 2^-13 of |c| + sum |a b|", lambda magnitude, value: 33 * 2.0**-13 * magnitude)
+        yield product_of_words(opcode, "f", 4, 2, 4, "q", "f", rule, "mixed")
+
+
 def float_intrinsics():
     guide = "CUDA C++ Programming Guide, intrinsic functions: "
     for name in ("fadd", "fsub", "fmul", "fdiv"):
@@ -673,12 +795,12 @@ def tensor_tiles():
 # ---- everything
 
 GENERAL = (
-    approximations, conversions, arithmetic, float_intrinsics, math_functions, integer_intrinsics, half_intrinsics, warps,
-    matrix_moves, products,
+    approximations, conversions, arithmetic, packed, float_intrinsics, math_functions, integer_intrinsics, half_intrinsics,
+    warps, matrix_moves, products,
 )  # fmt: skip
 SECTIONS = {
     "general": [case for group in GENERAL for case in group()],
-    "hopper": [case for group in (warpgroup_products, tensor_tiles) for case in group()],
+    "hopper": [case for group in (warpgroup_products, tensor_tiles, eight_bits) for case in group()],
 }
 PRELUDES = {"general": PRELUDE, "hopper": PRELUDE + HOPPER_PRELUDE + TENSOR_TILES}
 
@@ -778,6 +900,8 @@ def integers(values, position, rng, n):
 
 
 def matrix_words(letter, values, rng, n):
+    if letter == "q":  # four numbers of fp8 below 2, of either format
+        return rng.integers(0, 1 << 32, n, dtype=np.uint32) & 0xBFBFBFBF
     as_words, edges = {
         "f": (float_words, FLOAT_EDGES), "G": (half_words, HALF_EDGES), "E": (bfloat_words, BFLOAT_EDGES),
     }[letter]  # fmt: skip

@@ -30,7 +30,7 @@ def test_local_array():
         library.call("run", out, 8)
         assert out.tolist() == [(i % 8) ** 2 for i in range(32)]
         with pytest.raises(
-            Finding, match=r"array index out of bounds: index 8 of an array of type 'int \[8\]'.*thread \(8, 0, 0\)"
+            Finding, match=r"array index out of bounds: index 8 of an array of type 'int \[8\]'.*thread \(8,0,0\)"
         ):
             library.call("run", out, 9)
     finally:

@@ -96,6 +96,148 @@ def test_containers_of_the_host_are_not_the_runtimes(tmp_path):
         assert not re.findall(r"^\w+ [TtWuVv] _Z(?:Z|GV|TV)*(?:NK?)?S[tabdios].*", listed, re.M)
 
 
+# Kernels that share a name with each other or with CUDA's functions, and launches in macros over several lines.
+NAMES = r"""
+#include <builtin_types.h>
+#include <channel_descriptor.h>
+#include <crt/host_defines.h>
+#include <cuda_fp16.h>
+#include <cuda_occupancy.h>
+#include <device_types.h>
+#include <sm_35_intrinsics.h>
+#include <vector_types.h>
+struct Step { int by; };
+__global__ void norm(int* y, int n) { if (threadIdx.x < n) y[threadIdx.x] += 1; }
+__global__ void fma(int* y, Step s = {2}) { y[threadIdx.x] += s.by; }
+__global__ void max(int* y) { y[threadIdx.x] = fmaxf(y[threadIdx.x], 1); }
+__global__ void select(int* y) { y[threadIdx.x] += 1; }
+__global__ void scale(int* y, float a) { y[threadIdx.x] *= a; }
+__global__ void scale(int* y, int a) { y[threadIdx.x] *= a; }
+template <class T> __global__ void scale(T* y, double a) { y[threadIdx.x] *= a; }
+template <class T> __global__ void add(T* y) { y[threadIdx.x] += 1; }
+template <class T, int N> __global__ void add(T* y) { y[threadIdx.x] += N; }
+__global__ void add(int* y, const int* z) { y[threadIdx.x] += z[threadIdx.x]; }
+namespace inner {
+__global__ void max(int* y, Step s) { y[threadIdx.x] += s.by; }
+}
+template <class T> void both(T* y) { add<T><<<1, 32>>>(y); add<T, 3><<<1, 32>>>(y); }
+// Helpers whose names the emulator has inside.
+__device__ unsigned shared_address(const void* p) { return __cvta_generic_to_shared(p); }
+__device__ half sum(half a, half b) { return __hsub(a, b); }
+__device__ bool ordered(half a, half b) { return __hlt(a, b); }
+template <class T> __device__ T lane(T x) { return x; }
+#define LAUNCH(KERNEL, ...)         \
+    do {                            \
+        KERNEL<<<dim3(1),           \
+                 dim3(32), 0>>>(    \
+            __VA_ARGS__);           \
+    } while (0)
+#define ADD(T, N, ...)              \
+    if (N) {                        \
+        add<T,                      \
+            N>                      \
+            <<<1,                   \
+               32>>>(__VA_ARGS__);  \
+    } else {                        \
+        add<                        \
+            T                       \
+        ><<<1, 32>>>(__VA_ARGS__);  \
+    }
+__global__ void k(int* p) {
+    __shared__ half pair[2];
+    if (threadIdx.x == 0) pair[0] = 5.0f, pair[1] = 3.0f;
+    __syncwarp();
+    p[threadIdx.x] += int(__half2float(sum(pair[0], lane(pair[1])))) + ordered(pair[1], pair[0]);
+    p[threadIdx.x] += shared_address(&pair[1]) - shared_address(pair);
+}
+"""
+LAUNCHES = """
+    norm<<<1, 32>>>(out, 32); fma<<<1, 32>>>(out, Step{2}); max<<<1, 32>>>(out); select<<<1, 32>>>(out);
+    scale<<<1, 32>>>(out, 2.0f); scale<<<1, 32>>>(out, 2); scale<<<1, 32>>>(out, 2.0); scale<int><<<1, 32>>>(out, 0.5);
+    add<<<1, 32>>>(out, out); inner::max<<<1, 32>>>(out, Step{1}); both(out);
+    LAUNCH(add<int>, out); LAUNCH((add<int, 3>), out); ADD(int, 2, out); ADD(int, 0, out);
+    cudaMemcpy(host, out, 4, cudaMemcpyDeviceToHost);
+"""
+
+# Instructions of PTX beside what C++ makes of the same.
+PTX = r"""
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+__device__ int byte(const unsigned* words, int at) { return (signed char)(words[at / 4] >> 8 * (at % 4)); }
+__device__ float of8(const unsigned* words, int at) {
+    return __half(__nv_cvt_fp8_to_halfraw(words[at / 4] >> 8 * (at % 4) & 0xff, __NV_E4M3));
+}
+__global__ void k(int* p) {
+    __shared__ unsigned a[16 * 8], b[8 * 8];  // 16 x 32 and 8 x 32 bytes
+    const int lane = threadIdx.x, g = lane / 4, t = lane % 4;
+    for (int i = lane; i < 128; i += 32) a[i] = (i * 2654435761u >> 3) & 0x3fbf3fbf;
+    for (int i = lane; i < 64; i += 32) b[i] = (i * 40503u * 65537u) & 0xbf3f3fbf;
+    __syncwarp();
+    const unsigned ra[4] = {a[g * 8 + t], a[(g + 8) * 8 + t], a[g * 8 + t + 4], a[(g + 8) * 8 + t + 4]};
+    const unsigned rb[2] = {b[g * 8 + t], b[g * 8 + t + 4]};
+    int d[4] = {1, 2, 3, 4}, bad = 0;
+    float f[4] = {};
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+                 : "r"(ra[0]), "r"(ra[1]), "r"(ra[2]), "r"(ra[3]), "r"(rb[0]), "r"(rb[1]));
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(f[0]), "+f"(f[1]), "+f"(f[2]), "+f"(f[3])
+                 : "r"(ra[0]), "r"(ra[1]), "r"(ra[2]), "r"(ra[3]), "r"(rb[0]), "r"(rb[1]));
+    for (int i = 0; i < 4; ++i) {
+        const int row = g + i / 2 * 8, column = 2 * t + i % 2;
+        int sum = i + 1;
+        float floats = 0;
+        for (int n = 0; n < 32; ++n) sum += byte(a, row * 32 + n) * byte(b, column * 32 + n);
+        for (int n = 0; n < 32; ++n) floats += of8(a, row * 32 + n) * of8(b, column * 32 + n);
+        bad += sum != d[i];
+        bad += !(fabsf(floats - f[i]) < 1e-4f);
+    }
+    unsigned moved, low, high, fused;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(moved) : "r"(g * 8 + 2 * t | (g * 8 + 2 * t + 1) << 16));
+    bad += moved != (2 * t * 8 + g | ((2 * t + 1) * 8 + g) << 16);
+    const unsigned long long x = 0x1fffffff0ull * (lane + 1), y = 0xabcdef012345ull;
+    asm volatile("sub.cc.u32 %0, %1, %2;" : "=r"(low) : "r"((unsigned)x), "r"((unsigned)y));
+    asm volatile("subc.u32 %0, %1, %2;" : "=r"(high) : "r"((unsigned)(x >> 32)), "r"((unsigned)(y >> 32)));
+    bad += ((unsigned long long)high << 32 | low) != x - y;
+    asm("mad.lo.cc.u32 %0, %2, %3, %4; madc.hi.u32 %1, %2, %3, 0;" : "=r"(low), "=r"(high) : "r"((unsigned)x), "r"(~0u), "r"(~0u));
+    bad += ((unsigned long long)high << 32 | low) != (unsigned long long)(unsigned)x * ~0u + ~0u;
+    const __half2 h(__half(1.5f + lane), __half(-0.1f)), other(__half(0.3f), __half(65504.0f));
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(fused) : "r"(*(unsigned*)&h), "r"(*(unsigned*)&other), "r"(*(unsigned*)&h));
+    const __half2 expected = __hfma2(h, other, h);
+    bad += fused != *(unsigned*)&expected;
+    unsigned short pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(1000.0f), "f"(0.3f * lane));
+    bad += pair != (0x7e00 | __nv_cvt_float_to_fp8(0.3f * lane, __NV_SATFINITE, __NV_E4M3));
+    asm volatile("red.global.add.noftz.f16x2 [%0], %1;" ::"l"(p + 32), "r"(0x3c004000) : "memory");
+    p[lane] = bad;
+}
+"""
+
+# Operands of PTX with casts of several words, and ways to use shared memory that is declared at file scope.
+FORMS = r"""
+extern __shared__ unsigned char all[];
+extern __shared__ float rows[][8];
+struct Parts { float first[8]; };
+__global__ void k(float* p) {
+    const int t = threadIdx.x;
+    auto& parts = *reinterpret_cast<Parts*>(&all);
+    float *a = reinterpret_cast<float*>(all), *b = (float*)&all[0], *c = static_cast<float*>(static_cast<void*>(all));
+    auto& d = *reinterpret_cast<float(*)[32]>(all);
+    const uintptr_t e = reinterpret_cast<uintptr_t>(all);
+    auto* f = all;
+    a[t] = 1;
+    b[t] += (f + 4 * t == (unsigned char*)(b + t));
+    c[t] += 1, d[t] += 1, ((float*)e)[t] += 1, rows[t / 8][t % 8] += 1;
+    asm volatile("barrier.sync 0;" ::: "memory");
+    float x;
+    if (t == 0) parts.first[3] += 1;
+    asm volatile("barrier.sync.aligned 0;" ::: "memory");
+    asm volatile("ld.global.f32 %0, [%1];" : "=f"(x) : "l"((const void *)(reinterpret_cast<unsigned long long>(p + t))));
+    asm volatile("st.global.u32 [%0], %1;" ::"l"((unsigned long long)(p + t)),
+                 "r"(*reinterpret_cast<unsigned const *>(&d[31 - t])));
+}
+"""
+
 # name, text in front of MAIN, what MAIN takes, what is printed
 RIGHT = {
     "launch with spaces": ("__global__ void k(int* p) { p[0] = 3; }\nvoid f(int* p) { k << <dim3(1), 2 >> > (p); }", {}, "3\n"),
@@ -284,6 +426,23 @@ RIGHT = {
         {"config": "2, 1"},
         "3\n",
     ),
+    "names": (NAMES, {"config": "1, 32", "print": LAUNCHES + FIRST}, "84\n"),
+    "structs of 16 bytes at odd 8, and one with padding": (
+        "struct Half { double a, b; };\nstruct Whole { double first; Half rest; };\nstruct Gap { char c; double d; };\n"
+        "__device__ double sum(Half h) { return h.a + h.b; }\n__device__ double of(Gap g) { return g.c + g.d; }\n"
+        "__global__ void k(double* p) {\n    __shared__ Whole w[2];\n    __shared__ Gap g[2];\n"
+        "    w[threadIdx.x] = {1, {2, 3}};\n    g[threadIdx.x].c = 1, g[threadIdx.x].d = 2;\n    __syncthreads();\n"
+        "    Half copy = w[1 - threadIdx.x].rest;\n    Gap gap = g[1 - threadIdx.x];\n"
+        "    p[threadIdx.x] = sum(copy) + sum(w[threadIdx.x].rest) + of(gap) + of(g[threadIdx.x]);\n}",
+        {"type": "double", "config": "1, 2"},
+        "16\n",
+    ),
+    "PTX": (
+        PTX,
+        {"config": "1, 32", "print": r'printf("%d %x\n", *std::max_element(host, host + 32), host[32]);'},
+        "0 50005400\n",
+    ),
+    "forms": (FORMS, {"type": "float", "config": "1, 32, 128", "print": r'printf("%g %g\n", host[0], host[28]);'}, "6 7\n"),
     "a fallback of the CUDA version": (
         "#include <cuda.h>\n#if CUDA_VERSION < 12000\n#error old\n#endif\n__global__ void k(int* p) { p[0] = CUDA_VERSION / 13000; }",
         {},
@@ -339,6 +498,21 @@ int main() {
 
 # name, text, what MAIN takes, the finding, what marks its line
 WRONG = {
+    "a member of a float4 that nothing has set, in shared memory": (
+        "__global__ void k(float* p) {\n    __shared__ float4 all[32];\n    float4& mine = all[threadIdx.x];\n"
+        "    mine.x = mine.z = mine.w = 1;\n    __syncthreads();\n    const float4 v = all[31 - threadIdx.x];  // here\n"
+        "    p[threadIdx.x] = v.x + v.y;\n}",
+        {"type": "float", "config": "1, 32"},
+        "uninitialised shared read",
+    ),
+    "a member of a float4 that nothing has set, in device memory": (
+        "__global__ void part(float* p) { p[4 * threadIdx.x] = p[4 * threadIdx.x + 1] = p[4 * threadIdx.x + 2] = 1; }\n"
+        "__global__ void whole(const float4* p, float* to) {\n    const float4 v = p[threadIdx.x];  // here\n    to[threadIdx.x] = v.w;\n}\n"
+        "__global__ void k(float* p) {}\nstatic bool first = [] {\n    float *a, *b;\n    cudaMalloc(&a, 512), cudaMalloc(&b, 128);\n"
+        "    part<<<1, 32>>>(a);\n    whole<<<1, 32>>>((const float4*)a, b);\n    return true;\n}();",
+        {"type": "float", "config": "1, 32"},
+        "uninitialised global read",
+    ),
     "exchange through volatile memory in a warp": (
         "__global__ void k(float* p) {\n    __shared__ float cell[64];\n    volatile float* v = cell;\n    const int t = threadIdx.x;\n"
         "    v[t] = t;\n    v[t + 32] = 1;\n    __syncwarp();\n    for (int d = 16; d > 0; d /= 2)\n        if (t < d) v[t] += v[t + d];"
@@ -442,7 +616,9 @@ def test_wrong(tmp_path, name):
 
 
 def test_a_place_in_front_of_an_allocation_is_told_by_its_distance(tmp_path):
-    with pytest.raises(Finding, match="at 64 bytes before an allocation of 256 bytes"):
+    with pytest.raises(
+        Finding, match=r"out of bounds at `p\[-16\]`: thread \(0,0,0\) \w+ 4 bytes here, the array has 64 elements"
+    ):
         run(tmp_path, with_main("__global__ void k(int* p) { p[-16] = 1; }"))
 
 
@@ -463,7 +639,9 @@ int main() {
     cudaDeviceSynchronize();
 }
 """
-    with pytest.raises(Finding, match="uninitialised global read: reads byte 4 of an allocation of 8 bytes"):
+    with pytest.raises(
+        Finding, match=r"uninitialised global read of `from\[0\]`: thread \(0,0,0\) reads it here, nothing has written it"
+    ):
         run(tmp_path, text)
     assert (tmp_path / "printed").read_text() == "-1310742\n"
 

@@ -56,7 +56,7 @@ def values_of(words, letters):
 
 def without_signs(words, letters):
     """The operands' absolute values."""
-    signs = [0x80000000 if letter == "f" else 0x80008000 for letter in letters]
+    signs = [{"f": 0x80000000, "q": 0x80808080}.get(letter, 0x80008000) for letter in letters]
     return words & ~np.array(signs, np.uint32)[:, None]
 
 

@@ -49,11 +49,191 @@ def test_a_program_runs_as_it_is():
     assert "thread 3 of 4\n" in done.stdout and done.stdout.endswith("sum 6\n")
 
 
+SENTENCES = r"""
+#include <cooperative_groups.h>
+#include <cooperative_groups/memcpy_async.h>
+#include <cuda_pipeline.h>
+struct Point { float x, y; };
+__device__ float table[2][8];
+__global__ void race(float* out) {
+    __shared__ float partial[4][16];
+    partial[threadIdx.x / 16][threadIdx.x % 16] = 1;  // race
+    out[threadIdx.x] = partial[3][5];
+}
+__global__ void blocks(float* out) {
+    out[threadIdx.x] = 1;  // blocks
+}
+__global__ void unset(float* out) {
+    extern __shared__ float row[];
+    out[threadIdx.x] = row[threadIdx.x + 3];  // unset
+}
+__global__ void bounds(Point* points, const float* in) {
+    points[threadIdx.x].y = 1;  // bounds
+}
+__global__ void variable() {
+    (&table[0][0])[threadIdx.x] = 1;  // variable
+}
+__global__ void group_copy(const float* in) {
+    __shared__ alignas(16) float s[32];
+    auto block = cooperative_groups::this_thread_block();
+    s[threadIdx.x] = 0;
+    __syncthreads();
+    cooperative_groups::memcpy_async(block, s, in, 1024);  // group_copy
+    cooperative_groups::wait(block);
+}
+__global__ void pipeline_copy(const float* in, float* out) {
+    __shared__ alignas(16) float s[32];
+    __syncthreads();
+    __pipeline_memcpy_async(&s[threadIdx.x], &in[threadIdx.x], 4);
+    __pipeline_commit();
+    out[threadIdx.x] = s[threadIdx.x];  // pipeline_copy
+}
+__global__ void diverge() {
+    if (threadIdx.x < 32) __syncthreads();
+    else __syncthreads();  // diverge
+}
+int main(int, char** arguments) {
+    const std::string name = arguments[1];
+    float *in, *out;
+    cudaMalloc(&in, 4096), cudaMalloc(&out, 256), cudaMemset(in, 0, 4096);
+    if (name == "race") race<<<1, 64>>>(out);
+    if (name == "blocks") blocks<<<2, 32>>>(out + 8);
+    if (name == "unset") unset<<<1, 32, 256>>>(out);
+    if (name == "bounds") bounds<<<1, 64>>>((Point*)out, in);
+    if (name == "variable") variable<<<1, 32>>>();
+    if (name == "group_copy") group_copy<<<1, 32>>>(in);
+    if (name == "pipeline_copy") pipeline_copy<<<1, 32>>>(in, out);
+    if (name == "diverge") diverge<<<1, 64>>>();
+}
+"""
+SAID = {
+    "race": "shared memory race on `partial[3][5]`: thread (53,0,0) writes it here, thread (0,0,0) read it at line 10, "
+    "no barrier between them (memory model: a data race); kernel race, block (0,0,0)",
+    "blocks": "race between blocks on `out[0]`: thread (0,0,0) writes it here, thread (0,0,0) of block (0,0,0) wrote it at "
+    "line 13, nothing between that orders two blocks (memory model: a data race, also if both write the same value); "
+    "kernel blocks, block (1,0,0)",
+    "unset": "uninitialised shared read of `row[3]`: thread (0,0,0) reads it here, nothing has written it; "
+    "kernel unset, block (0,0,0)",
+    "bounds": "global memory out of bounds at byte 4 of `points[32]`: thread (32,0,0) writes 4 bytes here, "
+    "the array has 32 elements; kernel bounds, block (0,0,0)",
+    "variable": "global memory out of bounds at `table[2][0]`: thread (16,0,0) writes 4 bytes here, the array has 16 elements; "
+    "kernel variable, block (0,0,0)",
+    "group_copy": "shared memory out of bounds at `s[128]`: thread (0,0,0) writes 16 bytes here, the array has 32 elements; "
+    "kernel group_copy, block (0,0,0)",
+    "pipeline_copy": "asynchronous copy not waited for at `s[0]`: thread (0,0,0) reads it here, "
+    "thread (0,0,0) began a copy into it at line 36, the copy may still be under way; kernel pipeline_copy, block (0,0,0)",
+    "diverge": "barrier divergence: threads of one block wait at different barriers: thread (32,0,0) waits here, "
+    "thread (0,0,0) waits at line 41; kernel diverge, block (0,0,0)",
+}
+
+
+def test_findings_say_what_where_who_else_and_why(tmp_path):
+    source = tmp_path / "sentences.cu"
+    source.write_text(SENTENCES)
+    program = Program([source], []).read()
+    built = program, program.build("check")
+    for name, sentence in SAID.items():
+        _, finding = run(built, name)
+        line = 1 + next(at for at, text in enumerate(SENTENCES.split("\n")) if text.endswith(f"// {name}"))
+        assert str(finding) == f"{source}:{line}: {sentence}"
+
+
+LAUNCHES = r"""
+#include <string>
+__global__ void fill(int* x, int v) { x[threadIdx.x] = v; }
+__global__ void add(int* x) { x[threadIdx.x] += 1; }
+__global__ void total(const int* x, int* out) { atomicAdd(out, x[threadIdx.x]); }
+template <int WAITS>
+__global__ void dependent(const int* x, int* y) {
+    if (WAITS == 1) asm volatile("griddepcontrol.wait;" ::: "memory");
+    if (WAITS == 2 && threadIdx.x == 0) cudaGridDependencySynchronize();
+    __syncthreads();
+    cudaTriggerProgrammaticLaunchCompletion();
+    y[threadIdx.x] = x[31 - threadIdx.x];
+}
+template <class... A> void launch(cudaStream_t s, void (*kernel)(const int*, int*), const int* x, int* y) {
+    cudaLaunchAttribute attribute[1];
+    attribute[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute[0].val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = 1, config.blockDim = 32, config.stream = s, config.attrs = attribute, config.numAttrs = 1;
+    cudaLaunchKernelEx(&config, kernel, x, y);
+}
+int main(int, char** arguments) {
+    const std::string name = arguments[1];
+    const auto is = [&](const char* other) { return name == other; };
+    int *x, *y, *z, host[32];
+    cudaMalloc(&x, 128), cudaMalloc(&y, 128), cudaMalloc(&z, 128);
+    cudaMemset(x, 0, 128), cudaMemset(y, 0, 128), cudaMemset(z, 0, 128);
+    cudaStream_t a, b, c, d;
+    cudaStreamCreate(&a), cudaStreamCreate(&b);
+    cudaStreamCreateWithFlags(&c, cudaStreamNonBlocking), cudaStreamCreateWithFlags(&d, cudaStreamNonBlocking);
+    cudaEvent_t event;
+    cudaEventCreate(&event);
+    if (is("early event")) cudaEventRecord(event, a), cudaStreamWaitEvent(b, event, 0);
+    fill<<<1, 32, 0, is("nonblocking") || is("default beside") ? c : a>>>(x, 1);
+    if (is("event") || is("through a third")) cudaEventRecord(event, a), cudaStreamWaitEvent(b, event, 0);
+    if (is("event on the host")) cudaEventRecord(event, a), cudaEventSynchronize(event);
+    if (is("stream synchronised")) cudaStreamSynchronize(a);
+    if (is("device synchronised")) cudaDeviceSynchronize();
+    if (is("copy")) cudaMemcpy(host, y, 128, cudaMemcpyDeviceToHost);
+    if (is("default between")) add<<<1, 32>>>(x);
+    if (is("through a third")) {
+        add<<<1, 32, 0, b>>>(x);
+        cudaEventRecord(event, b), cudaStreamWaitEvent(c, event, 0);
+        add<<<1, 32, 0, c>>>(x);
+        return 0;
+    }
+    if (is("sums")) {
+        cudaEventRecord(event, a), cudaStreamWaitEvent(b, event, 0);
+        total<<<1, 32, 0, a>>>(x, y), total<<<1, 32, 0, b>>>(x, y);
+        return 0;
+    }
+    if (is("waits")) return launch(a, dependent<1>, x, y), launch(a, dependent<1>, y, x), 0;
+    if (is("one waits")) return launch(a, dependent<2>, x, y), 0;
+    if (is("does not wait")) return launch(a, dependent<0>, x, y), 0;
+    if (is("writes before it waits")) return launch(a, dependent<0>, y, x), 0;
+    if (is("the one before does not wait")) return launch(a, dependent<0>, y, z), launch(a, dependent<0>, x, y), 0;
+    add<<<1, 32, 0, is("default beside") ? 0 : is("nonblocking") ? d : b>>>(x);
+    return 0;
+}
+"""
+IN_ORDER = (
+    "event|event on the host|stream synchronised|device synchronised|copy|default between|through a third|sums|waits|one waits"
+)
+UNORDERED = (
+    "two streams|early event|nonblocking|default beside|does not wait|writes before it waits|the one before does not wait"
+)
+
+
+def test_launches_that_nothing_orders(tmp_path):
+    (tmp_path / "launches.cu").write_text(LAUNCHES)
+    program = Program([tmp_path / "launches.cu"], []).read()
+    built = program, program.build("check")
+    for name in IN_ORDER.split("|"):
+        assert run(built, name) == (0, None), name
+    line_of = {text.strip(): number for number, text in enumerate(LAUNCHES.split("\n"), 1)}
+    reads = line_of["y[threadIdx.x] = x[31 - threadIdx.x];"]
+    for name in UNORDERED.split("|"):
+        _, finding = run(built, name)
+        assert finding and finding.kind == "race between launches", (name, str(finding))
+        assert finding.other.line == 3 and finding.line in (4, reads), (name, str(finding))
+
+
+def test_the_version_of_cpp(tmp_path):
+    (tmp_path / "new.cu").write_text(
+        "#include <concepts>\ntemplate <std::integral T> __global__ void k(T* p) { *p = 3; }\nint main() {\n    int* p;\n"
+        "    cudaMallocManaged(&p, 4);\n    k<<<1, 1>>>(p);\n    cudaDeviceSynchronize();\n    return *p;\n}\n"
+    )
+    assert command("-std=c++20", tmp_path / "new.cu").returncode == 3
+    assert "new.cu:2: error: " in command(tmp_path / "new.cu").stderr
+
+
 def test_the_first_finding_ends_a_program_with_status_1():
     done = command(FOLDER / "mistakes.cu", "--", "race")
     assert done.returncode == 1 and "sum" not in done.stdout
     line = 1 + (FOLDER / "mistakes.cu").read_text().splitlines().index("    *out += threadIdx.x;  // race")
-    assert done.stderr.startswith(f"{FOLDER / 'mistakes.cu'}:{line}: global memory race: ")
+    assert done.stderr.startswith(f"{FOLDER / 'mistakes.cu'}:{line}: global memory race on `out[0]`: ")
 
 
 def test_a_race_that_a_program_accepts_is_counted(tmp_path):

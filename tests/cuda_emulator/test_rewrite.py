@@ -64,15 +64,15 @@ def test_shared_declarations():
     assert "emulator_type_tile[N]" in rewrite("#define TILE(T, N) __shared__ T tile[N]\n").text
     assert "int* c = (int*)::emulator::dynamic_shared();" in text
     outside = rewrite("extern __shared__ char all[];\nvoid f() {}").text
-    assert "static ::emulator::DynamicShared<char> all;" in outside
+    assert 'extern __thread char* const all __asm__("emulator_dynamic_shared")' in outside
 
 
 def test_kernels_lines_and_templates():
     text = "\n__global__ void __launch_bounds__(128) k(int a) {}\ntemplate <class T, int N>\n__global__ void t(T* p) {}\n"
     text += "void f() { k<<<1, 1>>>(2); t<int, 3><<<1, 1>>>(p); t<int><<<1, 1>>>(p); }"
     out = rewrite(text).text
-    assert 'launch("k", 2, ::emulator::kernel_key(k)' in out
-    assert 'launch("t<int, 3>", 4, ::emulator::kernel_key(t<int, 3>)' in out
+    for name, line in (("k", 2), ("t<int, 3>", 4)):
+        assert f'launch("{name}", {line}, ::emulator::key_of([&](auto take) -> decltype(take({name}))' in out
     assert 'launch("t<int>", 4, ::emulator::kernel_key(nullptr)' in out
 
 

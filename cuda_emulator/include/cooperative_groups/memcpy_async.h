@@ -6,13 +6,13 @@
 namespace cooperative_groups {
 
 template <class Group, class T, class Size>
-inline void memcpy_async(const Group& group, T* to, const T* from, Size bytes) {
+EMULATOR_INLINE void memcpy_async(const Group& group, T* to, const T* from, Size bytes) {
     ::emulator::group_copy(to, from, bytes, unsigned(group.thread_rank()), unsigned(group.size()));
     ::emulator::async_commit();
 }
 // Sizes in elements.
 template <class Group, class T, class ToSize, class FromSize>
-inline void memcpy_async(const Group& group, T* to, ToSize to_elements, const T* from, FromSize from_elements) {
+EMULATOR_INLINE void memcpy_async(const Group& group, T* to, ToSize to_elements, const T* from, FromSize from_elements) {
     const size_t elements = size_t(to_elements) < size_t(from_elements) ? size_t(to_elements) : size_t(from_elements);
     memcpy_async(group, to, from, elements * sizeof(T));
 }

@@ -49,7 +49,7 @@ EMULATOR_UNCHECKED inline T atomic_update(T* address, Update update) {
 }
 
 template <class T, class = std::enable_if_t<std::is_arithmetic<T>::value>>
-EMULATOR_INLINE T sum(T a, T b) {  // other types bring theirs
+EMULATOR_INLINE T emulator_sum(T a, T b) {  // other types bring theirs
     return a + b;
 }
 
@@ -67,7 +67,7 @@ using Given = typename Same<T>::type;  // keeps a parameter out of deduction, so
     EMULATOR_INLINE T NAME(T* address, ::emulator::Given<T> value) {                   \
         ::emulator::note_atomic(address, sizeof(T));                                   \
         return ::emulator::atomic_update(address, [&](T old) EMULATOR_UNCHECKED -> T { \
-            using ::emulator::sum;                                                     \
+            using ::emulator::emulator_sum;                                            \
             return EXPRESSION;                                                         \
         });                                                                            \
     }                                                                                  \
@@ -75,7 +75,7 @@ using Given = typename Same<T>::type;  // keeps a parameter out of deduction, so
     EMULATOR_INLINE T NAME##_block(T* address, ::emulator::Given<T> value) {           \
         ::emulator::note_atomic(address, sizeof(T), true);                             \
         return ::emulator::atomic_update(address, [&](T old) EMULATOR_UNCHECKED -> T { \
-            using ::emulator::sum;                                                     \
+            using ::emulator::emulator_sum;                                            \
             return EXPRESSION;                                                         \
         });                                                                            \
     }                                                                                  \
@@ -83,7 +83,7 @@ using Given = typename Same<T>::type;  // keeps a parameter out of deduction, so
     EMULATOR_INLINE T NAME##_system(T* address, ::emulator::Given<T> value) {          \
         return NAME(address, value);                                                   \
     }
-EMULATOR_ATOMIC(atomicAdd, sum(old, value))
+EMULATOR_ATOMIC(atomicAdd, emulator_sum(old, value))
 EMULATOR_ATOMIC(atomicSub, old - value)
 EMULATOR_ATOMIC(atomicMin, value < old ? value : old)
 EMULATOR_ATOMIC(atomicMax, old < value ? value : old)

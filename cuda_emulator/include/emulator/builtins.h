@@ -32,6 +32,9 @@ EMULATOR_INLINE int __syncthreads_or(int predicate, int line = __builtin_LINE())
 inline void __threadfence() { ::emulator::device_fence(); }
 inline void __threadfence_system() { ::emulator::device_fence(); }
 inline void __threadfence_block() { ::emulator::block_fence(); }
+// Programmatic dependent launch. When a launch may begin changes nothing: its work counts as unordered until it waits.
+EMULATOR_INLINE void cudaGridDependencySynchronize() { ::emulator::wait_for_dependency(); }
+EMULATOR_INLINE void cudaTriggerProgrammaticLaunchCompletion() {}
 inline void __nanosleep(unsigned) { ::emulator::yield(); }
 
 inline long long clock64() { return ::emulator::clock_ticks(); }  // clock() is the C library's

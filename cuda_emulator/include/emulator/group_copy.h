@@ -16,14 +16,18 @@ struct aligned_size_t {
 
 namespace emulator {
 
-EMULATOR_UNCHECKED inline void copy_piece(char* to, const char* from, unsigned bytes) {
+// The compiler would check an inlined copy as a plain access.
+EMULATOR_UNCHECKED __attribute__((noinline)) inline void copy_piece_unchecked(char* to, const char* from, unsigned bytes) {
+    __builtin_memcpy(to, from, bytes);
+}
+EMULATOR_INLINE void copy_piece(char* to, const char* from, unsigned bytes) {
     note_read(from, bytes);
     note_write(to, bytes);
-    __builtin_memcpy(to, from, bytes);
+    copy_piece_unchecked(to, from, bytes);
 }
 
 // The pieces of the thread of this rank, of `threads`; each is as large as the addresses allow, at most 16 bytes.
-EMULATOR_UNCHECKED inline void group_copy(void* to, const void* from, size_t bytes, unsigned rank, unsigned threads) {
+EMULATOR_INLINE void group_copy(void* to, const void* from, size_t bytes, unsigned rank, unsigned threads) {
     const uintptr_t alignment = uintptr_t(to) | uintptr_t(from) | 16;
     const unsigned piece = unsigned(alignment & -alignment);
     const bool async = piece >= 4 && is_shared(to) && !is_shared(from);

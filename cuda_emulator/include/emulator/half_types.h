@@ -10,6 +10,9 @@
 
 namespace emulator {
 
+// Types that a program uses stand in a namespace without functions: C++ looks for those beside their arguments' types, and they
+// would stand beside a program's own functions of the same name.
+namespace types {
 struct Float16 {
     static constexpr uint16_t INFINITY_BITS = 0x7c00, NAN_BITS = 0x7fff;
     static float to_float(uint16_t bits) { return half_to_float(bits); }
@@ -20,6 +23,7 @@ struct BFloat16 {
     static float to_float(uint16_t bits) { return bfloat16_to_float(bits); }
     static uint16_t nearest(float value) { return float_to_bfloat16(value); }
 };
+}  // namespace types
 
 // `value` rounded to 16 bits in a direction: the nearest number, and a step back where that lies on the wrong side.
 template <class Format, Rounding TO>
@@ -43,7 +47,7 @@ EMULATOR_INLINE Number rounded_to(float value) {
 template <class F>
 constexpr bool has_operators() {
 #ifdef __CUDA_NO_HALF_OPERATORS__
-    return !std::is_same<F, Float16>::value;
+    return !std::is_same<F, types::Float16>::value;
 #else
     return true;
 #endif
@@ -51,7 +55,7 @@ constexpr bool has_operators() {
 template <class F>
 constexpr bool pair_has_operators() {
 #ifdef __CUDA_NO_HALF2_OPERATORS__
-    return !std::is_same<F, Float16>::value;
+    return !std::is_same<F, types::Float16>::value;
 #else
     return true;
 #endif
@@ -84,13 +88,19 @@ constexpr bool pair_has_operators() {
         return Number16(EXPRESSION);                               \
     }
 // NAME##u is also true if one of them is a NaN.
-#define EMULATOR_NUMBER16_COMPARE(NAME, OPERATOR)                                                                         \
-    friend EMULATOR_INLINE bool operator OPERATOR(Number16 a, Number16 b) {                                               \
-        EMULATOR_OPERATOR;                                                                                                \
-        return (float)a OPERATOR(float) b;                                                                                \
-    }                                                                                                                     \
-    friend EMULATOR_INLINE bool __h##NAME(Number16 a, Number16 b) { return ordered(a, b) && (float)a OPERATOR(float) b; } \
-    friend EMULATOR_INLINE bool __h##NAME##u(Number16 a, Number16 b) { return !ordered(a, b) || (float)a OPERATOR(float) b; }
+#define EMULATOR_NUMBER16_COMPARE(NAME, OPERATOR)                           \
+    friend EMULATOR_INLINE bool operator OPERATOR(Number16 a, Number16 b) { \
+        EMULATOR_OPERATOR;                                                  \
+        return (float)a OPERATOR(float) b;                                  \
+    }                                                                       \
+    friend EMULATOR_INLINE bool __h##NAME(Number16 a, Number16 b) {         \
+        return emulator_ordered(a, b) && (float)a OPERATOR(float) b;        \
+    }                                                                       \
+    friend EMULATOR_INLINE bool __h##NAME##u(Number16 a, Number16 b) {      \
+        return !emulator_ordered(a, b) || (float)a OPERATOR(float) b;       \
+    }
+
+namespace types {
 
 // The bits alone, of one number and of two.
 template <class F>
@@ -138,9 +148,11 @@ struct alignas(2) Number16 {
         return before;
     }
     friend EMULATOR_INLINE Number16 operator+(Number16 a) { return a; }
-    friend EMULATOR_INLINE Number16 sum(Number16 a, Number16 b) { return Number16((float)a + (float)b); }  // for atomicAdd
+    friend EMULATOR_INLINE Number16 emulator_sum(Number16 a, Number16 b) {
+        return Number16((float)a + (float)b);
+    }  // for atomicAdd
 
-    friend EMULATOR_INLINE bool ordered(Number16 a, Number16 b) { return !__hisnan(a) && !__hisnan(b); }
+    friend EMULATOR_INLINE bool emulator_ordered(Number16 a, Number16 b) { return !__hisnan(a) && !__hisnan(b); }
     friend EMULATOR_INLINE bool __hisnan(Number16 a) { return (a.__x & 0x7fff) > F::INFINITY_BITS; }
     friend EMULATOR_INLINE int __hisinf(Number16 a) { return (a.__x & 0x7fff) != F::INFINITY_BITS ? 0 : a.__x >> 15 ? -1 : 1; }
     EMULATOR_NUMBER16_COMPARE(eq, ==)
@@ -244,7 +256,7 @@ struct alignas(4) Pair16 {
     EMULATOR_INLINE Pair16& operator*=(Pair16 b) { return *this = *this * b; }
     EMULATOR_INLINE Pair16& operator/=(Pair16 b) { return *this = *this / b; }
     friend EMULATOR_INLINE Pair16 operator+(Pair16 a) { return a; }
-    friend EMULATOR_INLINE Pair16 sum(Pair16 a, Pair16 b) { return {sum(a.x, b.x), sum(a.y, b.y)}; }
+    friend EMULATOR_INLINE Pair16 emulator_sum(Pair16 a, Pair16 b) { return {emulator_sum(a.x, b.x), emulator_sum(a.y, b.y)}; }
     friend EMULATOR_INLINE bool operator==(Pair16 a, Pair16 b) { return __hbeq2(a, b); }
     friend EMULATOR_INLINE bool operator!=(Pair16 a, Pair16 b) { return __hbneu2(a, b); }
     friend EMULATOR_INLINE bool operator<(Pair16 a, Pair16 b) { return __hblt2(a, b); }
@@ -314,6 +326,7 @@ struct alignas(4) Pair16 {
 #undef EMULATOR_PAIR16_COMPARES
 #undef EMULATOR_PAIR16_FUNCTION
 
+}  // namespace types
 }  // namespace emulator
 
 // Conversions between a type of 16 bits and the integers, in all roundings. In their names INTEGER stands for `int`, and NAME

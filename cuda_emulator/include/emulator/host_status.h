@@ -90,6 +90,18 @@ using cudaEvent_t = CUevent_st*;
 #define cudaStreamNonBlocking 1
 
 namespace emulator {
+// What host code does that orders the work of streams (streams.cpp).
+enum class Order {
+    stream_made,
+    stream_synchronised,
+    stream_waits,
+    all_synchronised,
+    event_made,
+    event_recorded,
+    event_synchronised
+};
+void order(Order what, cudaStream_t stream = nullptr, cudaEvent_t event = nullptr);
+void work_in_stream(int change);  // while these add up to more than 0, what is asked for does not wait for the device
 inline bool is_made_by_create(cudaStream_t stream) { return stream > cudaStreamPerThread; }
 CUgraph_st* capture_of(cudaStream_t stream);  // the graph that it is being captured to, or null
 bool record_work(cudaStream_t stream, void (*work)(void*), const void* data, size_t bytes);
@@ -98,12 +110,16 @@ template <class F>
 inline cudaError_t in_stream(cudaStream_t stream, F work) {
     const bool is_recorded =
         is_made_by_create(stream) && record_work(stream, [](void* p) { (*static_cast<F*>(p))(); }, &work, sizeof work);
-    return is_recorded ? cudaSuccess : work();
+    if (is_recorded) return cudaSuccess;
+    work_in_stream(1);
+    const cudaError_t status = work();
+    return work_in_stream(-1), status;
 }
 }  // namespace emulator
 
 inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
-    return *stream = new CUstream_st{flags, priority, 0}, cudaSuccess;
+    *stream = new CUstream_st{flags, priority, 0};
+    return ::emulator::order(::emulator::Order::stream_made, *stream), cudaSuccess;
 }
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
     return cudaStreamCreateWithPriority(stream, flags, 0);
@@ -123,15 +139,18 @@ inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
     return *least = 0, *greatest = -5, cudaSuccess;
 }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-    return ::emulator::capture_of(stream) ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
+    if (::emulator::capture_of(stream)) return cudaErrorStreamCaptureUnsupported;
+    return ::emulator::order(::emulator::Order::stream_synchronised, stream), cudaSuccess;
 }
-inline cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamQuery(cudaStream_t stream) {
+    return ::emulator::order(::emulator::Order::stream_synchronised, stream), cudaSuccess;
+}
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned = 0) {
     if (event->capture && ::emulator::is_made_by_create(stream)) stream->capture = event->capture;
-    return cudaSuccess;
+    return ::emulator::order(::emulator::Order::stream_waits, stream, event), cudaSuccess;
 }
-inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
-inline cudaError_t cudaThreadSynchronize() { return cudaSuccess; }
+inline cudaError_t cudaDeviceSynchronize() { return ::emulator::order(::emulator::Order::all_synchronised), cudaSuccess; }
+inline cudaError_t cudaThreadSynchronize() { return cudaDeviceSynchronize(); }
 #define CUDART_CB
 #define CUDARTAPI
 using cudaHostFn_t = void (*)(void*);
@@ -147,14 +166,20 @@ inline cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback
 #define cudaEventDefault 0
 #define cudaEventBlockingSync 1
 #define cudaEventDisableTiming 2
-inline cudaError_t cudaEventCreate(cudaEvent_t* event) { return *event = new CUevent_st{}, cudaSuccess; }
+inline cudaError_t cudaEventCreate(cudaEvent_t* event) {
+    *event = new CUevent_st{};
+    return ::emulator::order(::emulator::Order::event_made, nullptr, *event), cudaSuccess;
+}
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return cudaEventCreate(event); }
 inline cudaError_t cudaEventCreate(cudaEvent_t* event, unsigned) { return cudaEventCreate(event); }
 inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
-inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
-inline cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    return ::emulator::order(::emulator::Order::event_synchronised, nullptr, event), cudaSuccess;
+}
+inline cudaError_t cudaEventQuery(cudaEvent_t event) { return cudaEventSynchronize(event); }
 inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr) {
     event->capture = ::emulator::capture_of(stream) ? stream->capture : 0;
+    ::emulator::order(::emulator::Order::event_recorded, stream, event);
     return clock_gettime(CLOCK_MONOTONIC, &event->time), cudaSuccess;
 }
 inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {

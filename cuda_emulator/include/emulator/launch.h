@@ -29,6 +29,21 @@ const void* kernel_key(F* function) {
 }
 inline const void* kernel_key(std::nullptr_t) { return nullptr; }  // a kernel whose template arguments are deduced
 
+struct AddressTaker {
+    template <class F>
+    const void* operator()(F* function) const {
+        return (const void*)function;
+    }
+};
+// Of a kernel whose name others share, perhaps: `take` gives its address to an AddressTaker, if the name has only one.
+template <class Take>
+const void* key_of(Take take) {
+    if constexpr (std::is_invocable_v<Take, AddressTaker>)
+        return take(AddressTaker{});
+    else
+        return nullptr;
+}
+
 // Nothing can be thrown through a library that has only C functions: its callers are ctypes, cffi and the like.
 #ifdef EMULATOR_C_LIBRARY
 struct KeptFindings {
@@ -38,6 +53,11 @@ struct KeptFindings {
 #else
 struct KeptFindings {};
 #endif
+
+template <class T, class = void>
+constexpr Shape pointee{};
+template <class T>  // a type that is only declared has no size
+constexpr Shape pointee<T*, std::enable_if_t<std::is_object_v<T> && sizeof(T) != 0>> = shape_of<T>();
 
 template <class T>
 bool holds(const T& argument, LaunchConfig::Points points, const void* address) {
@@ -52,6 +72,8 @@ void launch(const char* name, int line, const void* kernel, const LaunchConfig& 
     using Pack = std::tuple<Call, Arguments...>;
     Pack pack(call, arguments...);
     LaunchConfig known = config;
+    static constexpr Shape pointees[] = {pointee<Arguments>..., {}};
+    known.pointees = pointees;
     known.argument_that = [](const void* p, LaunchConfig::Points points, const void* address) {
         return std::apply(
             [&](const Call&, const Arguments&... arguments) {
@@ -78,6 +100,8 @@ cudaError_t launch_extended(const char* name, int line, const void* kernel, cons
     for (unsigned i = 0; i < config->numAttrs; ++i) {
         const cudaLaunchAttributeValue& value = config->attrs[i].val;
         if (config->attrs[i].id == cudaLaunchAttributeCooperative) plain.cooperative = value.cooperative != 0;
+        if (config->attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization)
+            plain.programmatic = value.programmaticStreamSerializationAllowed != 0;
         if (config->attrs[i].id == cudaLaunchAttributeClusterDimension)
             plain.cluster = dim3(value.clusterDim.x, value.clusterDim.y, value.clusterDim.z);
     }

@@ -5,6 +5,7 @@
 #include <emulator/float16.h>
 #include <emulator/math.h>
 #include <emulator/ptx_arithmetic.h>
+#include <emulator/ptx_matrices.h>
 #include <emulator/runtime_api.h>
 #include <emulator/warp.h>
 #include <string.h>
@@ -169,8 +170,6 @@ inline uint32_t to_tf32_nearest(float x) {  // ties to even
     const uint32_t u = bits<uint32_t>(x);
     return x != x ? 0x7fffffffu : (u + 0xfffu + (u >> 13 & 1)) & 0xffffe000u;
 }
-inline uint32_t pack_f16x2(float low, float high) { return float_to_half(low) | (uint32_t)float_to_half(high) << 16; }
-inline uint32_t pack_bf16x2(float low, float high) { return float_to_bfloat16(low) | (uint32_t)float_to_bfloat16(high) << 16; }
 inline float ex2(float x) { return exp2f(x); }
 inline float lg2(float x) { return log2f(x); }
 inline float rcp(float x) { return 1.0f / x; }
@@ -180,88 +179,13 @@ inline float sin(float x) { return sinf(x); }
 inline float cos(float x) { return cosf(x); }
 inline float tanh(float x) { return tanhf(x); }
 
-// ---- matrices of the warp
-// ldmatrix: lane 8 * i + r names row r of matrix i; lane l gets elements 2 * (l % 4) and the next of row l / 4 of each.
-EMULATOR_INLINE void ldmatrix(uint32_t* result, uint32_t row, int matrices, bool transposed, int line) {
-    matrix_load(result, row, matrices, transposed, line);
-}
-EMULATOR_INLINE void stmatrix(uint32_t row, const uint32_t* values, int matrices, bool transposed, int line) {
-    matrix_store(row, values, matrices, transposed, line);
-}
-
-struct m16n8k4 {
-    static constexpr int K = 4;
-};
-struct m16n8k8 {
-    static constexpr int K = 8;
-};
-struct m16n8k16 {
-    static constexpr int K = 16;
-};
-struct tf32 {
-    static constexpr int PER_WORD = 1;
-    static float at(uint32_t word, int) { return bits<float>(word & 0xffffe000u); }
-};
-struct f16 {
-    static constexpr int PER_WORD = 2;
-    static float at(uint32_t word, int i) { return half_to_float(uint16_t(word >> 16 * i)); }
-};
-struct bf16 {
-    static constexpr int PER_WORD = 2;
-    static float at(uint32_t word, int i) { return bits<float>((word >> 16 * i & 0xffffu) << 16); }
-};
-
-// D = A * B + C for the warp. A is 16 x K, B is K x 8. With `g` = lane / 4 and `t` = lane % 4, a word of A holds row g (or
-// g + 8) and the elements from PER_WORD * t on of its quarter of the columns; B likewise with column g.
-using Columns __attribute__((vector_size(8 * sizeof(float)), may_alias)) = float;  // of a row of D: one instruction for all
-
-template <class Shape, class Element, bool WIDE>
-EMULATOR_UNCHECKED inline void mma_all(unsigned, const char* rows, char* results) {
-    constexpr int K = Shape::K, P = Element::PER_WORD, WORDS_A = 16 * K / P / 32, WORDS_B = 8 * K / P / 32;
-    constexpr int QUARTERS = K / (4 * P);  // of four lanes' words along K
-    float a[16][K];
-    alignas(Columns) float b[K][8], d[16][8];
-    for (int lane = 0; lane < 32; ++lane) {
-        const uint32_t* w = (const uint32_t*)(rows + lane * ROW);
-        const int g = lane / 4, t = lane % 4;
-        for (int q = 0; q < QUARTERS; ++q)
-            for (int p = 0; p < P; ++p) {
-                const int k = q * 4 * P + t * P + p;
-                for (int h = 0; h < 2; ++h) a[g + 8 * h][k] = Element::at(w[q * 2 + h], p);
-                b[k][g] = Element::at(w[WORDS_A + q], p);
-            }
-        const uint32_t* c = w + WORDS_A + WORDS_B;
-        for (int i = 0; i < 4; ++i)
-            d[g + i / 2 * 8][2 * t + i % 2] = WIDE ? bits<float>(c[i]) : half_to_float(uint16_t(c[i / 2] >> 16 * (i % 2)));
-    }
-    for (int m = 0; m < 16; ++m) {
-        Columns sum = *(const Columns*)d[m];
-        for (int k = 0; k < K; ++k) sum += a[m][k] * *(const Columns*)b[k];
-        *(Columns*)d[m] = sum;
-    }
-    for (int lane = 0; lane < 32; ++lane) {
-        uint32_t* r = (uint32_t*)(results + lane * ROW);
-        const int g = lane / 4, t = lane % 4;
-        for (int i = 0; i < 4; ++i) {
-            const float value = d[g + i / 2 * 8][2 * t + i % 2];
-            if (WIDE)
-                r[i] = bits<uint32_t>(value);
-            else
-                r[i / 2] = (i % 2 ? r[i / 2] : 0) | (uint32_t)float_to_half(value) << 16 * (i % 2);
-        }
-    }
-}
-
-template <class Shape, class Element, bool WIDE, int A, int B, int C>
-EMULATOR_UNCHECKED inline void mma(uint32_t (&d)[C], const uint32_t (&a)[A], const uint32_t (&b)[B], const uint32_t (&c)[C],
-                                   int line) {
-    static_assert(A == 16 * Shape::K / Element::PER_WORD / 32 && B * 2 == A && C == (WIDE ? 4 : 2), "operands of mma.sync");
-    uint32_t row[A + B + C];
-    memcpy(row, a, sizeof a);
-    memcpy(row + A, b, sizeof b);
-    memcpy(row + A + B, c, sizeof c);
-    const char* result = warp_compute(~0u, row, sizeof row, WarpOp::matrix, mma_all<Shape, Element, WIDE>, line);
-    memcpy(d, result, sizeof d);
+// atom.add.noftz: each half on its own.
+template <class Format, class V>
+EMULATOR_INLINE V atomic_add(void* address, V value) {
+    note_atomic(address, sizeof(V));
+    return atomic_update((V*)address, [&](V old) EMULATOR_UNCHECKED -> V {
+        return V(each<Format, sizeof(V) / 2>([](float x, float y) EMULATOR_UNCHECKED { return x + y; }, old, value));
+    });
 }
 
 }  // namespace emulator::ptx

@@ -1,8 +1,10 @@
 // Arithmetic and conversions of PTX that C++ has no operator for.
 #pragma once
+#include <emulator/conversions.h>
 #include <emulator/float16.h>
 #include <emulator/math.h>
 #include <math.h>
+#include <type_traits>
 
 namespace emulator::ptx {
 
@@ -67,5 +69,54 @@ inline uint16_t half_to_zero(float f) {
 inline uint16_t bfloat16_to_zero(float f) { return f != f ? 0x7fff : uint16_t(bits<uint32_t>(f) >> 16); }
 inline float relu(float x) { return x > 0.0f || x != x ? x : 0.0f; }
 inline uint32_t pack(uint16_t low, uint16_t high) { return low | uint32_t(high) << 16; }
+
+// The numbers of 16 bits that a word holds.
+struct f16 {
+    static constexpr int PER_WORD = 2;
+    static constexpr float LEAST_NORMAL = 0x1p-14f;
+    static float at(uint32_t word, int i) { return half_to_float(uint16_t(word >> 16 * i)); }
+    static uint16_t of(float value) { return float_to_half(value); }
+};
+struct bf16 {
+    static constexpr int PER_WORD = 2;
+    static constexpr float LEAST_NORMAL = 0x1p-126f;
+    static float at(uint32_t word, int i) { return bits<float>((word >> 16 * i & 0xffffu) << 16); }
+    static uint16_t of(float value) { return float_to_bfloat16(value); }
+};
+template <class Format>
+float flush_small(float x) {
+    return fabsf(x) < Format::LEAST_NORMAL ? copysignf(0.0f, x) : x;
+}
+// function(a, b, ...) of each of COUNT numbers. Float has more than twice their bits, so rounding twice changes nothing.
+template <class Format, int COUNT, class Function, class... Words>
+EMULATOR_UNCHECKED inline uint32_t each(Function function, Words... words) {
+    uint32_t result = 0;
+    for (int i = 0; i < COUNT; ++i) result |= uint32_t(Format::of(function(Format::at(uint32_t(words), i)...))) << 16 * i;
+    return result;
+}
+// a * b + c for such numbers, rounded so that a second rounding gives what one alone does.
+inline float fma_to_odd(float a, float b, float c) { return float_to_odd(sum_to_odd((double)a * b, (double)c)); }
+
+// ---- the carry flag, CC.CF, of the thread that runs: instructions that hand it on follow each other
+inline thread_local bool carry = false;
+
+template <class T, bool TAKES, bool GIVES>
+EMULATOR_UNCHECKED inline T add_carry(T a, T b) {
+    const unsigned __int128 sum = (unsigned __int128)a + b + (TAKES && carry);
+    if (GIVES) carry = sum >> 8 * sizeof(T);
+    return T(sum);
+}
+template <class T, bool TAKES, bool GIVES>
+EMULATOR_UNCHECKED inline T subtract_borrow(T a, T b) {
+    const unsigned __int128 taken = (unsigned __int128)b + (TAKES && carry);
+    if (GIVES) carry = a < taken;
+    return T(a - taken);
+}
+// The upper half of a product.
+template <class T>
+T product_high(T a, T b) {
+    using Wide = std::conditional_t<std::is_signed<T>::value, __int128, unsigned __int128>;
+    return T((Wide)a * (Wide)b >> 8 * sizeof(T));
+}
 
 }  // namespace emulator::ptx

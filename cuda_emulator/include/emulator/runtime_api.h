@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <initializer_list>
 #include <new>
+#include <type_traits>
 
 // Bodies of the emulator's own inline functions: their loads and stores are not the kernel's, so they are not checked.
 #define EMULATOR_UNCHECKED __attribute__((no_sanitize("thread")))
@@ -64,15 +65,39 @@ unsigned active_mask(int line);
 void shuffle_source(unsigned mask, int lane, int line);
 
 // ---- shared memory
+// The elements of a variable, to name one: their size, 0 where it is not known, and the extents of an array.
+struct Shape {
+    unsigned element = 0, dimensions = 0, extents[4] = {};
+    bool unpadded = false;  // floating-point numbers or CUDA's vectors, which have no padding
+    bool loose = false;     // structs of the program's own that are aligned to less than 16
+};
+template <class T, class = void>
+constexpr bool is_vector = false;
+template <class T>
+constexpr bool is_vector<T, std::void_t<decltype(T::whole_)>> = true;  // vector_types.h
+template <class T>
+constexpr Shape shape_of() {
+    using E = std::remove_cv_t<std::remove_all_extents_t<T>>;
+    Shape shape{unsigned(sizeof(E))};
+    shape.unpadded = std::is_floating_point_v<E> || is_vector<E>;
+    shape.loose = std::is_class_v<E> && !is_vector<E> && alignof(E) < 16;
+    if constexpr (std::rank_v<T> <= 4) {
+        shape.dimensions = std::rank_v<T>;
+        shape.extents[0] = std::extent_v<T, 0>, shape.extents[1] = std::extent_v<T, 1>;
+        shape.extents[2] = std::extent_v<T, 2>, shape.extents[3] = std::extent_v<T, 3>;
+    }
+    return shape;
+}
 struct SharedDeclaration {
     size_t bytes, alignment;
     const char* name;
     int line;
+    Shape shape;
     int id = -1;
 };
 void* shared_variable(SharedDeclaration* declaration);
-void* dynamic_shared();
-uint32_t shared_address(const void* pointer);  // within the block's shared window
+void* dynamic_shared(const char* name, unsigned element);  // the name and the size of an element are what the text gives it
+uint32_t shared_address(const void* pointer);              // within the block's shared window
 void* shared_pointer(uint32_t address);
 bool is_shared(const void* pointer);
 
@@ -98,7 +123,7 @@ long long clock_ticks();
 [[noreturn]] void trap(int line);
 
 // ---- device memory for __device__ variables and cudaMalloc
-void* device_variable(const void* initial, size_t bytes, const char* name, bool managed);
+void* device_variable(const void* initial, size_t bytes, const char* name, bool managed, Shape shape);
 struct ConstantVariable {  // a __constant__ variable, which kernels cannot write
     ConstantVariable(const void* variable, size_t bytes, const char* name);
 };
@@ -141,6 +166,9 @@ uint32_t cluster_address(uint32_t shared_address, unsigned rank);
 void* cluster_pointer(const void* shared, unsigned rank);
 void grid_barrier(int line);
 
+// griddepcontrol.wait: what the launch before has written is there.
+void wait_for_dependency();
+
 // ---- launches
 struct Line {
     int number;
@@ -149,12 +177,14 @@ struct LaunchConfig {
     dim3 grid, block;
     size_t shared_bytes;
     bool cooperative = false;
-    dim3 cluster{};  // in blocks
+    dim3 cluster{};             // in blocks
+    bool programmatic = false;  // may begin before the launch in front of it has ended
     const void* stream;
     int line = 0;  // of the launch; 0: not known
     // The number, from 0, of the argument that holds a pointer for which `points(pointer, address)` is true; -1: none.
     using Points = bool (*)(const void* pointer, const void* address);
     int (*argument_that)(const void* arguments, Points points, const void* address) = nullptr;
+    const Shape* pointees = nullptr;             // for each argument that of what it points to
     LaunchConfig clustered(dim3 blocks) const {  // by the kernel's __cluster_dims__
         LaunchConfig copy = *this;
         copy.cluster = blocks;
@@ -190,18 +220,12 @@ dim3 cluster_of(const void* kernel, std::initializer_list<NamedCluster> known);
 }  // namespace emulator
 
 namespace emulator {
-// `extern __shared__ T name[]` outside a function: the block's dynamic shared memory, wherever it is used.
-template <class T>
-struct DynamicShared {
-    operator T*() const { return (T*)dynamic_shared(); }
-};
-
 // `__shared__ T name` outside a function: the block's own variable, wherever it is used.
 template <class T>
 class FileShared {
  public:
     FileShared(size_t alignment, const char* name, int line)
-        : declaration_{sizeof(T), alignment ? alignment : alignof(T), name, line} {}
+        : declaration_{sizeof(T), alignment ? alignment : alignof(T), name, line, shape_of<T>()} {}
     EMULATOR_UNCHECKED operator T&() const { return get(); }
     EMULATOR_UNCHECKED T* operator&() const { return &get(); }
     template <class V>
@@ -242,7 +266,7 @@ template <class T, size_t N>
 class FileShared<T[N]> {
  public:
     FileShared(size_t alignment, const char* name, int line)
-        : declaration_{sizeof(T[N]), alignment ? alignment : alignof(T), name, line} {}
+        : declaration_{sizeof(T[N]), alignment ? alignment : alignof(T), name, line, shape_of<T[N]>()} {}
     using Array = T[N];
     EMULATOR_UNCHECKED operator T*() const { return begin(); }
     EMULATOR_UNCHECKED Array* operator&() const { return (Array*)begin(); }

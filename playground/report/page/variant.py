@@ -15,7 +15,7 @@ SIGNS = {GOOD: "✓", BAD: "✗", UNKNOWN: "–"}
 STATES = dict.fromkeys(("pass", "ok", "faster", "within"), GOOD)
 STATES |= dict.fromkeys(("fail", "error", "slower", "wrong", "wrong:", "beyond"), BAD)
 MOSTLY = 0.5  # of the GPU's time, for a variant's own kernels to be called its work
-OTHER_PARTY = re.compile(r"; the other party is (.+?) \(line (\d+)(?:, called from line \d+)*\)\s*$")
+OTHER_PARTY = re.compile(r" here, (thread \S+(?: of block \S+)? .+?) at line (\d+)(?! of)")
 
 
 def mark(word, state=None):
@@ -88,7 +88,7 @@ def findings_at_lines(result, path):
             continue
         found[int(place[1]), text] = None
         if other := OTHER_PARTY.search(text):
-            found[int(other[2]), f"the other party of line {place[1]}: {other[1]}"] = None
+            found[int(other[2]), f"the other party of line {place[1]}: {other[1]} here"] = None
     if reason and not found:
         lines = re.findall(rf'File "(?:[^"\n]*/)?{name}", line (\d+)', result.details or "")
         return [(int(line), reason) for line in lines[-1:]]

@@ -57,8 +57,8 @@ def test_a_finding_stands_below_its_line():
 
 
 RACE = (
-    "my.copy.py:65: shared memory race: writes byte 4 of `s`; kernel k, block (0, 0, 0), thread (32, 0, 0); the other party is "
-    "thread (1, 0, 0) of block (0, 0, 0) read (line 68)"
+    "my.copy.py:65: shared memory race on `s[1]`: thread (32,0,0) writes it here, thread (1,0,0) read it at line 68, no "
+    "barrier between them (memory model: a data race); kernel k, block (0,0,0)"
 )
 
 

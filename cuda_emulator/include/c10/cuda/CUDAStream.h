@@ -1,7 +1,9 @@
 // Every stream is the one stream of the emulated device.
 #pragma once
-#include <c10/core/Device.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/Stream.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/util/Exception.h>
 #include <cuda_runtime_api.h>
 
 namespace c10::cuda {
