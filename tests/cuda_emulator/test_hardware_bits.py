@@ -93,6 +93,8 @@ def disagreements(case, inputs, ours, hardware, library):
 @pytest.mark.parametrize("section, case", CASES, ids=[case.name for _, case in CASES])
 def test_agrees_with_the_hardware(recorded, libraries, section, case):
     digests = json.loads(str(recorded["about"]))["digests"]
+    if case.name not in digests:
+        pytest.skip(f"no GPU has been asked yet: run `{COMMAND}`")
     assert digests.get(case.name) == hardware_bits.digest(section, case), (
         f"{case.name} is not what was recorded: run `{COMMAND}` on a machine with a GPU of compute capability 9.0"
     )

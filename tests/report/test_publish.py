@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from made import UNTIMED, document_of, make_passed, own_work, read
 
+from playground import catalog
 from playground.catalog import ROOT, code_sha256, sha256
 from playground.report.document import write
 from tools import publish
@@ -136,6 +137,26 @@ def test_what_is_stale_shows_no_figure(root, record):
     assert publish.main([], root) == 0
     shown = texts(root / LIGHT)
     assert "v1_fused_tail" in shown and "v2_single_kernel" not in shown
+
+
+@pytest.mark.parametrize(
+    "median, training, edit, stale",
+    [
+        (0.142, False, "host = 2", False),
+        (0.05, False, "host = 2", True),
+        (0.142, True, "host = 2", True),
+        (0.142, False, 'CUDA = "other"', True),
+    ],
+)
+def test_another_host_part_leaves_a_forward_pass_that_does_not_wait_for_it(root, record, median, training, edit, stale):
+    source = source_of(root, "v2_single_kernel")
+    source.write_text('CUDA = "kernel"\nhost = 1\n')
+    known = {"kernels_sha256": catalog.kernels_sha256(source), "model_sha256": sha256(root / "models" / "pool.py")}
+    known |= {} if training else {"training": None}
+    record(variants=("v2_single_kernel",), medians=(median,), **known)
+    name = edit.split()[0]
+    source.write_text("\n".join(edit if line.startswith(name) else line for line in source.read_text().splitlines()))
+    assert (rows(root)["v2_single_kernel"][0] == "stale") == stale
 
 
 def test_a_new_docstring_makes_nothing_stale(root, record):
