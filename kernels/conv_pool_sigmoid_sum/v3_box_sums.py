@@ -1,24 +1,24 @@
 """conv_pool_sigmoid_sum, v3: pooling moved in front of the weights, a sixteenth of the arithmetic.
 
 Why it is faster
-    v2 is compute bound: 16 convolution values for every pooled one, then their average. Both are linear, so they commute: the
-    product is taken with box sums, the input pooled once for each element of the convolution's kernel. A box sum replaces 16
-    pixels, so 170 GFLOP become 10.6. A sum down a column serves all columns of the kernel. Box sums pass through shared memory,
-    between two barriers; each tile reads its weights again. H200: predicted 0.45 ms, measured 0.65 (v2 6.3, eager 11.2).
+    v2 is compute bound: it averages 16 convolution values per window. Convolution and average are linear, so they commute: a
+    weight multiplies a box sum, the sum of the window's 16 pixels shifted by the weight's r, s. 170 GFLOP become 10.6. All
+    columns s of the kernel share sums down a column. What still costs: box sums pass through shared memory between two
+    barriers, and each tile reads the weights again. H200: predicted 0.45 ms, measured 0.65 (v2 6.3, eager 11.2).
 
 Mathematics
     pooled[b,o,i,j]  = bias[o] + sum over c,r,s of w[o,c,r,s]/p^2 * box[b,c,r,s,i,j];   out[b] = sum of sigmoid(pooled)
     box[b,c,r,s,i,j] = sum over u,v < p of x[b,c, p*i+u+r, p*j+v+s], summed down columns first, then along rows
-    Strict fp32. The sigmoid is 1 / (1 + 2^v) with the factor -log2(e) / p^2 in the weights: it errs by less than 2e-7.
+    Strict fp32. sigmoid = 1 / (1 + 2^v), v = -log2(e) * pooled: weights and bias carry the factor. Its error is below 2e-7.
 
 Launches
-    sum_sigmoids: 128 threads and 29 KB a sample, tile of 32 x 4 windows and group of 64 channels. add_blocks: 128 a sample.
+    sum_sigmoids: a block (128 threads, 29 KB) per sample, tile of 32 x 4 windows and 64 outputs. add_blocks: 1 per sample.
 
 Floor
     604 MB in, 0.14 ms on an H200; 10.6 GFLOP are 0.21 ms in plain fp32: compute bound.
 
 Takes
-    float32 CUDA tensors, any sizes that the original takes. Anything else raises. The gradient is PyTorch's. Deterministic.
+    float32 CUDA tensors, any sizes that PyTorch takes. Others raise. PyTorch computes the gradient. Deterministic.
 """
 
 import copy

@@ -3,24 +3,24 @@
 Why it is faster
     v4's warps copy, sum and multiply in turn; in half of the cycles no warp is ready. Here one thread of a producer warpgroup
     keeps a multistage pipeline full: a TMA instruction fills a stage of 26 KiB, and up to 6 are in flight. Three consumer
-    warpgroups make box sums in registers, operand a of wgmma. Each one's four warps share each read of the weights, operand b.
-    Memory bound at batch 128: 0.146 ms on an H200, 94% of the floor's speed; latency bound at 1 to 32.
+    warpgroups make box sums in registers, operand a of wgmma. A warpgroup's four warps share one read of the weights, b.
+    Memory bound at batch 128: 0.146 ms on an H200, 94% of the floor's speed; latency bound at batch 1 to 32.
 
 Mathematics
-    out[sample] is the sum of sigmoid(z[o]) over outputs o and positions. box[t] is the sum of a window's p pixels, shifted by
-    tap t of the kernel. m is the middle tap; the others' boxes are taken as differences from its box:
+    out[sample] = sum of sigmoid(z[o]) over outputs o and windows. box[t] is the sum of a window's p pixels, shifted by
+    the kernel's tap t; m is the middle tap. Differences from box[m] are free of the mean, so TF32 loses less:
     z[o] = bias[o] + 1/p * sum over channels of [sum over t != m of w[t] * (box[t] - box[m]) + (sum over t of w[t]) * box[m]]
-    Products are TF32 (11 bits). Weights and box[m] are split, high + low; in strict mode (PyTorch forbids TF32) all box sums.
+    Products are TF32 (11 bits). Weights and box[m] are split, high + low; strict mode (PyTorch forbids TF32) splits all sums.
 
 Launches
-    conv_pool_sum: at most a block an SM, 512 threads, 193 KiB; writes out or, where samples have parts, sums for add_segments.
+    conv_pool_sum: at most a block per SM, 512 threads, 193 KiB. add_segments, a warp per sample: only if samples are split.
 
 Floor
-    604 MB in are 0.138 ms, 22.5 GFLOP (19 products for 9 taps) 0.06: by an H200's measured 4.39 TB/s and 355 TFLOP/s of TF32.
+    604 MB in at 4.39 TB/s: 0.138 ms; 22.5 GFLOP (19 products for 9 taps) at 355 TFLOP/s, TF32: 0.06. Measured H200 rates.
 
 Takes
     float32 CUDA tensors (batch, in_channels, height, width), any strides, on compute capability 9.x; others raise RuntimeError.
-    PyTorch computes what is_served refuses, with a warning, and the gradient. Deterministic for a number of SMs.
+    PyTorch computes the gradient and, with a warning, what is_served refuses. Deterministic; bits vary with SM count.
 """
 
 import copy
