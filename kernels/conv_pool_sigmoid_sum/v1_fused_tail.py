@@ -1,9 +1,9 @@
 """conv_pool_sigmoid_sum, v1: everything behind the convolution in one kernel. MIT; copy it.
 
 Why it is faster
-    At the original's size the convolution's output, y, is 4.8 GB. PyTorch reads it to pool it, then writes and reads two tensors of
-    the pooled size. Here one kernel reads each value once; averages and sigmoids live in registers. PyTorch still computes
-    the convolution and writes y. Predicted 8.3 ms on an H200, measured 11.1 (eager 11.2): the steps behind the
+    At the original's size the convolution's output, y, is 4.8 GB. PyTorch reads it to pool it, then writes and reads two
+    tensors of the pooled size. Here one kernel reads each value once; averages and sigmoids live in registers. PyTorch still
+    computes the convolution and writes y. Predicted 8.3 ms on an H200, measured 11.1 (eager 11.2): the steps behind the
     convolution were never the problem.
 
 Mathematics
