@@ -355,6 +355,6 @@ def test_a_first_build_says_what_it_prepares(monkeypatch, tmp_path):
                 (tmp_path / "headers" / "making-1").rmdir()
             preparations.threading.Event().wait(0.01)
     assert told == [
-        "compiling PyTorch's headers, the first time only: about 20 s on two free cores",
+        "compiling PyTorch's headers, the first time only: about 25 s on two free cores",
         "PyTorch's headers are ready; compiling the file",
     ]

@@ -56,13 +56,13 @@ def test_lines_are_kept():
 def test_shared_declarations():
     text = rewrite("__device__ void f() { __shared__ alignas(16) const float a[2][3], b; extern __shared__ int c[]; }").text
     assert "typedef const float emulator_type_a[2][3];" in text
-    assert '{sizeof(emulator_type_a), 16, "a", __LINE__}' in text
+    assert '{sizeof(emulator_type_a), 16, "a", __LINE__, ::emulator::shape_of<emulator_type_a>()}' in text
     assert "typedef const float emulator_type_b;" in text
     pointers = rewrite("__device__ void f() { __shared__ float *p, q[2], * const r; }").text
     for declared in ("float* emulator_type_p;", "float emulator_type_q[2];", "float* const emulator_type_r;"):
         assert f"typedef {declared}" in pointers
     assert "emulator_type_tile[N]" in rewrite("#define TILE(T, N) __shared__ T tile[N]\n").text
-    assert "int* c = (int*)::emulator::dynamic_shared();" in text
+    assert 'int* c = (int*)::emulator::dynamic_shared("c", sizeof(int));' in text
     outside = rewrite("extern __shared__ char all[];\nvoid f() {}").text
     assert 'extern __thread char* const all __asm__("emulator_dynamic_shared")' in outside
 
@@ -207,7 +207,7 @@ def test_what_only_uses_one_is_no_declaration(used):
 
 def test_variables_of_the_device():
     text = rewrite("#include <a.h>\n__device__ int a;\n#include <b.h>\n__constant__ float b[2] = {1}, *c;").text
-    assert '::emulator::device_variable((const void*)&emulator_initial_a, sizeof emulator_initial_a, "a", false)' in text
+    assert '::emulator::device_variable((const void*)&emulator_initial_a, sizeof emulator_initial_a, "a", false, ' in text
     assert 'emulator_constant_b(&b, sizeof b, "b")' in text and 'emulator_constant_c(&c, sizeof c, "c")' in text
     for unchanged in (
         "template <class T>\n__device__ T a;",

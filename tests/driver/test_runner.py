@@ -318,7 +318,10 @@ def test_a_worker_that_waits_is_for_its_own_sandbox(monkeypatch):
     made = lambda role, limit, environment, room: SimpleNamespace(untimed=environment, room=room)  # noqa: E731
     monkeypatch.setattr(runner, "WorkerProcess", made)
     monkeypatch.setattr(Runner, "room", lambda self, task: task.room)
-    tasks = [SimpleNamespace(place=place, room=room) for place in ("cpu", "emulator") for room in (None, "its own")]
+    monkeypatch.setattr(runner, "_make_emulator", lambda *_: None)
+    variant = SimpleNamespace(path="v.py")
+    kinds = [(place, room) for place in ("cpu", "emulator") for room in (None, "its own")]
+    tasks = [SimpleNamespace(place=place, room=room, variant=variant) for place, room in kinds]
     one = Runner(Options(), progress=None)
     for task in tasks:
         one.start_ahead(task)

@@ -93,7 +93,7 @@ def test_a_maximum_over_values_of_a_lower_precision_is_wrong(judged, precision):
 def test_the_result_says_that_near_decisions_were_looked_for(tmp_path):
     """In the note of the probe, which --explain shows."""
     found = {"max_error": 1e-7, "allowed": 1e-6, "eager_error": 1e-7, "permitted_error": 1e-7, "complaint": None}
-    of_outputs = found | {"swallowed": None, "small": None, "leaked": False, "stale": False, "uniform": False}
+    of_outputs = found | {"swallowed": None, "small": None, "leaked": False, "stale": False, "uniform": False, "decided": False}
     of_gradients = {name: found | {"decided": name == "weight", "unjudged": False} for name in ("weight", "bias")}
     truth = SimpleNamespace(
         folder=tmp_path,

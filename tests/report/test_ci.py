@@ -12,7 +12,10 @@ from cuda_emulator import ci_files
 from playground.report import ci
 
 FILE = Path("/somewhere/a b/v.py")
-RACE = f"{FILE}:19: shared memory race: reads; the other party is thread (1, 0, 0) of block (0, 0, 0) wrote (line 21)"
+RACE = (
+    f"{FILE}:19: shared memory race on `partial[0]`: thread (1,0,0) reads it here, thread (0,0,0) wrote it at line 21, no "
+    "barrier or __syncwarp() between them"
+)
 OUTCOMES = ("failure", "error", "skipped")
 
 
