@@ -104,11 +104,11 @@ def launch(function, *arguments):
             raise RuntimeError(f"{function.__name__}: CUDA error {code}")
 
 
-def check(name, tensor, shape, device):
-    """Raise RuntimeError unless a tensor is float32, of this shape, on this device."""
-    if tensor.dtype != torch.float32 or tensor.shape != shape or tensor.device != device:
+def check(name, tensor, shape, device, dtype=torch.float32):
+    """Raise RuntimeError unless a tensor is of this type and shape, on this device."""
+    if tensor.dtype != dtype or tensor.shape != shape or tensor.device != device:
         found = f"{tensor.dtype} of shape {[*tensor.shape]} on {tensor.device}"
-        raise RuntimeError(f"expected {name} as torch.float32 of shape {[*shape]} on {device}; got {found}")
+        raise RuntimeError(f"expected {name} as {dtype} of shape {[*shape]} on {device}; got {found}")
 
 
 # ---- What is this file's own.
