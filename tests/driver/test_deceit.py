@@ -4,6 +4,8 @@ On the CPU, and on a GPU if there is one.
 """
 
 import contextlib
+import os
+import signal
 import statistics
 
 import pytest
@@ -428,6 +430,22 @@ def test_nothing_is_claimed_of_what_cannot_be_timed(measured, what):
     with pytest.raises(outer.WorkerFailure, match=reason):
         measured.of(forward)
     measured.renew()
+
+
+def test_whoever_comes_after_a_call_that_never_ends_is_timed(measured):
+    """And after the judge's own process has been ended, which is nobody's fault but the judge's."""
+    measured.renew()
+    measured._worker.limit = 10
+    with pytest.raises(outer.WorkerFailure, match="no answer within the time limit of 10 s: in a timed call"):
+        measured.of("""
+        self.count = getattr(self, "count", 0) + 1
+        while self.count > 40:
+            pass
+        return self.work(x)""")
+    os.kill(measured._truth.worker.pid, signal.SIGKILL)
+    measured._truth._worker._process.wait(10)
+    measured.renew()
+    assert measured.of("return self.work(x)")["rounds"] >= outer.FEWEST_ROUNDS
 
 
 OF_THE_DEFAULT_TIER = "works ahead in a thread that polls its inputs"
