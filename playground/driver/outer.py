@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from playground.driver.race import WRONG_WHEN_TIMED, Rejected
+from playground.driver.race import STANDING_CHANGED, WRONG_WHEN_TIMED, Rejected, standing
 from playground.machine.load import is_traced
 from playground.record import UNPROVED, Interval, Outcome, Outer, Ratio, Spread, Timing, scaled
 from playground.serial import values
@@ -101,6 +101,8 @@ def measure(
         is_late = used >= ROUNDS or time.monotonic() - began > seconds
         return is_late or suffices(conclude(rounds, RESOLUTION_MS[place], calls))
 
+    trusted = [*(player.worker.pid for player in players.values() if player.worker is not judged), referee.worker.pid]
+    stood = standing(trusted)
     with contextlib.ExitStack() as joined:
         joined.callback(_close, referee)
         for player in players.values():
@@ -112,6 +114,8 @@ def measure(
         while not are_enough(len(_whole(rounds))) and len(rounds[NULL]) < MOST_ROUNDS:
             for name in secrets.SystemRandom().sample(list(rounds), len(rounds)):
                 took, told, found = clock.turn(players[EAGER if name == NULL else name], name == NULL)
+                if standing(trusted) != stood:
+                    raise Rejected(STANDING_CHANGED)
                 shares[name] = told["share"]
                 if found["complaint"] and told["share"] and found["is_last_right"]:
                     raise WorkerFailure(SHARED)

@@ -17,11 +17,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import psutil
-
 from playground.driver import outer
 from playground.driver.race import (
     GRAPHED_BELOW_MS,
+    STANDING_CHANGED,
     WRONG_WHEN_TIMED,
     BaselineFailed,
     Measured,
@@ -30,6 +29,7 @@ from playground.driver.race import (
     Rejected,
     Side,
     play,
+    standing,
 )
 from playground.driver.task import Options, Task
 from playground.judge.evaluation import judge
@@ -410,13 +410,14 @@ class Stopwatch:
                 outputs = self._referee.answers(entry.worker).file(f"timed-{entry.worker.pid}")
                 race.plan(secrets, RECHECKS[step_of(mode)], functools.partial(self._recheck, side, entry.result, mode, outputs))
                 race.short_of_memory = short
-            before, standing = sample(), self._standing()
+            trusted = os.getpid(), self._referee.worker.pid, *(each.pid for each in self.workers)
+            before, stood = sample(), standing(trusted)
             play(list(races.values()), self._options.seconds, patience)
-            after, changed = sample(), standing != self._standing()
+            after, changed = sample(), stood != standing(trusted)
         for race in races.values():
             race.clocks = [before, after]
             if changed:
-                race.failure = Rejected("while it was timed, the processors or the priority of another process were changed")
+                race.failure = Rejected(STANDING_CHANGED)
         return races
 
     @contextlib.contextmanager
@@ -439,11 +440,6 @@ class Stopwatch:
     def _pausing(self, worker: WorkerProcess) -> Callable[[], AbstractContextManager[Any]]:
         """What the variant's processes stand still under; those of the project's own files need not."""
         return contextlib.nullcontext if self._task.variant.is_catalogued else worker.stopped
-
-    def _standing(self) -> dict[int, Any]:
-        """{pid: (its processors, its priority)} of the driver and of the trusted processes."""
-        processes = map(psutil.Process, (os.getpid(), self._referee.worker.pid, *(each.pid for each in self.workers)))
-        return {each.pid: (each.cpu_affinity() if hasattr(each, "cpu_affinity") else None, each.nice()) for each in processes}
 
     @contextlib.contextmanager
     def _alone(self, workers: Sequence[WorkerProcess], beside_compilers: bool = False) -> Iterator[None]:
