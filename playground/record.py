@@ -119,7 +119,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Outer:
-    """What the outer clock says of the variant over eager PyTorch: see driver/outer.py.
+    """What the outer clock says of the variant over eager PyTorch: see clock/outer.py.
 
     Of a call, in turns of so many `calls`; `null_ms` is of a turn without work. `warm` is what the inner clock says of these.
     """

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from playground import catalog
+from playground.clock import timer
+from playground.clock.workload import Graphed, Workload
 from playground.driver.runner import Runner
 from playground.driver.task import Options, Task
 from playground.judge.evaluation import Judged
@@ -14,8 +16,6 @@ from playground.nvidia import sanitizer
 from playground.record import Check, GradientErrors, Judgment
 from playground.report.progress import Progress
 from playground.serial import dump
-from playground.stopwatch import timer
-from playground.stopwatch.workload import Graphed, Workload
 from tests.conftest import TINY_PROBLEM
 from tests.judge.exhibits import cases
 from tests.kernels.project_variants import variants
@@ -575,7 +575,7 @@ def test_a_slow_host_is_waited_for():
 
 
 def test_a_flush_takes_as_long_alone_as_among_others():
-    """Where it does not, another process has the GPU in turns; see driver.race."""
+    """Where it does not, another process has the GPU in turns; see clock.race."""
     clock, alone = timer.CudaClock(), []
     for _ in range(20):
         clock.flush()

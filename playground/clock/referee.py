@@ -13,9 +13,9 @@ import torch
 
 from playground import tensors
 from playground.clock.memory import DONE, HEADER, RELEASE, Gpu, Host, Unshareable, laid_out, placed
+from playground.clock.timer import CudaClock
+from playground.clock.workload import Workload
 from playground.judge import tolerance
-from playground.stopwatch.timer import CudaClock
-from playground.stopwatch.workload import Workload
 
 FROM_REFERENCE = 2.0  # times what the check allows: what two right results differ by
 OF_BLUNT = 0.1  # of the spread: allowed where the check's tolerance cannot tell right from wrong

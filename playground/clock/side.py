@@ -7,7 +7,7 @@ import torch
 
 from playground import tensors
 from playground.clock.memory import DONE, RELEASE, Unshareable, placed
-from playground.stopwatch.workload import Graphed
+from playground.clock.workload import Graphed
 
 
 class Side:

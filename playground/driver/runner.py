@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import torch
 
 import cuda_emulator
-from playground.driver.race import Measured, Patience
+from playground.clock.race import Measured, Patience
 from playground.driver.session import Session, SharedSession, load_candidate
 from playground.driver.task import Options, Task
 from playground.driver.timing import OUT_OF_MEMORY

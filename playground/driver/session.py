@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from playground import catalog
+from playground.clock.race import Rejected
 from playground.driver.preparations import told
-from playground.driver.race import Rejected
 from playground.driver.task import Options, Task
 from playground.driver.timing import Stopwatch
 from playground.judge.evaluation import Judged, judge

@@ -17,8 +17,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from playground.driver import outer
-from playground.driver.race import (
+from playground.clock import floors, outer, statistics
+from playground.clock.baselines import distinct, names_for, peers, under
+from playground.clock.race import (
     GRAPHED_BELOW_MS,
     STANDING_CHANGED,
     WRONG_WHEN_TIMED,
@@ -31,6 +32,7 @@ from playground.driver.race import (
     play,
     standing,
 )
+from playground.clock.workload import GRAPHED, step_of
 from playground.driver.task import Options, Task
 from playground.judge.evaluation import judge
 from playground.judge.failure import remove
@@ -56,9 +58,6 @@ from playground.report.figures import baseline_name
 from playground.report.progress import Progress
 from playground.report.text import grouped
 from playground.serial import values
-from playground.stopwatch import floors, statistics
-from playground.stopwatch.baselines import distinct, names_for, peers, under
-from playground.stopwatch.workload import GRAPHED, step_of
 from playground.tensors import new_seed
 from playground.untrusted import File
 from playground.worker import WorkerFailure, WorkerProcess, pause_others, sandbox, submit

@@ -6,6 +6,7 @@ from playground import untrusted
 from playground.room import NO_ROOM
 
 SANDBOX_ALLOWS = "the sandbox allows "  # stands before a limit
+GOES_ON = "processes go on while they are to stand still"
 JUDGE_BROKE = "internal error (report it): "
 
 

@@ -7,19 +7,19 @@ import statistics
 from pathlib import Path
 
 from playground.catalog import DATA
+from playground.clock.statistics import TIE, verdict
 from playground.record import Unavailable, Unsupported
 from playground.report.text import NOTHING, interval, one_line, scientific, significant, with_unit
-from playground.stopwatch.statistics import TIE, verdict
 
 SHORT_MS = 0.1
 LOWER_PRECISION = "compile_fp16"  # shown, but no variant in float32 is measured by it
-# Every baseline of playground.stopwatch.baselines, in the order in which reports list them, with its name for people.
+# Every baseline of playground.clock.baselines, in the order in which reports list them, with its name for people.
 BASELINES = {"eager": "eager", "channels_last": "channels_last", "compile": "torch.compile"}
 BASELINES |= {"compile_max": "torch.compile max-autotune"}
 BASELINES |= {f"{name}_fp32": f"{shown} fp32" for name, shown in BASELINES.items()}
 BASELINES |= {LOWER_PRECISION: "torch.compile fp16 (lower precision)"}
 
-SETTINGS = {"benchmark": "cudnn.benchmark", "tf32": "TF32"}  # those of playground.stopwatch.baselines
+SETTINGS = {"benchmark": "cudnn.benchmark", "tf32": "TF32"}  # those of playground.clock.baselines
 
 TRAINING = {"weights": "training, weights", "weights_and_input": "training, weights and input"}
 

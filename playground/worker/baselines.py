@@ -3,12 +3,12 @@
 import torch
 
 from playground import tensors
+from playground.clock import floors
+from playground.clock.baselines import named, precision_of, prepare
+from playground.clock.clocked import Clocked
+from playground.clock.workload import fresh_inputs
 from playground.judge.precision import forbid_tf32
 from playground.machine import ceilings
-from playground.stopwatch import floors
-from playground.stopwatch.baselines import named, precision_of, prepare
-from playground.stopwatch.workload import fresh_inputs
-from playground.worker.clocked import Clocked
 
 
 class Baselines(Clocked):
@@ -29,7 +29,7 @@ class Baselines(Clocked):
     def work(self, name, counted):
         """Return {"least", "as_written", "certain"}, each {"bytes", "flops"}, of a step of the mode `counted` of model `name`.
 
-        "certain" is what must move in a forward pass. See stopwatch.floors.
+        "certain" is what must move in a forward pass. See clock.floors.
         """
         problem = self._problem()
         model = self._model(problem)
@@ -47,7 +47,7 @@ class Baselines(Clocked):
         return {"mib": (torch.cuda.mem_get_info()[0] + kept) / 2**20}
 
     def flush_in_a_row(self, side, mode, flush_ms):
-        """Return {"milliseconds"} of each of many flushes; see stopwatch.timer.CudaClock. Any side's process can do it."""
+        """Return {"milliseconds"} of each of many flushes; see clock.timer.CudaClock. Any side's process can do it."""
         return {"milliseconds": self.clock.flush_in_a_row(flush_ms)}
 
     def _subject(self, side):

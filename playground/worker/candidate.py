@@ -14,16 +14,16 @@ from torch.utils import _pytree
 import cuda_emulator as emulator
 from cuda_emulator import devices
 from playground import catalog, tensors
+from playground.clock import timer
+from playground.clock.clocked import Clocked
+from playground.clock.workload import fresh_inputs
 from playground.judge import behaviour, footprint, foreign, probes, work
 from playground.judge.checks import BY_NAME
 from playground.judge.precision import LOWER, forbid_tf32
 from playground.machine import build_locks
 from playground.room import NoRoom
-from playground.stopwatch import timer
-from playground.stopwatch.workload import fresh_inputs
 from playground.tensors import Results
 from playground.worker.builds import BuildWatch
-from playground.worker.clocked import Clocked
 from playground.worker.failures import describe, is_of_judge
 from playground.worker.interface import WrongInterface, fitting, place_of
 

@@ -22,7 +22,7 @@ import psutil
 from cuda_emulator import CALL_OFF, SECONDS_TO_ANSWER
 from playground import untrusted
 from playground.catalog import ROOT
-from playground.judge.failure import SANDBOX_ALLOWS, WorkerFailure
+from playground.judge.failure import GOES_ON, SANDBOX_ALLOWS, WorkerFailure
 from playground.machine.load import Granted, family, standing, usable_processors
 from playground.room import NoRoom
 from playground.serial import DocumentError
@@ -56,7 +56,6 @@ PHASES = {
     "call_outer": "in a timed call",
 }
 CPUCLOCK_SCHED = 2  # posix-timers.h: of the clock of another process, all of its threads together
-GOES_ON = "processes go on while they are to stand still"
 SETTLE_SECONDS, LOOK_SECONDS = 2.0, 1e-3  # until stopped processes stand still; between looks
 END_SECONDS = 10.0  # in which killed processes end, one that frees a GPU's memory, too
 OF_SIGNALS = 128  # an exit status beyond it, of a process in a sandbox, is a signal's number and this
@@ -196,6 +195,10 @@ class WorkerProcess:
 
     def __exit__(self, *exception):
         self.close()
+
+    def alone_with(self, *workers):
+        """Return a context in which all other workers stand still; see pause_others."""
+        return pause_others({self, *workers})
 
     @contextlib.contextmanager
     def stopped(self):

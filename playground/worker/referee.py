@@ -14,7 +14,9 @@ import torch
 
 from playground import catalog, tensors
 from playground.clock import referee as clock
+from playground.clock import timer
 from playground.clock.memory import Unshareable
+from playground.clock.workload import fresh_inputs, step_of, upstream_for
 from playground.judge import accuracy, behaviour, diagnosis, domain, footprint, lint, mutants, probes, special
 from playground.judge.oracle import Oracle, gradients_of, is_few
 from playground.judge.precision import CUT, LOWER, forbid_tf32
@@ -23,8 +25,6 @@ from playground.judge.sizes import Sizes
 from playground.judge.tolerance import Reference, deviations, largest_difference, two_digits, worst, wrong
 from playground.machine import environment
 from playground.serial import dump
-from playground.stopwatch import timer
-from playground.stopwatch.workload import fresh_inputs, step_of, upstream_for
 from playground.worker.failures import describe, is_of_judge
 from playground.worker.interface import WrongInterface, fitting, place_of
 

@@ -42,7 +42,7 @@ class RefereeClient:
         self.weights = str(self.given / "weights")
         self.side_effects, self.domain, self.ways = (), [], []
         self.checks_itself = False  # whether the problem's file has a check of its own
-        self.has_layouts = self.uses_tf32 = True  # see stopwatch.baselines.distinct
+        self.has_layouts = self.uses_tf32 = True  # see clock.baselines.distinct
         self.tells_nothing = None  # why the original's outputs cannot tell a right variant from one that does nothing
         self._original = original
         self._probe_seed = probe_seed

@@ -10,7 +10,7 @@ from playground import tensors, untrusted
 from playground.clock.memory import ALIGNED, HEADER, Host, Unshareable, laid_out, placed
 from playground.clock.referee import Drawn, OnCpu
 from playground.clock.side import Side
-from playground.stopwatch.workload import Workload
+from playground.clock.workload import Workload
 
 CPU = torch.device("cpu")
 

@@ -14,8 +14,9 @@ from types import SimpleNamespace
 import pytest
 
 from playground import catalog, untrusted
+from playground.clock.baselines import BASELINES
+from playground.clock.race import Measured, Patience, Race, Rejected, Side
 from playground.driver import race, timing
-from playground.driver.race import Measured, Patience, Race, Rejected, Side
 from playground.driver.runner import Runner
 from playground.driver.task import Options, Task
 from playground.driver.timing import outcome, own_clock
@@ -24,7 +25,6 @@ from playground.judge.verdict import UNJUDGED
 from playground.record import MINE, NOBODY, TRUST, Ceilings, Check, Clocks, Judgment, Outer, Ratio, Work, Works, load_result
 from playground.report.progress import Progress
 from playground.serial import dump
-from playground.stopwatch.baselines import BASELINES
 from playground.worker import WorkerFailure
 from playground.worker.replies import Loaded, Started, Times
 from tests.conftest import TINY_PROBLEM
@@ -52,7 +52,7 @@ self.old = torch.tanh(self.linear(x))
 return self.old
 """
 PATCHED_STOPWATCH = """
-from playground.stopwatch import timer
+from playground.clock import timer
 honest = timer.CpuClock.time
 timer.CpuClock.time = lambda self, step: (0.001, False, honest(self, step)[2])
 """
@@ -186,7 +186,7 @@ class Device:
         self.asked, self.started, self.repeated, self.compared, self.truths, self.threads = [], [], [], [], [], []
         self.rounds = {}
 
-    # What driver.race and driver.timing take for the module `time`, for a process, and for what makes one.
+    # What clock.race and driver.timing take for the module `time`, for a process, and for what makes one.
     def monotonic(self):
         return self.now
 
@@ -243,7 +243,7 @@ class Device:
         return SimpleNamespace(busiest=lambda _: ["cc1plus -quiet, pid 42, used 1.97 cores"] if self.load else [])
 
     def put_in_place(self, patch):
-        """Have driver.race and driver.timing take this device and machine for the real ones."""
+        """Have clock.race and driver.timing take this device and machine for the real ones."""
         for module in (race, timing):
             patch.setattr(module, "time", self)
         patch.setattr(race, "Others", self.others)

@@ -319,7 +319,7 @@ def test_forbidding_tf32_sets_every_family_and_the_older_flags_can_be_read():
 import torch
 from playground import tensors
 from playground.judge import precision
-from playground.stopwatch import baselines
+from playground.clock import baselines
 
 def older():
     return torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, torch.get_float32_matmul_precision()

@@ -20,8 +20,8 @@ from hostile_files import HOSTILE, declared, text_of
 from typed import wait_for
 
 from playground import catalog
+from playground.clock import outer
 from playground.command import main
-from playground.driver import outer
 from playground.driver.runner import Runner, sweep
 from playground.driver.session import load_candidate
 from playground.driver.task import Options, Task

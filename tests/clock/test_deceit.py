@@ -11,9 +11,9 @@ import statistics
 import pytest
 import torch
 
-from playground.driver import outer
+from playground.clock import outer
+from playground.clock.workload import step_of
 from playground.serial import dump
-from playground.stopwatch.workload import step_of
 from playground.worker import WorkerProcess
 from playground.worker.referee_client import RefereeClient
 from tests.judge.problems import pairs

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn as nn
 
-from playground.stopwatch.workload import MODES, Graphed, Workload, fresh_inputs, upstream_for
+from playground.clock.workload import MODES, Graphed, Workload, fresh_inputs, upstream_for
 
 CPU = torch.device("cpu")
 

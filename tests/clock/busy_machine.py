@@ -1,6 +1,6 @@
 """What the stopwatch claims while the machine is busy, of two variants whose speed is known.
 
-    python tests/stopwatch/busy_machine.py [--timings 20] [--device cuda] [CONDITION ...]
+    python tests/clock/busy_machine.py [--timings 20] [--device cuda] [CONDITION ...]
 
 One variant is the original itself: it must never be a win or a loss. The other does half of the work: it must be a win of about
 2x, or be withheld. Each is timed so often, in a process of its own, five times in each run of compare.py. A row is printed for

@@ -13,20 +13,22 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from playground.driver.race import STANDING_CHANGED, WRONG_WHEN_TIMED, Rejected, standing
+from playground.clock import statistics
+from playground.clock.race import STANDING_CHANGED, WRONG_WHEN_TIMED, Rejected, standing
+from playground.clock.workload import GRAPHED
+from playground.judge.failure import GOES_ON, WorkerFailure
 from playground.machine.load import is_traced
 from playground.record import UNPROVED, Interval, Outcome, Outer, Ratio, Spread, Timing, scaled
 from playground.serial import values
-from playground.stopwatch import statistics
-from playground.stopwatch.workload import GRAPHED
 from playground.untrusted import held_at
-from playground.worker import WorkerFailure, WorkerProcess, pause_others
-from playground.worker.process import GOES_ON
-from playground.worker.referee_client import RefereeClient
+
+if TYPE_CHECKING:
+    from playground.worker import WorkerProcess
+    from playground.worker.referee_client import RefereeClient
 
 FEWEST_ROUNDS, ROUNDS, MOST_ROUNDS = 9, 40, 60  # the last with those that cannot be used
 SECONDS = 3.2  # of rounds: with what is prepared, a timing takes 4 s at most
@@ -53,7 +55,7 @@ class Player(NamedTuple):
 
     name: str
     mode: str
-    worker: WorkerProcess
+    worker: "WorkerProcess"
 
     def ask(self, what: str, **arguments: Any) -> Any:
         """Ask the side's process."""
@@ -68,7 +70,7 @@ class Turn(NamedTuple):
 
 
 def measure(
-    referee: RefereeClient,
+    referee: "RefereeClient",
     players: dict[str, Player],
     place: str,
     mode: str,
@@ -137,19 +139,19 @@ def _leave(player: Player) -> None:
         player.ask("leave_outer")
 
 
-def _close(referee: RefereeClient) -> None:
+def _close(referee: "RefereeClient") -> None:
     with contextlib.suppress(WorkerFailure):  # or it would be told in the place of what came before
         referee.ask("outer_close")
 
 
 @contextlib.contextmanager
-def _turn(player: Player, judged: WorkerProcess, referee: RefereeClient) -> Iterator[None]:
+def _turn(player: Player, judged: "WorkerProcess", referee: "RefereeClient") -> Iterator[None]:
     """Have all but a side's process and the referee's stand still. Raises WorkerFailure where a judged file's go on, or where
     a debugger may slow the others down.
     """
     if any(is_traced(worker.pid) for worker in {player.worker, referee.worker} - {judged}):
         raise WorkerFailure(f"a debugger is at the process of {player.name}, or at the referee's")
-    with pause_others({player.worker, judged, referee.worker}), contextlib.ExitStack() as standing:
+    with player.worker.alone_with(judged, referee.worker), contextlib.ExitStack() as standing:
         if player.worker is judged:
             yield
             return
@@ -168,7 +170,7 @@ def _turn(player: Player, judged: WorkerProcess, referee: RefereeClient) -> Iter
 class _OnGpu:
     """The referee releases inputs, takes results and has the clock; see clock/referee.py."""
 
-    def __init__(self, referee: RefereeClient, judged: WorkerProcess, head_start_ms: float) -> None:
+    def __init__(self, referee: "RefereeClient", judged: "WorkerProcess", head_start_ms: float) -> None:
         self._referee, self._judged, self._head_start_ms = referee, judged, head_start_ms
 
     def turn(self, player: Player, is_null: bool) -> tuple[float | None, dict[str, Any], dict[str, Any]]:
@@ -191,7 +193,7 @@ class _OnGpu:
 class _OnCpu:
     """The referee writes inputs while the process stands still. The clock runs from when it goes on until it is stopped."""
 
-    def __init__(self, referee: RefereeClient, judged: WorkerProcess) -> None:
+    def __init__(self, referee: "RefereeClient", judged: "WorkerProcess") -> None:
         self._referee, self._judged = referee, judged
 
     def turn(self, player: Player, is_null: bool) -> tuple[float | None, dict[str, Any], dict[str, Any]]:

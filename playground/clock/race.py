@@ -12,18 +12,20 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from playground.clock import statistics
+from playground.clock.timer import CpuClock, CudaClock
+from playground.clock.workload import GRAPHED, WARM_UP_CALLS
+from playground.judge.failure import WorkerFailure
 from playground.machine.load import OtherLoad, Others, usable_processors
 from playground.record import Ceilings, Clocks, Ratio
-from playground.stopwatch import statistics
-from playground.stopwatch.timer import CpuClock, CudaClock
-from playground.stopwatch.workload import GRAPHED, WARM_UP_CALLS
 from playground.tensors import new_seed
-from playground.worker import WorkerFailure
-from playground.worker.replies import Started
+
+if TYPE_CHECKING:
+    from playground.worker.replies import Started
 
 MIN_ROUNDS, MAX_ROUNDS = 9, 200
 FIRST_LOOK = statistics.ROUNDS_FOR_AN_INTERVAL  # rounds after which those that are far from the fastest are timed enough
@@ -78,13 +80,13 @@ class Side:
         self._settling_calls, self._batch_ms = SETTLING_CALLS[place], BATCH_MS[place]
         self._ask = ask
 
-    def start(self) -> Started:
+    def start(self) -> "Started":
         """Warm the side up. Returns the reply, which `resume` takes where it is already warm."""
         started = self.ask("start", seeds=[new_seed() for _ in range(WARM_UP_CALLS)])
         self.resume(started)
         return started
 
-    def resume(self, started: Started) -> None:
+    def resume(self, started: "Started") -> None:
         per_call = max(started.milliseconds, 1e-3) if math.isfinite(started.milliseconds) else self._batch_ms
         self._calls = max(1, min(MAX_CALLS, round(self._batch_ms / per_call)))
         self.peak_mib, self.started_ms = started.peak_mib, started.milliseconds

@@ -31,8 +31,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from playground import tensors
+from playground.clock.workload import MODES
 from playground.record import Work
-from playground.stopwatch.workload import MODES
 
 POSSIBLE = 0.7  # of the time that bytes take at the measured rate: anything below is impossible
 CPU_CACHES = 1 << 29  # bytes: more than any CPU's

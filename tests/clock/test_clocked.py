@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 
 from playground import tensors
-from playground.worker.clocked import Clocked
+from playground.clock.clocked import Clocked
 
 SIDE = VARIANT, FORWARD = "variant", "forward"
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn as nn
 
 from playground import catalog
+from playground.clock.floors import Work, as_written, certain_bytes, count_work, floor, impossible
 from playground.record import Ceilings
-from playground.stopwatch.floors import Work, as_written, certain_bytes, count_work, floor, impossible
 
 
 def on_meta(name):

@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from playground.record import Interval, Ratio, Spread
-from playground.stopwatch.statistics import (
+from playground.clock.statistics import (
     is_precise,
     median_interval,
     paired_ratio,
@@ -17,6 +16,7 @@ from playground.stopwatch.statistics import (
     verdict,
     widened,
 )
+from playground.record import Interval, Ratio, Spread
 
 
 def test_summary_by_hand():

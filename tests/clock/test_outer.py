@@ -17,15 +17,15 @@ import psutil
 import pytest
 import torch
 
+from playground.clock import outer
 from playground.clock.memory import DONE, HEADER, Unshareable, laid_out, placed
+from playground.clock.outer import Turn
 from playground.clock.referee import Drawn, OnGpu
 from playground.clock.side import Side
-from playground.driver import outer
-from playground.driver.outer import Turn
+from playground.clock.workload import Workload
 from playground.judge.tolerance import Reference
 from playground.record import Interval, Outer, Timing
 from playground.serial import dump, load
-from playground.stopwatch.workload import Workload
 from playground.worker import WorkerFailure, WorkerProcess
 
 CHANGING_OVER = 0.3  # milliseconds that every turn takes besides
@@ -404,6 +404,9 @@ class Process:
 
     limit, shared, pid = 20, 0, os.getpid()
 
+    def alone_with(self, *workers):
+        return contextlib.nullcontext()
+
     def __init__(self, model, problem, step, device, kind=Side):
         self._side = kind(Workload(problem, model, step, CPU), device)
 
@@ -670,7 +673,8 @@ def test_a_file_whose_child_goes_on_in_anothers_turn_claims_nothing(tiny_problem
     busy += "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"  # nothing is left of one that ends
     (tmp_path / "solution.py").write_text(busy + tiny_problem.read_text().replace("class Model(", "class ModelNew("))
     original = {"problem": str(tiny_problem), "settings": {}, "place": "cpu", "seed": 0, "weights": None}
-    eager, referee = outer.Player(outer.EAGER, "forward", Process), types.SimpleNamespace(worker=Process)
+    eager = outer.Player(outer.EAGER, "forward", Process(torch.nn.Linear(1, 1), None, "forward", None))
+    referee = types.SimpleNamespace(worker=Process)
     does, ends = CHILDS[happens]
     with WorkerProcess("candidate", 60) as judged:
         judged.ask("load", **original, variant=str(tmp_path / "solution.py"))

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from playground.stopwatch.timer import (
+from playground.clock.timer import (
     CYCLES_PER_MS,
     HEAD_START_MS,
     CpuClock,
@@ -134,11 +134,11 @@ def test_where_the_peak_cannot_be_measured_there_is_none(monkeypatch):
         def write_text(self, text):
             raise PermissionError
 
-    monkeypatch.setattr("playground.stopwatch.timer.Path", Unreadable)
+    monkeypatch.setattr("playground.clock.timer.Path", Unreadable)
     assert peak_memory(lambda: 5, CPU) == (5, None)
 
 
 def test_a_peak_that_comes_out_below_what_was_there_is_nothing(monkeypatch):
     kib = {"VmRSS": 2048, "VmHWM": 1024}
-    monkeypatch.setattr("playground.stopwatch.timer._resident_kib", kib.get)
+    monkeypatch.setattr("playground.clock.timer._resident_kib", kib.get)
     assert peak_memory(lambda: 5, CPU) == (5, 0)

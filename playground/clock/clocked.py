@@ -1,19 +1,19 @@
-"""What a worker does under the stopwatch, a variant's as well as that of the baselines."""
+"""What a worker does under the clocks, a variant's as well as that of the baselines."""
 
 import time
 
 import torch
 
 from playground import catalog, tensors
+from playground.clock import timer
 from playground.clock.memory import Gpu, Host
 from playground.clock.side import Side
+from playground.clock.workload import GRAPHED, Graphed, Workload, step_of
 from playground.judge import domain
-from playground.stopwatch import timer
-from playground.stopwatch.workload import GRAPHED, Graphed, Workload, step_of
 
 
 class Clocked:
-    """Requests about a `side` (a baseline's name, or "variant") in a `mode`: one of stopwatch.workload's, GRAPHED or not.
+    """Requests about a `side` (a baseline's name, or "variant") in a `mode`: one of clock.workload's, GRAPHED or not.
 
     `shared` is the descriptor of the memory that the process was born with, which the worker sets.
     A subclass calls `_take` before it loads any file, and gives `_circumstances(side)`, a context, and
@@ -77,7 +77,7 @@ class Clocked:
     def time(self, side, mode, seeds):
         """Time one call for each seed, each on content of its own that follows from it, and keep the last one's result.
 
-        Returns {"samples_ms", "late", "flush_ms", "launch_ms"}: see stopwatch.timer's clocks; the last is what the host took to
+        Returns {"samples_ms", "late", "flush_ms", "launch_ms"}: see clock.timer's clocks; the last is what the host took to
         launch each call. The first `settling_calls` of them are for settling.
         """
         self._forget()

@@ -7,10 +7,10 @@ import torch
 import torch.nn as nn
 
 from playground import tensors
+from playground.clock.baselines import BASELINES, SETTINGS, distinct, named, names_for, peers, precision_of, prepare, under
 from playground.report.figures import BASELINES as SHOWN
 from playground.report.figures import LOWER_PRECISION, baseline_name
 from playground.report.figures import SETTINGS as SHOWN_SETTINGS
-from playground.stopwatch.baselines import BASELINES, SETTINGS, distinct, named, names_for, peers, precision_of, prepare, under
 
 FLAGS = torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul
 

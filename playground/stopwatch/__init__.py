@@ -1,1 +1,0 @@
-"""How fast: what is timed, how, and against what. Knows nothing of the judge."""
