@@ -14,9 +14,10 @@ from types import SimpleNamespace
 import pytest
 
 from playground import catalog, untrusted
+from playground.clock import race
 from playground.clock.baselines import BASELINES
 from playground.clock.race import Measured, Patience, Race, Rejected, Side
-from playground.driver import race, timing
+from playground.driver import timing
 from playground.driver.runner import Runner
 from playground.driver.task import Options, Task
 from playground.driver.timing import outcome, own_clock
