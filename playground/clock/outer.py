@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 FEWEST_ROUNDS, ROUNDS, MOST_ROUNDS = 9, 40, 60  # the last with those that cannot be used
 SECONDS = 3.2  # of rounds: with what is prepared, a timing takes 4 s at most
-ENOUGH = 0.02  # an interval whose ends are this near to the ratio needs no further rounds
 # A turn has as many calls as take about so long, but no more than USUAL_CALLS, unless those take less than SHORT_TURN_MS.
 TURN_MS = {"cuda": 15, "cpu": 80}
 USUAL_CALLS, SHORT_TURN_MS = 64, 1.0
@@ -78,7 +77,7 @@ def measure(
     seconds: float,
     call_ms: float,
     launch_ms: float = 0.0,
-    suffices: Callable[[Outer], bool] | None = None,
+    suffices: Callable[[Outer], bool] = statistics.is_precise,
 ) -> Outer:
     """Return the Outer of the variant over eager PyTorch.
 
@@ -92,7 +91,6 @@ def measure(
     head_start = min(LONGEST_HEAD_START_MS, max(HEAD_START_MS, launches))
     judged = players[VARIANT].worker
     clock = _OnGpu(referee, judged, head_start) if place == "cuda" else _OnCpu(referee, judged)
-    suffices = suffices or is_narrow
     rounds: dict[str, list[Turn]] = {name: [] for name in (*players, NULL)}
     shares: dict[str, bool] = {}
     began = time.monotonic()
@@ -127,11 +125,6 @@ def measure(
             if shares[VARIANT] and not shares[EAGER]:
                 raise WorkerFailure(SHARED)
     return conclude(rounds, RESOLUTION_MS[place], calls)
-
-
-def is_narrow(found: Outer) -> bool:
-    """Return whether both ends of the interval are near the ratio."""
-    return (1 - ENOUGH) * found.ratio <= found.low and found.high <= (1 + ENOUGH) * found.ratio
 
 
 def _leave(player: Player) -> None:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from playground.record import Interval, Ratio, Spread
+from playground.record import Interval, Outer, Ratio, Spread
 
 Rounds = Sequence[Sequence[float]]  # milliseconds of the calls of each round
 
@@ -51,7 +51,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     return float(ordered[k - 1]), float(ordered[n - k])
 
 
-def is_precise(ratio: Ratio) -> bool:
+def is_precise(ratio: Ratio | Outer) -> bool:
     """Return whether both ends of the interval are within PRECISE of the ratio."""
     return ratio.high <= (1 + PRECISE) * ratio.ratio and ratio.low >= (1 - PRECISE) * ratio.ratio
 

@@ -291,7 +291,7 @@ class Stopwatch:
 
         def suffices(seen: Outer) -> bool:
             """Whether further rounds would change nothing of what is claimed."""
-            if claims and not outer.is_narrow(seen):
+            if claims and not statistics.is_precise(seen):
                 return False
             return not _is_measured(timing) or _is_measured(outer.bounded(timing, seen, place, allowed))
 
