@@ -1,4 +1,4 @@
-"""What the commands do besides judging and timing: list what there is, explain, compare two files, profile, begin a variant."""
+"""What the commands do besides judging and timing: list what there is, explain, profile, begin a variant."""
 
 import sys
 
@@ -10,7 +10,7 @@ from playground.command import new_variant
 from playground.machine import environment, requirements
 from playground.nvidia import metrics, profiler
 from playground.nvidia.profiler import ProfilerError
-from playground.report import difference, explanation, profile
+from playground.report import explanation, profile
 from playground.report.figures import machine
 from playground.report.layout import make_console, print_folded, print_indented
 from playground.report.progress import Progress
@@ -32,11 +32,6 @@ def explain(given):
     """Print what a variant's docstring says. Raises CatalogError."""
     variant = catalog.find_any_variant(given.explain, given.model)
     explanation.show(variant, make_console(), catalog.siblings(variant))
-
-
-def diff(given):
-    """Print what a variant changed over another. Raises CatalogError."""
-    difference.show(*(catalog.find_any_variant(name, given.model) for name in given.diff), make_console())
 
 
 def create(model_name, name):

@@ -24,8 +24,8 @@ from playground.serial import values
 from playground.stopwatch import statistics
 from playground.untrusted import held_at
 from playground.worker import WorkerFailure, WorkerProcess, pause_others
-from playground.worker.process import GOES_ON
 from playground.worker.referee_client import RefereeClient
+from playground.worker.stopped import GOES_ON
 
 FEWEST_ROUNDS, ROUNDS, MOST_ROUNDS = 9, 20, 40  # the last with those that cannot be used
 SECONDS = 3.0  # for a speed-up that is claimed; one that is not takes the fewest rounds

@@ -11,8 +11,8 @@ from playground.judge.evaluation import Evaluation
 from playground.judge.oracle import Oracle
 from playground.judge.precision import LOWER
 from playground.judge.probes import Probe, with_upstream
+from playground.judge.references import references_of
 from playground.serial import dump
-from playground.worker.referee import _references
 from playground.worker.replies import Differentiated, Loaded, Ran
 
 CPU = torch.device("cpu")
@@ -46,8 +46,8 @@ def judged():
     oracle = Oracle(original, CPU)
     truth, eager = oracle.reference(probe), oracle.eager(probe)
     decisions = oracle.decisions(probe, truth)
-    blind = _references(truth, eager, [eager])[1]
-    return probe, _references(truth, eager, [eager], decisions=lambda: decisions)[1], blind
+    blind = references_of(truth, eager, [eager])[1]
+    return probe, references_of(truth, eager, [eager], decisions=lambda: decisions)[1], blind
 
 
 def complaints(judged, decide):

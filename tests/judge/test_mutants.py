@@ -10,10 +10,12 @@ from test_oracle import Fits
 
 from playground import catalog, tensors
 from playground.judge import mutants, probes
-from playground.judge.mutations import MUTATIONS, Call, Unfit
+from playground.judge.calls import Call, Unfit
+from playground.judge.mutations import MUTATIONS
 from playground.judge.oracle import Oracle
 from playground.judge.probes import EVAL, PROBES, Probe
-from playground.worker.referee import Referee, _references
+from playground.judge.references import references_of
+from playground.worker.referee import Referee
 
 CPU = torch.device("cpu")
 
@@ -147,7 +149,7 @@ def exam_of(model, *inputs, gradients=True):
     probe = Probe("test", list(inputs))
     if gradients:
         probe = probes.with_upstream(probe, oracle.eager(probe).outputs, 1)
-    references = _references(oracle.reference(probe), oracle.eager(probe), oracle.permitted(probe, "fp32"))
+    references = references_of(oracle.reference(probe), oracle.eager(probe), oracle.permitted(probe, "fp32"))
     return mutants.Exam(lambda: probe, sum(value.numel() for value in inputs), oracle, *references)
 
 
