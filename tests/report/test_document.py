@@ -103,10 +103,6 @@ def test_read_of_a_missing_file(tmp_path):
         documents.read(tmp_path / "absent.json")
 
 
-def test_documents_of_the_driver_are_valid(document):
-    read(document)
-
-
 FACTS = ("published", "originals", "exhibits")  # folders of what is no document
 REQUIRED = {"model", "variant", "backend", "ran_on", "verdict", "reason", "source_sha256", "check", "build_seconds", "built"}
 REQUIRED |= {"time_ms", "peak_mib", "speedup"}
