@@ -1,5 +1,8 @@
 """A call of an operator of PyTorch's, whose arguments are read and changed by name."""
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 import torch
 
 # Kind of operators -> the names of its functions, and of their arguments in order.
@@ -67,7 +70,7 @@ class Unfit(Exception):
 class Call:
     """One call of an operator, whose arguments are read and changed by name."""
 
-    def __init__(self, function, args, kwargs):
+    def __init__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> None:
         self.name = getattr(function, "__name__", "") or ""
         in_place = self.name.endswith("_") and not self.name.endswith("__")
         self.label = self.name.removesuffix("_") if in_place else self.name.strip("_")
@@ -77,18 +80,19 @@ class Call:
         self._in_place = in_place or self.name.startswith("__i")
         names = _OPERATORS[self.kind][1].split()
         self._operand = "input" if "input" in names else names[0]
-        self._by_place = dict(zip([*names, *range(len(args))], args, strict=False))  # those beyond the names by numbers
+        # Those beyond the names go by numbers.
+        self._by_place: dict[Any, Any] = dict(zip([*names, *range(len(args))], args, strict=False))
         self._kwargs = dict(kwargs or {})
 
-    def get(self, name, default=None):
+    def get(self, name: str, default: Any = None) -> Any:
         """Return the argument of that name."""
         return self._by_place.get(name, self._kwargs.get(name, default))
 
-    def as_it_is(self):
+    def as_it_is(self) -> Any:
         """Return what the model itself asked for."""
         return self._function(*self._by_place.values(), **self._kwargs)
 
-    def again(self, **changes):
+    def again(self, **changes: Any) -> Any:
         """Return the operator's result with some of its arguments changed; what works in place gets a copy to work in."""
         args = [changes.pop(name, value) for name, value in self._by_place.items()]
         kwargs = self._kwargs | changes | ({"inplace": False} if self._kwargs.get("inplace") else {})
@@ -97,25 +101,25 @@ class Call:
         return self._function(*args, **kwargs)
 
     @property
-    def first(self):
+    def first(self) -> torch.Tensor | None:
         """Return the operand on which the operator works, if it is a tensor, else None."""
         value = self.get(self._operand)
         return value if isinstance(value, torch.Tensor) else None
 
     @property
-    def input(self):
+    def input(self) -> torch.Tensor:
         """Return the first tensor; raises Unfit where the call has none."""
         return tensor_of(self.first)
 
-    def with_input(self, value):
+    def with_input(self, value: torch.Tensor) -> Any:
         return self.again(**{self._operand: value})
 
 
-def require(holds):
+def require(holds: Any) -> None:
     if not holds:
         raise Unfit
 
 
-def tensor_of(value):
+def tensor_of(value: Any) -> torch.Tensor:
     require(isinstance(value, torch.Tensor))
     return value

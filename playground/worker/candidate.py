@@ -481,4 +481,4 @@ class Candidate(Clocked):
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         elif self.emulator:
-            self.emulator.raisekept()
+            self.emulator.raise_kept()

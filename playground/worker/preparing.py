@@ -219,8 +219,10 @@ class Preparing:
             permitted += oracle.rounded_at_each_step(made, len(permitted), torch.get_autocast_dtype(self.device.type))
         others = self._of_other_inputs(made, problem, drawing, reference)
         self._keep(made, drawing, inputs)
-        ties = self._ties(probe, reference)
-        self.references[probe] = references_of(reference, eager, permitted, others, self._decisions(probe, reference), ties)
+        ties = self._later(Oracle.ties, probe, reference)
+        self.references[probe] = references_of(
+            reference, eager, permitted, others, self._later(Oracle.decisions, probe, reference), ties
+        )
         if made.clean:
             clean = oracle.reference(replace(made, inputs=made.clean))
             self.references[probe] = special.references(reference, clean, eager, permitted, made.inputs), {}
@@ -268,23 +270,14 @@ class Preparing:
         more = [replace(drawing, seed=seed, outputs=None).make(problem, self.device, parameters).inputs for seed in seeds]
         return [oracle.eager(replace(made, inputs=inputs, upstream=None)).outputs for inputs in more]
 
-    def _decisions(self, probe, reference):
-        """A function that gives Oracle.decisions on the probe of that name, looked for when it is first called."""
+    def _later(self, find, probe, reference):
+        """Return a function that gives what `find` (Oracle.decisions or ties) does on a probe, looked for when first called."""
 
-        def decisions():
+        def found():
             made = self._with_inputs(probe)
-            return self.oracle_of(made).decisions(made, reference)
+            return find(self.oracle_of(made), made, reference)
 
-        return functools.cache(decisions)
-
-    def _ties(self, probe, reference):
-        """A function that gives Oracle.ties on the probe of that name, looked for when it is first called."""
-
-        def ties():
-            made = self._with_inputs(probe)
-            return self.oracle_of(made).ties(made, reference)
-
-        return functools.cache(ties)
+        return functools.cache(found)
 
     def prepare_timed(self, probe, mode, seed):
         """Add the reference on the content of a timed call, which follows from its seed, as a further probe, called `probe`."""
@@ -296,7 +289,7 @@ class Preparing:
         made, eager, outputs = self._timed_probe(probe, mode, seed)
         self.shapes[probe] = shapes_of(made, outputs)
         reference = self.oracle.reference(made)
-        decisions = self._decisions(probe, reference)
+        decisions = self._later(Oracle.decisions, probe, reference)
         self.drawn_again[probe] = lambda: self._timed_probe(probe, mode, seed)[0]
         if is_beside:
             references = beside(self.references[self.timed[mode]], reference, eager, decisions)
