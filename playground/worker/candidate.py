@@ -24,7 +24,7 @@ from playground.tensors import Results
 from playground.worker.builds import BuildWatch
 from playground.worker.clocked import Clocked
 from playground.worker.failures import describe, is_of_judge
-from playground.worker.interface import WrongInterface, copy_weights, declared_precision, fitting, kept, place_of, some
+from playground.worker.interface import WrongInterface, copy_weights, declared_precision, fitting, kept, some, source_line
 
 IN_PART = 0.05  # of a gradient's norm: more than rounding and near ties do to it
 REFUSALS = (AssertionError, RuntimeError, TypeError, ValueError)  # of torch, or of a file, where there is no GPU
@@ -470,11 +470,13 @@ class Candidate(Clocked):
             result = probes.in_eval(self.model, *inputs) if evaluates else self.model(*inputs)
         self._synchronize()
         if result is None:
-            raise WrongInterface(f"{place_of(self.kind, 'forward')}forward returns None: end it with `return`, and its result")
+            raise WrongInterface(
+                f"{source_line(self.kind, 'forward')}forward returns None: end it with `return`, and its result"
+            )
         try:
             flat, self.form = tensors.flatten(result), tensors.form(result)
         except TypeError as complaint:
-            raise WrongInterface(f"{place_of(self.kind, 'forward')}{complaint}") from None
+            raise WrongInterface(f"{source_line(self.kind, 'forward')}{complaint}") from None
         return flat
 
     def _synchronize(self):

@@ -30,18 +30,18 @@ def misfit(error, kind, name, given, source):
         return None
     gives = f"{source} gives {len(given) or 'none'}"
     if function is None:
-        return WrongInterface(f"{place_of(kind, name)}{kind.__name__} has no {name}; {gives}")
+        return WrongInterface(f"{source_line(kind, name)}{kind.__name__} has no {name}; {gives}")
     with contextlib.suppress(ValueError):  # of what is no function of Python's
         signature = inspect.signature(function)
         try:
             signature.bind(None, *given)
         except TypeError:
             takes = str(signature.replace(parameters=list(signature.parameters.values())[1:]))[1:-1] or "no arguments"
-            return WrongInterface(f"{place_of(kind, name)}{name} takes {takes}; {gives}")
+            return WrongInterface(f"{source_line(kind, name)}{name} takes {takes}; {gives}")
     return None
 
 
-def place_of(kind, name):
+def source_line(kind, name):
     """Return 'FILE:LINE: ', where a class has its method of that name, or else begins; "" where that is not known."""
     try:
         found = inspect.unwrap(_own_method(kind, name) or next(iter(_users_classes(kind)), kind))

@@ -17,7 +17,7 @@ from playground.serial import dump
 from playground.stopwatch import timer
 from playground.stopwatch.workload import fresh_inputs, upstream_for
 from playground.worker.failures import describe, is_of_judge
-from playground.worker.interface import WrongInterface, fitting, place_of
+from playground.worker.interface import WrongInterface, fitting, source_line
 
 OTHER_INPUTS = 4
 FASTER_BY_FILE = 1 << 26  # bytes of inputs: more are drawn again on a GPU, in less time than they are copied there
@@ -91,7 +91,7 @@ class Preparing:
         try:
             tensors.require_judgeable(tensors.flatten(outputs))
         except TypeError as complaint:
-            raise WrongInterface(f"{place_of(module.Model, 'forward')}{complaint}") from None
+            raise WrongInterface(f"{source_line(module.Model, 'forward')}{complaint}") from None
         return {}
 
     def side_effects(self):
