@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from playground.catalog import CatalogError
-from playground.record import Case
+from playground.subject import Case
 from playground.suite import Pair, Suite
 
 DEFINITION, WORKLOADS = "definition.json", "workload.jsonl"  # of a problem's folder in SOL-ExecBench

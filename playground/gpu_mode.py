@@ -20,9 +20,10 @@ import torch
 from torch.utils import _pytree
 
 from playground.catalog import CatalogError, lines_of
-from playground.record import Case
+from playground.modes import uninitialised_is_nan
+from playground.subject import Case
 from playground.suite import Pair, Suite
-from playground.tensors import flatten, uninitialised_is_nan
+from playground.tensors import flatten
 
 TASK, KINDS, VALUES = "task.yml", ("test", "benchmark"), int | float | str | list | dict | None
 SOLUTIONS = ("submission.py", "solutions/*/*.py", "submissions/*.py")  # where a problem's folder has submissions of its own

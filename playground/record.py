@@ -1,32 +1,15 @@
 """The result of a run as dataclasses: what the driver composes, what the reports read, and the form of the JSON document.
 
 Times are in milliseconds (`_ms`) or seconds, memory is in MiB (`_mib`) or bytes, errors are shares of the outputs' standard
-deviation. serial.py turns a record into JSON and back; `python -m playground.record` prints the form.
+deviation. serial.py turns a record into JSON and back; `python -m playground.run_record` prints the form.
 """
 
-import dataclasses
-import datetime
-import re
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
-from playground.serial import (
-    LONGEST,
-    OMITTED,
-    Amount,
-    Count,
-    DocumentError,
-    Rule,
-    Text,
-    described,
-    dump,
-    load,
-    require,
-    shown,
-    values,
-)
+from playground.serial import OMITTED, Amount, Count, Text, dump, require, values
+from playground.subject import Subject
 
-SCHEMA = 1
 PASS: Final = "pass"
 FORWARD_ONLY: Final = "forward only"
 FAIL: Final = "fail"
@@ -38,15 +21,9 @@ TIMED = (PASS, FORWARD_ONLY)  # verdicts with which a variant is timed
 STANDARDS = {"forward": "forward", "drop-in": "drop_in"}  # as --standard names them -> their keys
 NOT_MEASURED: Final = "not measured"  # the verdict of an Outcome without a ratio, as the inner clock cannot tell
 UNPROVED: Final = "not proved"  # or the outer one cannot
-NOTHING_TO_DO = "no kernel of its own to look at"  # of compute-sanitizer
 
 
-Digest = Annotated[
-    str, Rule("64 hexadecimal digits", lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{64}", value)))
-]
 Verdict = Literal["pass", "forward only", "fail", "error", "skipped"]
-Place = Literal["cuda", "cpu", "emulator"]
-StandardName = Literal["forward", "drop-in"]
 Bound = Literal["memory", "compute"]
 
 
@@ -273,130 +250,6 @@ NOT_TIMED = Timed(time_ms=None, peak_mib=None, speedup=None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
-    """The shapes of the inputs, or what stands for one that is no tensor, and the constants that were set."""
-
-    inputs: list[Any] = field(default_factory=list)
-    settings: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One of the sizes that a problem lists, and how its benchmarks, so many, are ranked."""
-
-    kind: Literal["test", "benchmark"]
-    name: str
-    ranking: str
-    benchmarks: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairFacts:
-    """A pair of a suite: KernelBench's numbers, where the solution comes from, and the speed-up that is claimed there.
-
-    `workload` is the size of a definition, as it was read: see playground/definitions.py.
-    """
-
-    problem: str
-    solution: str
-    level: int | None = None
-    problem_id: int | None = None
-    sample_id: int | None = None
-    origin: str | None = None
-    claimed_speedup: float | None = field(default=None, metadata=OMITTED)
-    case: Case | None = field(default=None, metadata=OMITTED)
-    workload: dict[str, Any] | None = field(default=None, metadata=OMITTED)
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A kernel of a cubin; memory in bytes. `shared` is what is declared statically, what a launch adds is not in it."""
-
-    name: Text
-    registers: Count
-    stack: Count
-    spill_stores: Count
-    spill_loads: Count
-    shared: Count
-
-
-@dataclass(frozen=True)
-class Unknown:
-    """Why ptxas could not be asked."""
-
-    unknown: Text
-
-
-@dataclass
-class Examination:
-    """What compute-sanitizer found: `findings`, one line each; `problem`, why its silence would prove nothing; `notes`.
-
-    `passes` are those that were run ("forward", "backward"), `tools` says of each how many reports concern the variant's
-    kernels and how many others it made, `kernels` are the names it went by, `settings` the model's constants that were changed.
-    """
-
-    findings: list[str] = field(default_factory=list)
-    problem: str | None = None
-    notes: list[str] = field(default_factory=list)
-    passes: list[str] = field(default_factory=list)
-    tools: dict[str, dict[str, int]] = field(default_factory=dict)
-    kernels: list[str] = field(default_factory=list)
-    settings: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def outcome(self) -> str:
-        """Return the outcome in a few words."""
-        if self.findings:
-            return "fail"
-        return f"error: {self.problem}" if self.problem else "nothing found" if self.tools else NOTHING_TO_DO
-
-
-@dataclass(frozen=True, kw_only=True)
-class Device:
-    """Where a pair of a cluster's was judged, and the two seeds there."""
-
-    name: str | None
-    host: str
-    worker: str
-    seed: int
-    probe_seed: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Subject:
-    """What is judged, and what is known of it before: its files, its build, its precision and size.
-
-    `built` says whether it was built in this run, `printed` what it printed, `phases` the seconds of each. `accepted_races` are
-    those that the text calls benign: {line: how often}. `unvaried` says why its times would mean nothing.
-    """
-
-    model: Text
-    variant: Text
-    backend: Literal["cuda", "cpu"] | None
-    ran_on: Place | None
-    precision: Text | None = None
-    variant_precision: Text | None = None
-    shape: Shape = field(default_factory=Shape)
-    standard: StandardName | None = None
-    weights: Literal["by name", "by seed"] | None = None
-    weights_differ: str | None = None
-    printed: str = ""
-    accepted_races: dict[str, Count] = field(default_factory=dict)
-    source_sha256: Digest | None
-    code_sha256: Digest | None = None
-    kernels_sha256: Digest | None = None
-    model_sha256: Digest | None = None
-    build_seconds: Amount | None
-    built: bool
-    ptxas: dict[str, list[Kernel]] | Unknown | None = None
-    sanitizer: Examination | None = None
-    pair: PairFacts | None = None
-    phases: dict[str, Amount] = field(default_factory=dict)
-    unvaried: str | None = None
-    device: Device | None = field(default=None, metadata=OMITTED)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Standard:
     """The verdict under one of the two standards, and all reasons against it."""
 
@@ -610,172 +463,3 @@ def compose(subject: Subject, *parts: Judgment | Timing) -> Result:
     for part in (subject, *parts):
         known |= values(part)
     return Result(**known)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CpuDetails:
-    """The processor's cores, its widest instructions, and the threads that PyTorch takes there."""
-
-    cores: int | None
-    logical_cores: int | None
-    usable_logical_cores: int | None
-    capability: str
-    threads: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Environment:
-    """What a document was measured on, with which options, and how: `seconds` of the whole run and of all `requests` to
-    workers by name, the `timeline` of what was done, the two seeds, how many workers of a cluster were lost.
-
-    `complete` says whether there is a result of each task, `joined` of which runs a recorded document consists.
-    """
-
-    date: str
-    git: dict[str, Any] | None = None
-    os: str | None = None
-    python: Text | None = None
-    torch: Text | None = None
-    cuda: Text | None = None
-    cudnn: str | None = None
-    nvcc: str | None = None
-    driver: Text | None = None
-    gpu: Text | None = None
-    gpus: list[dict[str, Any]] | None = None
-    cpu: Text | None = None
-    cpu_details: CpuDetails | None = None
-    memory_mib: int | None = None
-    options: dict[str, Any] | None = None
-    sandbox: str | None = None
-    seed: int | None = field(default=None, metadata=OMITTED)
-    probe_seed: int | None = field(default=None, metadata=OMITTED)
-    timeline: list[dict[str, Any]] | None = field(default=None, metadata=OMITTED)
-    requests: dict[str, float] | None = field(default=None, metadata=OMITTED)
-    seconds: float | None = field(default=None, metadata=OMITTED)
-    lost_workers: int | None = field(default=None, metadata=OMITTED)
-    joined: str | None = field(default=None, metadata=OMITTED)
-    complete: bool | None = None
-
-    def verify(self, where: str) -> None:
-        try:
-            self.moment.isoformat()
-        except ValueError:
-            require(False, f"{where}.date", "an ISO 8601 date", self.date)
-
-    @property
-    def moment(self) -> datetime.datetime:
-        """Return the moment at which a document was recorded; without a time zone it is taken as UTC."""
-        moment = datetime.datetime.fromisoformat(self.date.replace("Z", "+00:00"))
-        return moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeanRatio(Ratio):
-    """Geometric means of ratios and of the ends of their intervals, over so many pairs."""
-
-    pairs: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Over:
-    """KernelBench's fast_p for each p, over one baseline, and the geometric mean."""
-
-    fast_p: dict[str, float]
-    geometric_mean: MeanRatio
-
-
-@dataclass(frozen=True, kw_only=True)
-class SuiteStandard:
-    """How many pairs are correct by a standard, how many of them were timed, and by how much they are faster."""
-
-    correct: int
-    timed: int
-    fast_0: float
-    over: dict[str, Over]
-
-
-@dataclass(frozen=True)
-class Right:
-    """Of the sizes that a problem lists, so many ran and were right."""
-
-    right: int
-    ran: int
-    listed: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cases:
-    """A solution at all sizes that its problem lists, and what the problem's own check accepts."""
-
-    problem: str
-    solution: str
-    test: Right
-    benchmark: Right
-    checked: int
-    accepted: int
-    ranking: str
-    geometric_mean_ms: float | None
-    over_eager: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Suite:
-    """What a run over many pairs comes to."""
-
-    pairs: int
-    problems_without_solution: list[str]
-    verdicts: dict[str, int]
-    caveats: dict[str, int]
-    accuracy: dict[str, int]
-    lower_precision: int
-    standards: dict[str, SuiteStandard]
-    cases: list[Cases] | None = field(default=None, metadata=OMITTED)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Against:
-    """An earlier document that this one was compared with: `counts` of verdicts, which differ by more than the `margin`.
-
-    `regressions` says in a line each what is slower than then, or less right.
-    """
-
-    file: str
-    date: str
-    margin: float
-    counts: dict[str, int]
-    not_in_this_run: list[str]
-    regressions: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Document:
-    """What --json writes."""
-
-    schema: int
-    environment: Environment
-    results: list[Result]
-    suite: Suite | None = field(default=None, metadata=OMITTED)
-    against: Against | None = field(default=None, metadata=OMITTED)
-
-
-def load_document(value: Any) -> Document:
-    """Return the Document that a value of JSON is. Raises DocumentError, which names the path, and the variant."""
-    require(isinstance(value, dict), "document", "an object", value)
-    schema = value.get("schema", SCHEMA)  # if it is missing, this is said below
-    if isinstance(schema, bool) or schema != SCHEMA:
-        raise DocumentError(f"schema {schema!r:.{LONGEST}}: this program reads schema {SCHEMA}")
-    results = value.get("results")
-    read = [load_result(each, f"results[{index}]") for index, each in enumerate(results if isinstance(results, list) else ())]
-    document = load(Document, value | ({"results": []} if read else {}))
-    return dataclasses.replace(document, results=read)
-
-
-def load_result(value: Any, where: str = "result") -> Result:
-    """Return the Result that a value of JSON is. Raises DocumentError, which names the path, and the variant."""
-    if isinstance(value, dict) and all(isinstance(value.get(key), str) and value[key] for key in ("model", "variant")):
-        where = f"{where} ({shown(value['model'])}/{shown(value['variant'])})"
-    return load(Result, value, where)
-
-
-if __name__ == "__main__":
-    print("\n".join(described([each for each in globals().values() if isinstance(each, type) and each is not Rule])).strip())

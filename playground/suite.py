@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from playground.catalog import CatalogError, natural_order
-from playground.record import Case, PairFacts
+from playground.subject import Case, PairFacts
 
 LEVEL = re.compile(r"level(\d+)")
 PROBLEM = re.compile(r"(\d+)_.*\.py")

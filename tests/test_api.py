@@ -10,7 +10,6 @@ from types import ModuleType
 import psutil
 import pytest
 
-import playground
 from playground import catalog, compare
 from playground.api import CannotCompare, Comparison
 from playground.record import Outcome, Ratio, Spread, Timed
@@ -95,11 +94,6 @@ def test_a_machine_without_what_it_needs_says_so(monkeypatch):
     monkeypatch.setattr("playground.api._missing", lambda backend: "no GPU" if backend == "cuda" else None)
     with pytest.raises(CannotCompare, match="no GPU"):
         compare(PROBLEM, RIGHT, device="cuda")
-
-
-def test_the_package_offers_nothing_else():
-    with pytest.raises(AttributeError, match="has no attribute 'contrast'"):
-        _ = playground.contrast
 
 
 @pytest.mark.full

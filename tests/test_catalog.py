@@ -23,13 +23,6 @@ def test_a_natural_order_compares_any_names(names):
     assert all(catalog.natural_order(one) < catalog.natural_order(other) for one, other in itertools.pairwise(names))
 
 
-@pytest.mark.parametrize(
-    "texts, expected", [(["batch_size=4"], {"batch_size": 4}), (["a=(1, 2)", "b='x'"], {"a": (1, 2), "b": "x"})]
-)
-def test_settings_are_python_literals(texts, expected):
-    assert catalog.parse_settings(texts) == expected
-
-
 @pytest.mark.parametrize("text", ["batch_size", "=4", "a b=1", "batch_size=four"])
 def test_bad_settings_are_refused(text):
     with pytest.raises(catalog.CatalogError, match="--set"):
@@ -82,13 +75,6 @@ def test_kernels_are_their_text_alone(tmp_path):
     assert len({plain, kernels('CUDA = "kernel"\n'), kernels('CPP = r"""\nkernel\n"""\n')}) == 3
     assert kernels('BINDING = "binding"\n') is None and kernels("def f(:") is None
     assert kernels('def f():\n    CUDA = "kernel"\n') is None, "only the module's own"
-
-
-def test_constants_of_what_is_no_python(tmp_path):
-    path = tmp_path / "problem.py"
-    path.write_text("batch_size = 4\ndef (\n")
-    with pytest.raises(catalog.CatalogError, match=r"problem.py is not Python: .*line 2"):
-        catalog.constants(path)
 
 
 def test_names_that_a_file_has_from_its_problem(tmp_path):

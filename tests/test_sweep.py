@@ -9,7 +9,8 @@ from playground import catalog, sweep
 from playground.catalog import CatalogError
 from playground.driver import plan
 from playground.machine import requirements
-from playground.record import Outcome, Shape
+from playground.record import Outcome
+from playground.subject import Shape
 from playground.worker.candidate import Candidate
 from playground.worker.failures import describe
 

@@ -17,10 +17,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from playground.catalog import ROOT, ladder_order, reading_order
-from playground.record import NOT_TIMED, Environment, Result, load_document
+from playground.record import NOT_TIMED, Result
 from playground.report import drawing, figures, page, speed_bars
 from playground.report.document import as_lines, is_stale, read, write_whole
 from playground.report.text import NOTHING, grouped, markdown_cell, markdown_table, significant, with_unit
+from playground.run_record import Environment, load_document
 from playground.serial import DocumentError, dump
 from tools import memories, published
 

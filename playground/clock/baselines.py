@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from playground import tensors
+from playground import modes, tensors
 
 
 @dataclass(frozen=True)
@@ -147,4 +147,4 @@ def _set(flags):
     for place, name, value in flags:
         if name != "fp32_precision":
             setattr(place, name, value)
-    tensors.set_fp32_precision({place: value for place, name, value in flags if name == "fp32_precision"})
+    modes.set_fp32_precision({place: value for place, name, value in flags if name == "fp32_precision"})

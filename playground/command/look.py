@@ -1,19 +1,13 @@
-"""What the commands do besides judging and timing: list what there is, explain, compare two files, profile, begin a variant."""
-
-import sys
+"""What the commands do besides judging and timing: list what there is, explain, begin a variant."""
 
 from rich.table import Table
 from rich.text import Text
 
 from playground import catalog
 from playground.command import new_variant
-from playground.machine import environment, requirements
-from playground.nvidia import metrics, profiler
-from playground.nvidia.profiler import ProfilerError
-from playground.report import difference, explanation, profile
-from playground.report.figures import machine
+from playground.machine import requirements
+from playground.report import explanation
 from playground.report.layout import make_console, print_folded, print_indented
-from playground.report.progress import Progress
 
 
 def list_all(names=None):
@@ -34,11 +28,6 @@ def explain(given):
     explanation.show(variant, make_console(), catalog.siblings(variant))
 
 
-def diff(given):
-    """Print what a variant changed over another. Raises CatalogError."""
-    difference.show(*(catalog.find_any_variant(name, given.model) for name in given.diff), make_console())
-
-
 def create(model_name, name):
     """Write a new variant's file, and say what to do next. Raises CatalogError."""
     model = catalog.find_model(model_name)
@@ -56,40 +45,3 @@ def create(model_name, name):
 def copy(name):
     """Copy a file of the project's, or its examples, to the working folder, and say where. Raises CatalogError."""
     print(f"{new_variant.copy(name)} is a copy")
-
-
-def profile_variants(given):
-    """Print what Nsight Compute measures of the variants that are named, or of all. Raises Impossible, ProfilerError."""
-    model = catalog.find_model(given.model)
-    variants = [catalog.find_variant(model, each) for each in given.variant or ()] or catalog.variants(model)
-    settings = model.settings("cuda") | catalog.parse_settings(given.set)
-    chosen = [variant for variant in variants if variant.backend == "cuda"]
-    if not chosen:
-        raise catalog.CatalogError(f"--profile is for CUDA kernels, and none of these variants of {model.name} has any")
-    if missing := requirements.missing_for("cuda") or profiler.missing():
-        raise catalog.Impossible(f"--profile: {missing}")
-    found, complaints = [], []
-    with Progress() as progress:
-        progress.expect(len(chosen))
-        for variant in chosen:
-            progress.started("profile", model.name, variant.name)
-            try:
-                found.append((variant, profiler.profile(model, variant, settings, given.time_limit), _counted(model, variant)))
-                outcome = "done"
-            except ProfilerError as complaint:
-                complaints.append(str(complaint))
-                outcome = "error"
-            progress.done(model.name, variant.name, outcome)
-    console = make_console()
-    print_folded(console, machine(environment.describe()), style="dim")
-    profile.show(found, console)
-    if complaints:
-        raise ProfilerError("\n".join(complaints))
-
-
-def _counted(model, variant):
-    try:
-        return metrics.counted(model, variant)
-    except RuntimeError as complaint:
-        print(complaint, file=sys.stderr)
-        return None

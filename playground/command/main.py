@@ -18,7 +18,6 @@ from playground.driver.task import Options
 from playground.driver.watch import Watch
 from playground.judge.failure import is_of_machine
 from playground.machine import requirements
-from playground.nvidia.profiler import ProfilerError
 from playground.record import MINE, NOBODY
 from playground.report import against, page, suite_table, sweep_plot, sweep_table, terminal, watch_screen
 from playground.report import suite as suite_report
@@ -76,9 +75,7 @@ EXTRAS = {
     "--list": lambda given: look.list_all([given.model] if given.model else None),
     "--new": lambda given: look.create(*given.new),
     "--copy": lambda given: look.copy(given.copy),
-    "--diff": look.diff,
     "--explain": look.explain,
-    "--profile": look.profile_variants,
 }
 
 
@@ -131,9 +128,9 @@ def _status(action, kept=lambda: None):
     signals.heed()
     try:
         return action() or PASSED
-    except (Impossible, ProfilerError) as complaint:
+    except Impossible as complaint:
         print(complaint, file=sys.stderr)
-        return IMPOSSIBLE if isinstance(complaint, Impossible) else FAILED
+        return IMPOSSIBLE
     except signals.Interrupted as interrupt:
         with contextlib.suppress(OSError):  # if anybody listens
             print(f"interrupted; --resume {kept()} goes on" if kept() else "interrupted", file=sys.stderr)

@@ -17,9 +17,7 @@ USAGE = """compare.py --model NAME_OR_PATH [--variant NAME_OR_PATH ...] [options
        compare.py --model NAME_OR_PATH [--variant NAME_OR_PATH ...] --watch [options]
        compare.py --suite PROBLEMS --solutions RUN [--cluster WHERE] [--eval-results FILE] [options]
        compare.py --lint PROBLEMS [--precision fp16|bf16] [--quick] [--json FILE]
-       compare.py --model NAME_OR_PATH [--variant NAME_OR_PATH ...] --profile
        compare.py --explain VARIANT
-       compare.py --diff V1 V2
        compare.py --new MODEL NAME
        compare.py --copy NAME|examples"""
 # What compare.py does where this option is given, and how a complaint about another begins that does not go with it.
@@ -30,9 +28,7 @@ DOES = {
     "--list": NOTHING_RUNS,
     "--new": NOTHING_RUNS,
     "--copy": NOTHING_RUNS,
-    "--diff": NOTHING_RUNS,
     "--explain": NOTHING_RUNS.format("--explain VARIANT"),
-    "--profile": NOTHING_RUNS,
     "--watch": "{} shows each judgement on the screen and keeps none",
 }
 MODEL = "--model"  # what it does without any of these: judge variants of a model
@@ -75,9 +71,9 @@ def compare_parser():
     about = "Judge and time the variants of one model, in depth; or look at one, or begin a new one."
     parser = _Parser(prog=COMPARE, usage=USAGE.replace("compare.py", COMPARE), description=about, epilog=EXIT_STATUS)
     name, several = {"metavar": "NAME_OR_PATH"}, {"nargs": "+", "action": "extend"}
-    runs = [MODEL, "--watch", "--profile"]
+    runs = [MODEL, "--watch"]
     about = "a model's name, or a file in KernelBench's format"
-    parser.option([*runs, "--explain", "--diff", "--list"], MODEL, **name, help=about, completer=_models)
+    parser.option([*runs, "--explain", "--list"], MODEL, **name, help=about, completer=_models)
     about = "only these variants, by name or path; default all"
     parser.option(runs, "--variant", **several, **name, help=about, completer=_variants)
     parser.option(runs, "--set", **several, default=[], metavar="NAME=VALUE", help="change a constant of the model")
@@ -105,10 +101,6 @@ def compare_parser():
     one = parser.add_mutually_exclusive_group()
     does = [MODEL, "--watch", "--explain"]
     parser.option(does, "--explain", group=one, nargs="?", const="", metavar="VARIANT", help=about)
-    about = "show what V2 changed over V1, function by function; nothing runs"
-    parser.option(["--diff"], "--diff", group=one, nargs=2, metavar=("V1", "V2"), help=about)
-    about = "show what Nsight Compute measures of the variants' kernels, on a GPU"
-    parser.option(["--profile"], "--profile", group=one, action="store_true", help=about)
     about = "write a new variant NAME that is right, to start from; nothing runs"
     parser.option(["--new"], "--new", group=one, nargs=2, metavar=("MODEL", "NAME"), help=about)
     about = "copy a model's or a variant's file, by name, or the folder `examples` to the working folder; nothing runs"
@@ -134,7 +126,7 @@ def _add_common(parser):
     about = "only what did not meet its standard in an earlier run's JSON; the input on which it failed comes first"
     file(EVERYWHERE, "--failed", about)
     about = "where to run; auto: the GPU where there is one"
-    parser.option([*EVERYWHERE, "--profile"], "--device", choices=DEVICES, default="auto", help=about)
+    parser.option(EVERYWHERE, "--device", choices=DEVICES, default="auto", help=about)
     file([*ENDS, "--lint"], "--json", "write the results there, each as soon as it is known; -: to standard output")
     file(ENDS, "--html", "write a page with plots, explanations and sources there")
     file(ENDS, "--junit", "write a case for each variant there, with the reason where it fails, as JUnit's XML")
@@ -147,7 +139,7 @@ def _add_common(parser):
     flag(ENDS, "--fail-on-regression", about=about)
     file([MODEL], "--plot", "with --sweep: draw times and speed-ups (.svg, .png, .pdf)")
     about = "for each step of a variant (default %(default)g)"
-    does = [*EVERYWHERE, "--profile", "--lint"]
+    does = [*EVERYWHERE, "--lint"]
     parser.option(does, "--time-limit", type=_seconds, default=300.0, metavar="SECONDS", help=about)
     about = "strict: PyTorch may use TF32 nowhere, neither judged nor timed; fp16, bf16: models and inputs are converted to "
     about += "it, those of the baselines, too; default: TF32 where PyTorch's settings permit it"
@@ -178,7 +170,7 @@ def refuse_typos(command, arguments):
             catalog.find_model(name)
         return not given.list
     does, given = parse_compare(arguments)
-    if does in (MODEL, "--watch", "--profile") and not Path(given.model).is_dir():
+    if does in (MODEL, "--watch") and not Path(given.model).is_dir():
         model = catalog.find_model(given.model)
         for name in given.variant or ():
             catalog.find_variant(model, name)
@@ -186,9 +178,8 @@ def refuse_typos(command, arguments):
         catalog.require_constants(model.path, f"--sweep: {model.name}", sweep.parse(given.sweep))
     elif does == "--suite" and not all(path.exists() for path in (given.suite, given.solutions) if path):
         suite.read(given.suite, given.solutions)
-    elif does in ("--explain", "--diff"):
-        for name in given.diff or [given.explain]:
-            catalog.find_any_variant(name, given.model)
+    elif does == "--explain":
+        catalog.find_any_variant(given.explain, given.model)
     elif does == "--new":
         catalog.find_model(given.new[0])
     return does in EVERYWHERE and not given.cluster
@@ -203,10 +194,8 @@ def parse_compare(arguments):
     if wrong := [action.option_strings[-1] for action in chosen if does not in action.does]:
         names = ", ".join(wrong)
         parser.error(f"{names} goes with --suite" if does == MODEL else f"{DOES[does].format(does)}: leave out {names}")
-    if does in (MODEL, "--watch", "--profile") and not given.model:
+    if does in (MODEL, "--watch") and not given.model:
         parser.error("the following arguments are required: --model")
-    if does == "--profile" and given.device not in ("auto", "cuda"):
-        parser.error(f"--profile measures on a GPU, not on --device {given.device}")
     return does, given
 
 

@@ -32,9 +32,11 @@ from playground.driver import plan, runner
 from playground.driver.task import Options, Task
 from playground.machine.environment import cpu_name
 from playground.machine.memory import MEMORY, judged_at_once
-from playground.record import Ceilings, Device, Result, load_result
+from playground.record import Ceilings, Result
 from playground.report.progress import Progress
+from playground.run_record import load_result
 from playground.serial import dump
+from playground.subject import Device
 from playground.worker import kill_all
 from playground.worker.failures import internal_error
 from playground.worker.referee_client import describe_machine

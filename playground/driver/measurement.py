@@ -14,11 +14,13 @@ from playground.catalog import Impossible
 from playground.driver import plan
 from playground.driver.runner import Runner
 from playground.driver.task import Options, Task
-from playground.record import SCHEMA, Document, Environment, Result, Subject, load_result
+from playground.record import Result
 from playground.report import document
 from playground.report.output import Output
 from playground.report.progress import Progress
+from playground.run_record import SCHEMA, Document, Environment, load_result
 from playground.serial import DocumentError, dump
+from playground.subject import Subject
 from playground.worker import spent
 from playground.worker.failures import internal_error
 from playground.worker.referee_client import describe_machine

@@ -11,8 +11,9 @@ from playground.judge.checks import DROP_IN, FORWARD
 from playground.judge.verdict import UNJUDGED, ended
 from playground.judge.work import names_cuda
 from playground.machine import requirements
-from playground.record import Result, StandardName, compose
+from playground.record import Result, compose
 from playground.report.figures import meets
+from playground.subject import StandardName
 from playground.suite import Pair, Suite
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess
 

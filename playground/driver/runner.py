@@ -33,9 +33,10 @@ from playground.judge.sample import IN_A_RUN
 from playground.judge.verdict import UNJUDGED, ended, failed
 from playground.machine import build_locks, ptxas
 from playground.machine.memory import MEMORY, MOST_JUDGED_AT_ONCE, builds_at_once, judged_at_once
-from playground.record import ERROR, Kernel, Result, Subject, Unknown, compose
+from playground.record import ERROR, Result, compose
 from playground.report.progress import Progress
 from playground.room import NoRoom, is_full, no_room_in
+from playground.subject import Kernel, Subject, Unknown
 from playground.tensors import new_seed
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, kill_all, owner, prepare, sandbox, submit
 from playground.worker.failures import internal_error

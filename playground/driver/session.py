@@ -22,8 +22,9 @@ from playground.judge.evaluation import Judged, judge
 from playground.judge.verdict import UNJUDGED, doubted, ended, failed, found, with_shapes
 from playground.machine import build_locks
 from playground.nvidia.sanitizer import examine, small_case
-from playground.record import ERROR, FAIL, NOT_MEASURED, NOT_TIMED, TIMED, Examination, Result, Shape, Subject, compose
+from playground.record import ERROR, FAIL, NOT_MEASURED, NOT_TIMED, TIMED, Result, compose
 from playground.report.progress import Progress
+from playground.subject import Examination, Shape, Subject
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, sandbox, submit
 from playground.worker.referee_client import RefereeClient
 from playground.worker.replies import Loaded

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from playground import catalog
-from playground.record import MINE, NOBODY, PairFacts, Shape, StandardName, Subject
+from playground.record import MINE, NOBODY
+from playground.subject import PairFacts, Shape, StandardName, Subject
 from playground.worker import sandbox
 
 TRUSTED = "by a trusted author"

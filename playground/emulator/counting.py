@@ -4,7 +4,6 @@ python -m playground.emulator.counting --model NAME_OR_PATH --variant NAME_OR_PA
 """
 
 import json
-import subprocess
 import sys
 
 import torch
@@ -69,18 +68,6 @@ def measure(model, variant, settings):
         "training forward": "as forward" if training == forward else training,
         "backward": backward,
     }
-
-
-def command(model, variant):
-    return ["-m", "playground.emulator.counting", "--model", str(model.path), "--variant", str(variant.path)]
-
-
-def measure_apart(model, variant):
-    """Return measure() of a process of its own. Raises RuntimeError with what it printed when it fails."""
-    done = subprocess.run([sys.executable, *command(model, variant)], cwd=catalog.ROOT, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"counting {model.name}/{variant.name} failed:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout)
 
 
 def main(arguments=None):

@@ -15,8 +15,8 @@ import torch
 
 from playground.api import compare
 from playground.machine import requirements
-from playground.record import load_result
 from playground.report.suite import eval_entry
+from playground.run_record import load_result
 
 PRECISIONS = {torch.float32: "default", torch.float16: "fp16", torch.bfloat16: "bf16"}
 VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -1,11 +1,14 @@
 """How exact a wrong output is, in classes, each of which permits more than the one before, and what its error looks like."""
 
 import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 
 from playground import tensors
 from playground.judge.precision import LOWER
+from playground.judge.tolerance import Reference
+from playground.tensors import Results
 
 AS_PYTORCH, FLOAT32, WRONG = "as PyTorch", "float32", "wrong"
 APPROXIMATE = (1e-3, 1e-2)  # of the spread
@@ -20,7 +23,12 @@ SPREAD = 10.0  # the factor within which a precision's own have them: a mistake 
 MOST = 1 << 20  # elements whose quantiles are taken: more would take long
 
 
-def grade(references, outputs, permitted, skipped=()):
+def grade(
+    references: Sequence[Reference],
+    outputs: Sequence[torch.Tensor],
+    permitted: Callable[[str], Sequence[Results]],
+    skipped: Collection[str] = (),
+) -> str:
     """Return the class of `outputs`, which are not as exact as PyTorch; `references` are theirs.
 
     `permitted(name)` gives Outcomes of "float32" in other orders of adding, or of a lower precision. Classes in `skipped` are
@@ -29,7 +37,7 @@ def grade(references, outputs, permitted, skipped=()):
     if [tensors.as_real(value).shape for value in outputs] != [reference.float64.shape for reference in references]:
         return WRONG
 
-    def is_right(wider):
+    def is_right(wider: Iterable[Reference]) -> bool:
         return not any(each.compare("", value).complaint for each, value in zip(wider, outputs, strict=True))
 
     for name in (FLOAT32, *LOWER):
@@ -44,12 +52,14 @@ def grade(references, outputs, permitted, skipped=()):
     return WRONG
 
 
-def named(found):
+def named(found: str) -> str:
     """Return a class as people read it: fp16 and bf16 are half precision."""
     return HALF if found in ("fp16", "bf16") else found
 
 
-def likely_precision(reference, actual, lowered):
+def likely_precision(
+    reference: torch.Tensor, actual: torch.Tensor, lowered: Mapping[str, Sequence[torch.Tensor]]
+) -> str | None:
     """Return a remark on an error, such as "its error is that of operands in bf16"; None where it resembles nothing.
 
     `lowered` is {precision: [results in float64 with operands, or everything, rounded to it]}. A result that is nearer to one
@@ -60,11 +70,12 @@ def likely_precision(reference, actual, lowered):
     if not reference.is_floating_point() or not finite.any():
         return None
 
-    def rms(difference):
+    def rms(difference: torch.Tensor) -> float:
         return torch.where(finite, difference, 0.0).square().mean().sqrt().item()
 
     error = rms(actual.double() - reference)
-    distance, ratio = {}, {}
+    distance: dict[str, float] = {}
+    ratio: dict[str, float] = {}
     for name, result in ((name, each.double()) for name, results in lowered.items() for each in results):
         own = rms(result - reference)
         if 0 < own < math.inf and error > 0:
@@ -79,12 +90,12 @@ def likely_precision(reference, actual, lowered):
     return None
 
 
-def names_one(complaint):
+def names_one(complaint: str) -> bool:
     """Return whether a complaint has a remark on the precision already."""
     return OPERANDS in complaint or SIZE_OF in complaint
 
 
-def _is_alike(errors, others):
+def _is_alike(errors: torch.Tensor, others: torch.Tensor) -> bool:
     profiles = []
     for each in errors, others:
         each = each.abs().flatten()
@@ -94,6 +105,6 @@ def _is_alike(errors, others):
     return bool(((found <= SPREAD * expected) & (expected <= SPREAD * found)).all())
 
 
-def _names(measure):
+def _names(measure: Mapping[str, float]) -> str:
     nearest = min(measure.values())
     return " or ".join(NAMES[name] for name, value in measure.items() if value <= ALIKE * nearest)

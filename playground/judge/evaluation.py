@@ -242,7 +242,7 @@ class Evaluation(Case):
             return compared
         complaint, error = compared["complaint"], compared["max_error"]
         if found != WRONG and not names_one(complaint):
-            complaint += f" (accuracy: {named(found)})"
+            complaint += f" (accuracy: {named(str(found))})"
         if self._declared is None and found == FLOAT32:
             self._declared = FLOAT32
         elif self._accept is not None and self._declared != self._accept and error is not None and error <= self._accept:

@@ -22,7 +22,8 @@ from torch.utils import _pytree
 
 from playground import tensors
 from playground.judge import probes
-from playground.judge.mutations import MUTATIONS, Call, Unfit
+from playground.judge.calls import Call, Unfit
+from playground.judge.mutations import MUTATIONS
 from playground.judge.tolerance import FLOAT32_EPSILON
 from playground.tensors import as_real
 

@@ -10,131 +10,17 @@ import re
 import torch
 import torch.nn.functional as F
 
+from playground.judge.calls import Unfit, require, tensor_of
+
 ROW = -2  # the dimension of an image's rows, or of a volume's
 LOOK_ALIKE = "replaced by a look-alike"  # of an activation
-
-# Kind of operators -> the names of its functions, and of their arguments in order.
-_OPERATORS = {
-    "convolution": (
-        "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
-        "input weight bias stride padding dilation groups",
-    ),
-    "linear": ("linear", "input weight bias"),
-    "product": ("matmul mm bmm __matmul__", "input other"),
-    "sum with a product": ("addmm baddbmm addbmm", "summand input other"),
-    "maximum pooling": ("max_pool1d max_pool2d max_pool3d", "input kernel_size stride padding dilation ceil_mode"),
-    "average pooling": ("avg_pool1d avg_pool2d avg_pool3d", "input kernel_size stride padding ceil_mode count_include_pad"),
-    "global pooling": (
-        "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d "
-        "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d",
-        "input output_size",
-    ),
-    "reduction": ("sum mean amax amin max min prod logsumexp norm vector_norm std var", "input dim keepdim"),
-    "scan": ("cumsum cumprod logcumsumexp", "input dim"),
-    "softmax": ("softmax log_softmax softmin", "input dim"),
-    "batch norm": ("batch_norm", "input running_mean running_var weight bias training momentum eps"),
-    "layer norm": ("layer_norm", "input normalized_shape weight bias eps"),
-    "group norm": ("group_norm", "input num_groups weight bias eps"),
-    "instance norm": ("instance_norm", "input running_mean running_var weight bias use_input_stats momentum eps"),
-    "rms norm": ("rms_norm", "input normalized_shape weight eps"),
-    "activation": (
-        "relu relu6 leaky_relu sigmoid tanh gelu silu elu selu celu softplus softsign hardtanh hardswish hardsigmoid mish "
-        "log_sigmoid clamp clip clamp_min clamp_max",
-        "input",
-    ),
-    "addition": ("add __add__ __radd__ __iadd__", "input other"),
-    "subtraction": ("sub __sub__ __isub__", "input other"),
-    "multiplication": ("mul multiply __mul__ __rmul__ __imul__", "input other"),
-    "division": ("div divide true_divide __truediv__ __div__ __itruediv__ __idiv__", "input other"),
-    "embedding": ("embedding", "input weight"),
-    "loss": (
-        "cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy "
-        "binary_cross_entropy_with_logits cosine_embedding_loss hinge_embedding_loss soft_margin_loss poisson_nll_loss",
-        "input target",
-    ),
-    "recurrence": ("lstm gru rnn_tanh rnn_relu", "input hx params"),
-    "attention": ("scaled_dot_product_attention", "input key value attn_mask dropout_p is_causal"),
-    "concatenation": ("cat concat concatenate stack", "tensors dim"),
-    "other": ("", "input"),
-}
-KINDS = {name: kind for kind, (names, _) in _OPERATORS.items() for name in names.split()}
-
-# Calls that only look at a tensor, or move or copy it.
-_NEUTRAL_NAMES = """
-    clone contiguous to float double half type_as view reshape view_as reshape_as flatten unflatten squeeze unsqueeze detach
-    requires_grad_ __get__ __set__ expand expand_as broadcast_to size dim __getitem__ __setitem__ chunk split unbind t
-    dropout dropout1d dropout2d dropout3d zeros_like ones_like empty_like rand_like randn_like full_like new_zeros new_ones
-    zero_ fill_ copy_ is_floating_point numel stride data_ptr cpu cuda alias item backward grad register_hook
-"""
-_NEUTRAL = frozenset(_NEUTRAL_NAMES.split())
-
-
-class Unfit(Exception):
-    """The mutation does not apply to this call."""
-
-
-class Call:
-    """One call of an operator, whose arguments are read and changed by name."""
-
-    def __init__(self, function, args, kwargs):
-        self.name = getattr(function, "__name__", "") or ""
-        in_place = self.name.endswith("_") and not self.name.endswith("__")
-        self.label = self.name.removesuffix("_") if in_place else self.name.strip("_")
-        self.is_neutral = self.name in _NEUTRAL
-        self.kind = KINDS.get(self.name.removesuffix("_") if in_place else self.name, "other")
-        self._function = function
-        self._in_place = in_place or self.name.startswith("__i")
-        names = _OPERATORS[self.kind][1].split()
-        self._operand = "input" if "input" in names else names[0]
-        self._by_place = dict(zip([*names, *range(len(args))], args, strict=False))  # those beyond the names by numbers
-        self._kwargs = dict(kwargs or {})
-
-    def get(self, name, default=None):
-        """Return the argument of that name."""
-        return self._by_place.get(name, self._kwargs.get(name, default))
-
-    def as_it_is(self):
-        """Return what the model itself asked for."""
-        return self._function(*self._by_place.values(), **self._kwargs)
-
-    def again(self, **changes):
-        """Return the operator's result with some of its arguments changed; what works in place gets a copy to work in."""
-        args = [changes.pop(name, value) for name, value in self._by_place.items()]
-        kwargs = self._kwargs | changes | ({"inplace": False} if self._kwargs.get("inplace") else {})
-        if self._in_place and isinstance(args[0], torch.Tensor):
-            args[0] = args[0].clone()
-        return self._function(*args, **kwargs)
-
-    @property
-    def first(self):
-        """Return the operand on which the operator works, if it is a tensor, else None."""
-        value = self.get(self._operand)
-        return value if isinstance(value, torch.Tensor) else None
-
-    @property
-    def input(self):
-        """Return the first tensor; raises Unfit where the call has none."""
-        return _tensor(self.first)
-
-    def with_input(self, value):
-        return self.again(**{self._operand: value})
-
-
-def _require(holds):
-    if not holds:
-        raise Unfit
-
-
-def _tensor(value):
-    _require(isinstance(value, torch.Tensor))
-    return value
 
 
 def _if(test, mutation):
     """Return a mutation, or a change of a tensor, for what passes a test."""
 
     def limited(call):
-        _require(test(call))
+        require(test(call))
         return mutation(call)
 
     return limited
@@ -153,7 +39,7 @@ def _times(factor):
 
 def _last_zeroed(dim):
     def change(value):
-        _require(value.shape[dim] > 1)
+        require(value.shape[dim] > 1)
         mask = torch.ones(value.shape[dim], dtype=value.dtype, device=value.device)
         mask[-1] = 0
         return value * mask.reshape([-1] + [1] * (value.dim() - 1 - dim % value.dim()))
@@ -184,13 +70,13 @@ _FLIPPED = _if(lambda weight: max(weight.shape[2:]) > 1, lambda weight: weight.f
 
 def _with(**changes):
     """Return the mutation that changes arguments, which must be tensors."""
-    return lambda call: call.again(**{name: change(_tensor(call.get(name))) for name, change in changes.items()})
+    return lambda call: call.again(**{name: change(tensor_of(call.get(name))) for name, change in changes.items()})
 
 
 def _cropped(call, **changes):
     """Return the beginning of the changed call's result, which is at least as large as that of the call as it is."""
     value, shape = call.again(**changes), call.again().shape
-    _require(value.dim() == len(shape) and all(has >= wanted for has, wanted in zip(value.shape, shape, strict=True)))
+    require(value.dim() == len(shape) and all(has >= wanted for has, wanted in zip(value.shape, shape, strict=True)))
     return value[tuple(slice(wanted) for wanted in shape)]
 
 
@@ -204,7 +90,7 @@ def _changed(result, change):
 
 
 def _values(result):
-    return _tensor(result if isinstance(result, torch.Tensor) else result[0])
+    return tensor_of(result if isinstance(result, torch.Tensor) else result[0])
 
 
 _LAST_COLUMN_DROPPED = _of_result(_last_zeroed(-1))
@@ -213,12 +99,12 @@ _LAST_ROW_DROPPED = _of_result(_if(lambda value: value.dim() > 3, _last_zeroed(R
 
 def _dropped(call):
     values, result = call.input, call.again()
-    _require(_values(result).dtype == values.dtype)
+    require(_values(result).dtype == values.dtype)
     return _changed(result, lambda found: values.expand(found.shape))
 
 
 def _other_alone(call):
-    other, result = _tensor(call.get("other")), call.again()
+    other, result = tensor_of(call.get("other")), call.again()
     return other.expand(result.shape)
 
 
@@ -241,27 +127,27 @@ def _strides(call):
 
 def _stride_larger(call):
     """What would be read beyond the input's end is 0."""
-    _require("transpose" not in call.name)
+    require("transpose" not in call.name)
     beyond = [side for size in reversed(call.again().shape[2:]) for side in (0, size)]
     return _cropped(call, input=F.pad(call.input, beyond), stride=[each + 1 for each in _strides(call)])
 
 
 def _padding(call):
     padding = call.get("padding", 0)
-    _require(not isinstance(padding, str))
+    require(not isinstance(padding, str))
     return _each(padding, call.input.dim() - 2)
 
 
 def _padded_with_the_border(call):
     widths = _padding(call)
-    _require(max(widths) > 0 and "transpose" not in call.name)
+    require(max(widths) > 0 and "transpose" not in call.name)
     sides = [width for each in reversed(widths) for width in (each, each)]
     return call.again(input=F.pad(call.input, sides, mode="replicate"), padding=0)
 
 
 def _operands_swapped(call):
-    first, second = call.input, _tensor(call.get("other"))
-    _require(first.dim() > 1 and first.shape == second.shape)
+    first, second = call.input, tensor_of(call.get("other"))
+    require(first.dim() > 1 and first.shape == second.shape)
     return call.again(input=second, other=first)
 
 
@@ -275,7 +161,7 @@ def _pooled(kind):
     def mutation(call):
         function = getattr(F, f"{kind}_pool{call.name.removesuffix('d')[-1]}d")
         options = {"padding": call.get("padding", 0), "ceil_mode": call.get("ceil_mode", False)}
-        _require(call.get("dilation", 1) in (1, None))
+        require(call.get("dilation", 1) in (1, None))
         return function(call.input, call.get("kernel_size"), call.get("stride"), **options)
 
     return mutation
@@ -283,10 +169,10 @@ def _pooled(kind):
 
 def _window_smaller(call):
     window = _window(call)
-    _require(window[-1] > 1)
+    require(window[-1] > 1)
     stride = call.get("stride") or call.get("kernel_size")
     smaller = [*window[:-1], window[-1] - 1]
-    _require(all(2 * pad <= size for pad, size in zip(_padding(call), smaller, strict=True)))
+    require(all(2 * pad <= size for pad, size in zip(_padding(call), smaller, strict=True)))
     return _cropped(call, kernel_size=smaller, stride=stride)
 
 
@@ -297,14 +183,14 @@ def _dims(call):
     dim, count = call.get("dim"), call.input.dim()
     if dim is None:
         return tuple(range(count))
-    _require(count > 0 and not isinstance(dim, torch.Tensor))
+    require(count > 0 and not isinstance(dim, torch.Tensor))
     return tuple(each % count for each in ([dim] if isinstance(dim, int) else dim))
 
 
 def _scaled_by_terms(power):
     def mutation(call):
         terms = math.prod(call.input.shape[dim] for dim in _dims(call))
-        _require(terms > 1)
+        require(terms > 1)
         return call.again() * (terms if power > 0 else 1 / terms)
 
     return mutation
@@ -316,7 +202,7 @@ def _mean(call):
 
 def _another_dimension(call):
     dims = _dims(call)
-    _require(len(dims) == 1 and call.input.dim() > 1)
+    require(len(dims) == 1 and call.input.dim() > 1)
     shape = _values(call.again()).shape
     for dim in range(call.input.dim()):
         if dim != dims[0]:
@@ -328,7 +214,7 @@ def _another_dimension(call):
 
 def _last_term_left_out(call):
     dim = _dims(call)[-1]
-    _require(call.input.shape[dim] > 1)
+    require(call.input.shape[dim] > 1)
     return call.with_input(call.input.narrow(dim, 0, call.input.shape[dim] - 1))
 
 
@@ -353,7 +239,7 @@ def _mean_not_subtracted(dims):
 
 
 def _batch_dims(call):
-    _require(call.get("training", False))
+    require(call.get("training", False))
     return [dim for dim in range(call.input.dim()) if dim != 1]
 
 
@@ -373,7 +259,7 @@ def _look_alike(call):
     name = call.name.removesuffix("_")
     if name == "gelu":
         return F.gelu(call.input, approximate="none" if call.get("approximate") == "tanh" else "tanh")
-    _require(name in _LOOK_ALIKES)
+    require(name in _LOOK_ALIKES)
     return _LOOK_ALIKES[name](call.input)
 
 
@@ -383,7 +269,7 @@ def _samples_changed(power):
 
 
 def _target(call):
-    return _tensor(call.get("target"))
+    return tensor_of(call.get("target"))
 
 
 def _has_values(call):
@@ -397,7 +283,7 @@ def _params(change):
 
 def _reversed_order(call):
     tensors = list(call.get("tensors"))
-    _require(len(tensors) > 1 and len({each.shape for each in tensors}) == 1)
+    require(len(tensors) > 1 and len({each.shape for each in tensors}) == 1)
     return call.again(tensors=tensors[::-1])
 
 
@@ -549,7 +435,7 @@ MUTATIONS = {
         "done twice": _done_twice,
     },
     "embedding": {
-        "index off by one": lambda call: call.again(input=(call.input + 1) % _tensor(call.get("weight")).shape[0]),
+        "index off by one": lambda call: call.again(input=(call.input + 1) % tensor_of(call.get("weight")).shape[0]),
         "features permuted": _of_result(_rolled(-1)),
     },
     "loss": {

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from playground import tensors
+from playground import modes, tensors
 
 aten = torch.ops.aten
 
@@ -97,7 +97,7 @@ def tf32_families(device, emulated=False):
 
 def forbid_tf32():
     """Forbid TF32 in this process."""
-    tensors.set_fp32_precision(dict.fromkeys(FAMILIES.values(), "ieee"))
+    modes.set_fp32_precision(dict.fromkeys(FAMILIES.values(), "ieee"))
 
 
 @contextlib.contextmanager
@@ -105,10 +105,10 @@ def without_tf32(device):
     """Have float32 computed in float32 on the device while this is active."""
     before = {setting: setting.fp32_precision for setting in FAMILIES.values()} if device.type == "cuda" else {}
     try:
-        tensors.set_fp32_precision(dict.fromkeys(before, "ieee"))
+        modes.set_fp32_precision(dict.fromkeys(before, "ieee"))
         yield
     finally:
-        tensors.set_fp32_precision(before)
+        modes.set_fp32_precision(before)
 
 
 class _Decomposed(TorchFunctionMode):

@@ -20,17 +20,17 @@ class Sample:
     secret: int = 0
 
     @property
-    def is_part(self):
+    def is_part(self) -> bool:
         return self.share < 1.0
 
     @property
-    def text(self):
+    def text(self) -> str:
         return (
             f"{self.share:.2g} of each large result, drawn at random, was compared with float64, "
             "and the rest with eager PyTorch: all would take too much memory or time"
         )
 
-    def of(self, tensor, probe):
+    def of(self, tensor: torch.Tensor, probe: str) -> torch.Tensor:
         """Return the sample of a tensor that a probe gives, in one dimension; a small one as it is."""
         if not self.is_part or tensor.numel() <= SMALL:
             return tensor

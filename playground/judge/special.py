@@ -1,11 +1,12 @@
 """Probes that cannot be compared element by element: NaN and infinities in some samples."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
-from playground.judge.tolerance import Reference
-from playground.tensors import differentiable
+from playground.judge.tolerance import Comparison, Reference
+from playground.tensors import Results, differentiable
 
 
 class Contained(Reference):
@@ -15,16 +16,18 @@ class Contained(Reference):
     tile, and some of cuDNN's over other samples. But see `_reached`.
     """
 
-    def __init__(self, reached, reference, eager, permitted):
+    def __init__(
+        self, reached: torch.Tensor, reference: torch.Tensor, eager: torch.Tensor, permitted: Sequence[torch.Tensor]
+    ) -> None:
         self._reached = reached
         self._not_finite = ~torch.isfinite(reference) & ~torch.isfinite(eager)
         super().__init__(*(each.masked_fill(reached, 0) for each in (reference, eager, *permitted)))
 
-    def permitting(self, *more):
+    def permitting(self, *more: torch.Tensor) -> "Contained":
         """Return what Reference.permitting does."""
         return super().permitting(*(result.masked_fill(self._reached, 0) for result in more))
 
-    def compare(self, name, actual):
+    def compare(self, name: str, actual: torch.Tensor | None) -> Comparison:
         """Return a Comparison, as Reference.compare gives it."""
         if actual is None or actual.shape != self._reached.shape:
             return super().compare(name, actual)
@@ -38,7 +41,9 @@ class Contained(Reference):
         return compared
 
 
-def references(reference, clean, eager, permitted, inputs):
+def references(
+    reference: Results, clean: Results, eager: Results, permitted: Sequence[Results], inputs: list[torch.Tensor]
+) -> list[Contained]:
     """Return a list of Contained, from the Outcomes with and without the special values."""
     special = next((~torch.isfinite(v) for v in inputs if differentiable(v) and not torch.isfinite(v).all()), None)
     made = []
@@ -51,7 +56,7 @@ def references(reference, clean, eager, permitted, inputs):
     return made
 
 
-def _reached(changed, finite, special, is_number):
+def _reached(changed: torch.Tensor, finite: torch.Tensor, special: torch.Tensor, is_number: bool) -> torch.Tensor:
     """Which elements of an output are not compared. The special values, where `special` is, change the `changed` ones.
 
     As a rule all of a sample that holds one, or that one reaches. But what is finite in the original is compared where it
@@ -68,7 +73,7 @@ def _reached(changed, finite, special, is_number):
     return skipped.view(-1, *[1] * (changed.dim() - 1)).expand_as(changed)
 
 
-def unusable(references):
+def unusable(references: Sequence[Reference]) -> str | None:
     """Return why nothing can be learned from references of the outputs; None where something can."""
     if any(reference.is_blunt for reference in references):
         return "rounding, or chance, moves the original's own result too much"

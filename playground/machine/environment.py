@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from playground.record import CpuDetails, Environment
+from playground.run_record import CpuDetails, Environment
 
 from . import requirements
 

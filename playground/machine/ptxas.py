@@ -8,7 +8,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from playground.record import Kernel, Unknown
+from playground.subject import Kernel, Unknown
 
 ARCHITECTURES = ("sm_80", "sm_90a")  # where neither a GPU nor the text's own flags name one
 SECONDS = 300  # for one text and architecture

@@ -7,7 +7,7 @@ from pathlib import Path
 from playground.judge import work
 from playground.nvidia import control, sanitizer_reports
 from playground.nvidia.tool import Program, Run
-from playground.record import NOTHING_TO_DO, Examination
+from playground.subject import NOTHING_TO_DO, Examination
 from playground.worker.referee_client import RefereeClient
 
 PROGRAM = Program(

@@ -15,11 +15,12 @@ import dataclasses
 import functools
 
 from playground.clock.statistics import TIE
-from playground.record import NOT_TIMED, SKIPPED, TIMED, VERDICTS, Against, Comparison, Ratio
+from playground.record import NOT_TIMED, SKIPPED, TIMED, VERDICTS, Comparison, Ratio
 from playground.report.document import has_changed
 from playground.report.figures import BASELINES, baseline_name, inputs_text, listed, size_note, timed_modes
 from playground.report.layout import INDENT, fitted, print_folded, print_indented, verdict
 from playground.report.text import NOTHING, one_line, significant, span, with_unit
+from playground.run_record import Against
 
 MARGIN = 2 * TIE  # what two processes that run the very same code can differ by, once for each run
 FASTER, SAME, SLOWER, NOT_COMPARABLE = OUTCOMES = ("faster", "same", "slower", "not comparable")

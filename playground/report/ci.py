@@ -13,7 +13,7 @@ TOOL = "kernel-playground"
 
 
 def cases(report, files, axes=None):
-    """Return a ci_files.Case for each result of a record.Document.
+    """Return a ci_files.Case for each result of a run_record.Document.
 
     `files` are {(model, variant): the variant's path}. In a sweep, one with `axes`, a refused size is skipped.
     """

@@ -6,19 +6,19 @@ import os
 from pathlib import Path
 
 from playground.catalog import code_sha256, kernels_sha256, sha256
-from playground.record import load_document
+from playground.run_record import load_document
 from playground.serial import DocumentError, dump
 
 LAUNCHES_COUNT_BELOW_MS = 0.1  # where the host may take as long to launch a call as the GPU to compute it
 
 
 def write(document, path):
-    """Write a record.Document to `path`, whole or not at all. Raises DocumentError for values that it must not have."""
+    """Write a run_record.Document to `path`, whole or not at all. Raises DocumentError for values that it must not have."""
     write_whole(path, as_text(document))
 
 
 def as_text(document):
-    """Return the JSON of a record.Document, as `write` writes it: NaN and infinities are null."""
+    """Return the JSON of a run_record.Document, as `write` writes it: NaN and infinities are null."""
     value = dump(document)
     load_document(value)
     return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
@@ -43,7 +43,7 @@ def as_lines(value, digits):
 
 
 def read(path):
-    """Return the record.Document in `path`; DocumentError says in one line why there is none."""
+    """Return the run_record.Document in `path`; DocumentError says in one line why there is none."""
 
     def refuse(constant):
         raise ValueError(f"{constant} is not a JSON number")

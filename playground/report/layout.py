@@ -89,11 +89,6 @@ def print_folded(console, text, indent=0, style="", hanging=0):
         console.print(margin.append_text(piece), highlight=False, no_wrap=True, overflow="ignore", crop=False)
 
 
-def print_whole(console, text):
-    """Print a line as it is, however long: for what is copied, or piped into another program."""
-    console.print(text, highlight=False, soft_wrap=True)
-
-
 def print_indented(console, table):
     console.print(Padding(table, (0, 0, 0, INDENT), expand=False))
 

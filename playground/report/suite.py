@@ -13,12 +13,13 @@ import statistics
 import sys
 from pathlib import Path
 
-from playground import record, serial
+from playground import record, run_record, serial
 from playground.judge.tolerance import deviations, two_digits
-from playground.record import TIMED, Cases, MeanRatio, Over, Right, SuiteStandard
+from playground.record import TIMED
 from playground.report import document
 from playground.report.figures import headline
 from playground.report.text import grouped
+from playground.run_record import Cases, MeanRatio, Over, Right, SuiteStandard
 from playground.serial import dump
 
 STANDARDS = tuple(record.STANDARDS.values())
@@ -36,7 +37,7 @@ ABOUT = ("date", "gpu", "driver", "cuda", "torch", "python", "cpu", "options", "
 
 
 def summarise(report, unsolved=()):
-    """Return the record.Suite of a document of pairs.
+    """Return the run_record.Suite of a document of pairs.
 
     Of each standard: how many pairs are correct and how many of them were timed; and over each of BASELINES that was timed
     `fast_p` and the geometric mean of the speed-ups of the correct and timed pairs, with the geometric means of the lower and
@@ -48,7 +49,7 @@ def summarise(report, unsolved=()):
     tags = [dict.fromkeys(each.tag for each in result.caveats) for result in results]  # each once a result
     caveats = collections.Counter(tag for own in tags for tag in own)
     classes = collections.Counter(each for each in map(accuracy_class, results) if each)
-    return record.Suite(
+    return run_record.Suite(
         pairs=len(results),
         problems_without_solution=list(unsolved),
         verdicts=dict(collections.Counter(result.verdict for result in results)),

@@ -5,7 +5,6 @@ import functools
 import itertools
 import math
 import os
-import types
 from pathlib import Path
 
 import torch
@@ -13,19 +12,19 @@ from torch.utils import _pytree
 
 import cuda_emulator as emulator
 from cuda_emulator import devices
-from playground import catalog, tensors
+from playground import catalog, modes, tensors
 from playground.clock import timer
 from playground.clock.clocked import Clocked
 from playground.clock.workload import fresh_inputs
-from playground.judge import behaviour, footprint, foreign, probes, work
+from playground.judge import behaviour, footprint, foreign, global_state, probes, work
 from playground.judge.checks import BY_NAME
-from playground.judge.precision import LOWER, forbid_tf32
+from playground.judge.precision import forbid_tf32
 from playground.machine import build_locks
 from playground.room import NoRoom
 from playground.tensors import Results
 from playground.worker.builds import BuildWatch
 from playground.worker.failures import describe, is_of_judge
-from playground.worker.interface import WrongInterface, fitting, place_of
+from playground.worker.interface import WrongInterface, copy_weights, declared_precision, fitting, kept, some, source_line
 
 IN_PART = 0.05  # of a gradient's norm: more than rounding and near ties do to it
 REFUSALS = (AssertionError, RuntimeError, TypeError, ValueError)  # of torch, or of a file, where there is no GPU
@@ -56,14 +55,14 @@ class Candidate(Clocked):
         self.schedules = itertools.cycle(("forward", "reversed", "random"))
         self.builds = BuildWatch(emulated=is_emulated)
         self.opened_before = foreign.opened()
-        self.problem = _kept(self._problem())
+        self.problem = kept(self._problem())
         if self.strict:  # whatever the problem's file has set
             forbid_tf32()
         content = content and content.encode("latin-1")
         self.text = work.Text(variant or self.path, content)
         self.emulates_device = False  # "cuda" stands for the emulator's memory, in all that the model does
         self.form = None  # of the last result
-        flags = behaviour.flags()
+        flags = global_state.flags()
         if variant:
             tensors.known_classes_only()  # those that the problem's file has made, too
         fresh = catalog.load_problem(self.path, self.settings) if borrowed or not variant else None
@@ -74,9 +73,9 @@ class Candidate(Clocked):
         difference = None if weights is None else self._take_weights(self.first_weights)
         self.first_buffers = {name: value.clone() for name, value in self.model.named_buffers()}
         self.state = None if weights is None else self.first_weights.keys()  # the original's
-        self.changed_by_loading = behaviour.complaints_about_flags(flags, behaviour.flags())
+        self.changed_by_loading = global_state.complaints_about_flags(flags, global_state.flags())
         came_by = "by seed" if difference else "by name"
-        return {"precision": _declared_precision(self.kind), "weights": came_by, "difference": difference}
+        return {"precision": declared_precision(self.kind), "weights": came_by, "difference": difference}
 
     def make_emulator(self, file):
         """Compile what emulated files share, as far as `file` takes it."""
@@ -92,7 +91,7 @@ class Candidate(Clocked):
             own = self.model.state_dict()
             shared = [name for name, value in original.items() if name in own and own[name].shape == value.shape]
             others = [name for name in shared if not torch.equal(own[name].cpu(), original[name])]
-            return f"{complaint}; from the same seed it draws other values of {_some(others)}" if others else str(complaint)
+            return f"{complaint}; from the same seed it draws other values of {some(others)}" if others else str(complaint)
         return None
 
     def _loaded_class(self, *file):
@@ -308,7 +307,7 @@ class Candidate(Clocked):
         """Save what the model gives while numbers and memory of its own code are spoiled; returns whether it gives anything."""
         tensors.seed_draws()
         try:
-            with tensors.uninitialised_is_nan(), numbers, memory:
+            with modes.uninitialised_is_nan(), numbers, memory:
                 results = self._forward(given)
                 memory.check(results)
                 tensors.save_results(Results(results), outputs)
@@ -339,7 +338,7 @@ class Candidate(Clocked):
         kept = {name: value.detach().clone() for name, value in self.model.named_parameters()} if probe["step"] else {}
         probes.take_step(self.model, probe["step"])
         try:
-            poisoned = tensors.uninitialised_is_nan() if poison and not self.emulator else contextlib.nullcontext()
+            poisoned = modes.uninitialised_is_nan() if poison and not self.emulator else contextlib.nullcontext()
             with poisoned, torch.autocast(self.device.type, enabled=probe["autocast"]):
                 yield
         finally:
@@ -471,11 +470,13 @@ class Candidate(Clocked):
             result = probes.in_eval(self.model, *inputs) if evaluates else self.model(*inputs)
         self._synchronize()
         if result is None:
-            raise WrongInterface(f"{place_of(self.kind, 'forward')}forward returns None: end it with `return`, and its result")
+            raise WrongInterface(
+                f"{source_line(self.kind, 'forward')}forward returns None: end it with `return`, and its result"
+            )
         try:
             flat, self.form = tensors.flatten(result), tensors.form(result)
         except TypeError as complaint:
-            raise WrongInterface(f"{place_of(self.kind, 'forward')}{complaint}") from None
+            raise WrongInterface(f"{source_line(self.kind, 'forward')}{complaint}") from None
         return flat
 
     def _synchronize(self):
@@ -483,36 +484,3 @@ class Candidate(Clocked):
             torch.cuda.synchronize()
         elif self.emulator:
             self.emulator.raise_kept()
-
-
-def _kept(problem):
-    """What a problem's module has now: a variant that replaces its functions there changes nothing here."""
-    names = "get_inputs", "get_init_inputs", "model_new_of", "converted_to"
-    return types.SimpleNamespace(**{name: getattr(problem, name, None) for name in names})
-
-
-def _declared_precision(cls):
-    """The class attribute `precision` of a variant that computes in less than float32; None where it declares none."""
-    declared = getattr(cls, "precision", "fp32")
-    if declared == "fp32":
-        return None
-    if declared not in list(LOWER):  # a list, too, is none of them
-        raise WrongInterface(f"ModelNew.precision is {declared!r}; expected 'fp32' or one of {', '.join(LOWER)}")
-    return declared
-
-
-def copy_weights(model, weights):
-    """Load weights by name, strictly. Raises WrongInterface, which says how the parameters differ."""
-    own = model.state_dict()
-    complaints = [f"lacks {name}" for name in weights if name not in own]
-    complaints += [f"has {name}, which the original lacks" for name in own if name not in weights]
-    shapes = {name: (tuple(own[name].shape), tuple(value.shape)) for name, value in weights.items() if name in own}
-    complaints += [f"{name} is {mine} instead of {theirs}" for name, (mine, theirs) in shapes.items() if mine != theirs]
-    if complaints:
-        raise WrongInterface(f"ModelNew's parameters differ from the original's: it {_some(complaints)}")
-    model.load_state_dict(weights)
-
-
-def _some(complaints, most=4):
-    more = [f"{len(complaints) - most} more"] if len(complaints) > most else []
-    return "; ".join([*complaints[:most], *more])

@@ -3,7 +3,9 @@
 import contextlib
 import inspect
 import traceback
+import types
 
+from playground.judge.precision import LOWER
 from playground.worker.failures import is_of_user
 
 
@@ -28,18 +30,18 @@ def misfit(error, kind, name, given, source):
         return None
     gives = f"{source} gives {len(given) or 'none'}"
     if function is None:
-        return WrongInterface(f"{place_of(kind, name)}{kind.__name__} has no {name}; {gives}")
+        return WrongInterface(f"{source_line(kind, name)}{kind.__name__} has no {name}; {gives}")
     with contextlib.suppress(ValueError):  # of what is no function of Python's
         signature = inspect.signature(function)
         try:
             signature.bind(None, *given)
         except TypeError:
             takes = str(signature.replace(parameters=list(signature.parameters.values())[1:]))[1:-1] or "no arguments"
-            return WrongInterface(f"{place_of(kind, name)}{name} takes {takes}; {gives}")
+            return WrongInterface(f"{source_line(kind, name)}{name} takes {takes}; {gives}")
     return None
 
 
-def place_of(kind, name):
+def source_line(kind, name):
     """Return 'FILE:LINE: ', where a class has its method of that name, or else begins; "" where that is not known."""
     try:
         found = inspect.unwrap(_own_method(kind, name) or next(iter(_users_classes(kind)), kind))
@@ -57,3 +59,36 @@ def _users_classes(kind):
     """The class and those that it inherits from, without ours and torch's; what is no class is by itself."""
     others = ("playground.worker.candidate", "torch.nn.modules.module", "builtins")
     return [each for each in getattr(kind, "__mro__", (kind,)) if not each.__module__.startswith(others)]
+
+
+def kept(problem):
+    """What a problem's module has now: a variant that replaces its functions there changes nothing here."""
+    names = "get_inputs", "get_init_inputs", "model_new_of", "converted_to"
+    return types.SimpleNamespace(**{name: getattr(problem, name, None) for name in names})
+
+
+def declared_precision(cls):
+    """The class attribute `precision` of a variant that computes in less than float32; None where it declares none."""
+    declared = getattr(cls, "precision", "fp32")
+    if declared == "fp32":
+        return None
+    if declared not in list(LOWER):  # a list, too, is none of them
+        raise WrongInterface(f"ModelNew.precision is {declared!r}; expected 'fp32' or one of {', '.join(LOWER)}")
+    return declared
+
+
+def copy_weights(model, weights):
+    """Load weights by name, strictly. Raises WrongInterface, which says how the parameters differ."""
+    own = model.state_dict()
+    complaints = [f"lacks {name}" for name in weights if name not in own]
+    complaints += [f"has {name}, which the original lacks" for name in own if name not in weights]
+    shapes = {name: (tuple(own[name].shape), tuple(value.shape)) for name, value in weights.items() if name in own}
+    complaints += [f"{name} is {mine} instead of {theirs}" for name, (mine, theirs) in shapes.items() if mine != theirs]
+    if complaints:
+        raise WrongInterface(f"ModelNew's parameters differ from the original's: it {some(complaints)}")
+    model.load_state_dict(weights)
+
+
+def some(complaints, most=4):
+    more = [f"{len(complaints) - most} more"] if len(complaints) > most else []
+    return "; ".join([*complaints[:most], *more])

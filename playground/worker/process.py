@@ -7,7 +7,6 @@ import functools
 import json
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -22,13 +21,14 @@ import psutil
 from cuda_emulator import CALL_OFF, SECONDS_TO_ANSWER
 from playground import untrusted
 from playground.catalog import ROOT
-from playground.judge.failure import GOES_ON, SANDBOX_ALLOWS, WorkerFailure
-from playground.machine.load import Granted, family, standing, usable_processors
+from playground.judge.failure import SANDBOX_ALLOWS, WorkerFailure
+from playground.machine.load import Granted, standing, usable_processors
 from playground.room import NoRoom
 from playground.serial import DocumentError
 from playground.worker import replies, sandbox, server
 from playground.worker.channel import Channel
 from playground.worker.failures import crash_place, without_our_frames
+from playground.worker.stopped import Stopped, end_awaited, families, kill_family, send
 
 # For a process that is never timed. Threads of OpenMP that wait for their share of the next loop keep a processor busy, and
 # take it from the compilers and the other workers: a referee beside them needs three times its processor time.
@@ -55,9 +55,6 @@ PHASES = {
     "ready_outer": "in a timed call",
     "call_outer": "in a timed call",
 }
-CPUCLOCK_SCHED = 2  # posix-timers.h: of the clock of another process, all of its threads together
-SETTLE_SECONDS, LOOK_SECONDS = 2.0, 1e-3  # until stopped processes stand still; between looks
-END_SECONDS = 10.0  # in which killed processes end, one that frees a GPU's memory, too
 OF_SIGNALS = 128  # an exit status beyond it, of a process in a sandbox, is a signal's number and this
 
 FOR_A_GPU, LEAST_PROCESSORS = 2, 4  # that compilers leave to what is timed there; that are needed for both
@@ -175,7 +172,7 @@ class WorkerProcess:
 
     def make_nice(self, niceness):
         """Set the niceness of the process and of what it has started."""
-        for pid in _families([self._process]):
+        for pid in families([self._process]):
             with contextlib.suppress(psutil.Error):
                 psutil.Process(pid).nice(niceness)
 
@@ -185,7 +182,7 @@ class WorkerProcess:
         Where there are too few processors, nothing changes.
         """
         if len(usable := sorted(usable_processors())) >= LEAST_PROCESSORS and hasattr(psutil.Process, "cpu_affinity"):
-            for pid in _families([self._process]):
+            for pid in families([self._process]):
                 with contextlib.suppress(psutil.Error):
                     psutil.Process(pid).cpu_affinity(usable[FOR_A_GPU:])
             self.compilers_go_on = True
@@ -262,13 +259,13 @@ class WorkerProcess:
                 return self._channel.receive(max(left, LOOK_AGAIN if self._paused_since else 0.0))
             except TimeoutError:
                 last, seen = seen, self._unpaused()
-                granted.look(_families([self._process]), seen - last)
+                granted.look(families([self._process]), seen - last)
                 if not self._paused_since and (granted.seconds >= self.limit or seen - began >= PATIENCE * self.limit):
                     raise
 
     def _whereabouts(self):
         """Where the emulator is in a kernel, as the end of a sentence; "" where none runs."""
-        _signal(_families([self._process]), CALL_OFF)  # a sandbox's own processes ignore it, as compilers do
+        send(families([self._process]), CALL_OFF)  # a sandbox's own processes ignore it, as compilers do
         try:
             reply = self._channel.receive(SECONDS_TO_ANSWER)
         except (EOFError, OSError, ValueError, RecursionError):
@@ -280,7 +277,7 @@ class WorkerProcess:
 
     def _phase(self, what):
         """What the process is busy with, as the end of a sentence."""
-        for pid in _families([self._process]):
+        for pid in families([self._process]):
             with contextlib.suppress(psutil.Error):
                 if COMPILERS.fullmatch(name := psutil.Process(pid).name()):
                     return f": still compiling ({name}); raise --time-limit"
@@ -327,8 +324,8 @@ class WorkerProcess:
                 outer = self._process
                 first = sandbox.family_of(outer.pid, most=1)[1:2] if outer.returncode is None else []
                 for pid in first:
-                    ends.enter_context(_end_awaited(pid))
-                _signal(first, signal.SIGKILL)
+                    ends.enter_context(end_awaited(pid))
+                send(first, signal.SIGKILL)
             kill_family(self._process)
 
     def close(self):
@@ -345,84 +342,6 @@ class WorkerProcess:
         os.close(self.shared)
         self._output.close()
         self._printed.close()
-
-
-class Stopped:
-    """Processes that stand still, with all that they started."""
-
-    def __init__(self, processes):
-        self._processes = processes
-        self.family = _families(processes, standing)
-
-    def stop(self):
-        """Stop those that are known, at once."""
-        _signal(self.family, signal.SIGSTOP)
-
-    def has_grown(self):
-        """Stop all that they have started since. Returns whether there was any."""
-        known = set(self.family)
-        while new := _families(self._processes, standing) - self.family:
-            _signal(new, signal.SIGSTOP)
-            self.family |= new
-        return self.family != known
-
-    def used(self):
-        """Return {pid: milliseconds of processor time} of those that are known, all threads together."""
-        found = {}
-        for pid in self.family:
-            with contextlib.suppress(OSError):  # it has ended
-                found[pid] = time.clock_gettime((~pid << 3) | CPUCLOCK_SCHED) * 1e3
-        return found
-
-    def since(self, before):
-        """Return the milliseconds that they have used since `used` gave this: none, where they have stood still.
-
-        Raises OSError where one has ended, as none does that stands still.
-        """
-        now = self.used()
-        if before.keys() - now.keys():
-            raise OSError(GOES_ON)
-        return sum(used - before.get(pid, used) for pid, used in now.items())
-
-    def is_still(self):
-        """Return whether each thread of those that are known is stopped, or has ended.
-
-        Of a process under a debugger's eyes SIGSTOP may stop one thread alone, and what the kernel does for a thread goes on.
-        """
-        for pid in self.family:
-            for file in Path(f"/proc/{pid}/task").glob("*/stat"):
-                with contextlib.suppress(OSError):
-                    if file.read_text().rpartition(")")[2].split()[0] not in "TtZX":
-                        return False
-        return True
-
-    def settled(self):
-        """Return what `used` does once they stand still. Raises OSError where they do not within SETTLE_SECONDS."""
-        latest = time.monotonic() + SETTLE_SECONDS
-        while not self.is_still():
-            if time.monotonic() > latest:
-                raise OSError(GOES_ON)
-            time.sleep(LOOK_SECONDS)
-        return self.used()
-
-    def go_on(self):
-        """Have all of them go on."""
-        _signal(self.family, signal.SIGCONT)
-
-
-@contextlib.contextmanager
-def _end_awaited(pid):
-    """Wait, when the block is left, until a process has ended: a sandbox's first does so when all others there have."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except (AttributeError, OSError):  # an older system, or it has ended
-        yield
-        return
-    try:
-        yield
-        select.select([descriptor], [], [], END_SECONDS)
-    finally:
-        os.close(descriptor)
 
 
 def _part_of(file, count):
@@ -446,28 +365,6 @@ def in_which_block(reason):
     )
 
 
-def kill_family(process):
-    """End a Popen or Forked that has a session of its own, and everything it started."""
-    _signal(_families([process]), signal.SIGKILL)
-    process.wait()
-
-
-def _families(processes, but=()):
-    """The process ids of Popens that have sessions of their own, and of everything they started.
-
-    Those are their trees, since compilers run in process groups of their own, and their sessions: when a process is dead
-    already, what it started has another parent but is still there.
-    """
-    alive = {process.pid for process in processes if process.returncode is None}  # a number may be another's afterwards
-    return family(alive, {process.pid for process in processes}, but)
-
-
-def _signal(pids, number):
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
-
-
 @contextlib.contextmanager
 def pause_others(but, on_gpu=False, beside_compilers=False):
     """Stop all workers of this process except those in `but`, and what they started, compilers too: something is timed.
@@ -488,14 +385,14 @@ def pause_others(but, on_gpu=False, beside_compilers=False):
         stopped = Stopped([worker._process for worker in others if worker.pid not in building])
         try:
             stopped.stop()
-            _signal(building, signal.SIGSTOP)
+            send(building, signal.SIGSTOP)
             stopped.has_grown()
             standing.update(stopped.family)
             yield
         finally:
             standing.difference_update(stopped.family)
             stopped.go_on()
-            _signal(building, signal.SIGCONT)
+            send(building, signal.SIGCONT)
             now = time.monotonic()
             for worker in others:
                 worker._paused += now - worker._paused_since

@@ -7,7 +7,7 @@ from playground import tensors, untrusted
 from playground.judge.footprint import Footprint
 from playground.judge.probes import AT_OWN_SIZE, OF_SEEDS, PROBES, size_of
 from playground.machine import memory
-from playground.record import Environment
+from playground.run_record import Environment
 from playground.serial import load
 from playground.worker.process import UNTIMED, WorkerProcess
 

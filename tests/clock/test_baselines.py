@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn as nn
 
-from playground import tensors
+from playground import modes
 from playground.clock.baselines import BASELINES, SETTINGS, distinct, named, names_for, peers, precision_of, prepare, under
 from playground.report.figures import BASELINES as SHOWN
 from playground.report.figures import LOWER_PRECISION, baseline_name
@@ -100,9 +100,9 @@ def test_what_torch_would_stop_compiling_is_an_error():
 @pytest.fixture(params=["tf32", "ieee", "none"])
 def set_before(request):
     before = {flag: flag.fp32_precision for flag in FLAGS}
-    tensors.set_fp32_precision(dict.fromkeys(FLAGS, request.param))
+    modes.set_fp32_precision(dict.fromkeys(FLAGS, request.param))
     yield
-    tensors.set_fp32_precision(before)
+    modes.set_fp32_precision(before)
 
 
 @pytest.mark.parametrize("name", [*BASELINES, "eager+benchmark+tf32"])

@@ -14,7 +14,7 @@ from playground.command import entry
 from playground.driver import preparations
 from playground.judge import work
 from playground.report import document
-from playground.worker.interface import WrongInterface, misfit, place_of
+from playground.worker.interface import WrongInterface, misfit, source_line
 
 PROBLEM, SOLUTION = ROOT / "examples/softmax.py", ROOT / "examples/softmax_new.py"
 BARRIER = "    __syncthreads();  // all have read the maximum before the sums overwrite it\n"
@@ -227,7 +227,7 @@ def test_a_function_in_the_place_of_a_class_has_a_line():
         return None
 
     line = ModelNew.__code__.co_firstlineno
-    assert place_of(ModelNew, "__init__") == place_of(ModelNew, "forward") == f"{__file__}:{line}: "
+    assert source_line(ModelNew, "__init__") == source_line(ModelNew, "forward") == f"{__file__}:{line}: "
     assert misfit(TypeError("no module"), ModelNew, "__init__", (1, 2), "get_init_inputs") is None
 
 

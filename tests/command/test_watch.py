@@ -17,7 +17,8 @@ from playground import catalog
 from playground.catalog import ROOT
 from playground.driver import plan
 from playground.driver.task import Task
-from playground.record import UNCHECKED, Judgment, Probe, Shape, compose
+from playground.record import UNCHECKED, Judgment, Probe, compose
+from playground.subject import Shape
 
 LIMIT = 120  # seconds for one judgement on a machine that does much else
 END = "Ctrl-C ends"  # the last line of each screen

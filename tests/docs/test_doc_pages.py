@@ -83,7 +83,7 @@ def test_links_lead_somewhere(page):
 
 @ALL_PAGES
 def test_files_and_options_in_the_text_exist(page):
-    programs = [*doc_commands.SCRIPTS, "playground.emulator", "cuda_emulator"]
+    programs = [*doc_commands.SCRIPTS, "cuda_emulator"]
     known = set().union(*map(doc_commands.options_of, programs))
     for code in CODE.findall(doc_pages.without_blocks(page)):
         first = code.split()[0]

@@ -22,8 +22,9 @@ from playground.driver.timing import Stopwatch
 from playground.judge.evaluation import Judged
 from playground.judge.verdict import UNJUDGED
 from playground.machine.memory import MOST_JUDGED_AT_ONCE, builds_at_once
-from playground.record import NOT_TIMED, UNCHECKED, Caveat, Judgment, Result, Subject, compose
+from playground.record import NOT_TIMED, UNCHECKED, Caveat, Judgment, Result, compose
 from playground.report.progress import Progress
+from playground.subject import Subject
 from playground.worker import WorkerFailure, WorkerProcess
 
 

@@ -23,8 +23,9 @@ from playground.driver.task import Options, Task
 from playground.driver.timing import outcome, own_clock
 from playground.judge.evaluation import Judged
 from playground.judge.verdict import UNJUDGED
-from playground.record import MINE, NOBODY, TRUST, Ceilings, Check, Clocks, Judgment, Outer, Ratio, Work, Works, load_result
+from playground.record import MINE, NOBODY, TRUST, Ceilings, Check, Clocks, Judgment, Outer, Ratio, Work, Works
 from playground.report.progress import Progress
+from playground.run_record import load_result
 from playground.serial import dump
 from playground.worker import WorkerFailure
 from playground.worker.replies import Loaded, Started, Times

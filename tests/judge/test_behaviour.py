@@ -5,7 +5,7 @@ import torch
 import torch.nn as nn
 from judged import referee_of
 
-from playground.judge import behaviour
+from playground.judge import behaviour, global_state
 from playground.judge.behaviour import SideEffects, StressTests
 from playground.judge.checks import STRESS_TESTS
 
@@ -65,23 +65,23 @@ def test_a_call_that_does_more(function, check, reason):
     ],
 )
 def test_flags_are_read_again(name, change, other, usual):
-    before = behaviour.flags()
-    assert behaviour.changed(before, behaviour.flags()) is None
+    before = global_state.flags()
+    assert global_state.changed(before, global_state.flags()) is None
     try:
         change(other)
-        assert behaviour.changed(before, behaviour.flags()).startswith(f"changes {name} from ")
+        assert global_state.changed(before, global_state.flags()).startswith(f"changes {name} from ")
     finally:
         change(usual)
-    assert behaviour.changed(before, behaviour.flags()) is None
+    assert global_state.changed(before, global_state.flags()) is None
 
 
-@pytest.mark.parametrize("name", behaviour.TIMERS_AND_CHECKS)
+@pytest.mark.parametrize("name", global_state.TIMERS_AND_CHECKS)
 def test_a_replaced_timer_or_check(monkeypatch, name):
-    before = behaviour.flags()
+    before = global_state.flags()
     monkeypatch.setattr(name, lambda *_: 0.0)
-    after = behaviour.flags()
+    after = global_state.flags()
     monkeypatch.undo()  # before pytest asks for the time
-    assert behaviour.changed(before, after).startswith(f"replaces {name}")
+    assert global_state.changed(before, after).startswith(f"replaces {name}")
 
 
 def test_bits():

@@ -1,19 +1,14 @@
 """Of two values of a window that are as near as rounding the gradient may go to either; of others only to the larger."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch.nn as nn
 
-from playground import tensors, untrusted
-from playground.judge.evaluation import Evaluation
+from playground import tensors
 from playground.judge.oracle import Oracle
 from playground.judge.precision import LOWER
 from playground.judge.probes import Probe, with_upstream
-from playground.serial import dump
-from playground.worker.referee import _references
-from playground.worker.replies import Differentiated, Loaded, Ran
+from playground.judge.references import references_of
 
 CPU = torch.device("cpu")
 PAIRS = 20_000
@@ -46,8 +41,8 @@ def judged():
     oracle = Oracle(original, CPU)
     truth, eager = oracle.reference(probe), oracle.eager(probe)
     decisions = oracle.decisions(probe, truth)
-    blind = _references(truth, eager, [eager])[1]
-    return probe, _references(truth, eager, [eager], decisions=lambda: decisions)[1], blind
+    blind = references_of(truth, eager, [eager])[1]
+    return probe, references_of(truth, eager, [eager], decisions=lambda: decisions)[1], blind
 
 
 def complaints(judged, decide):
@@ -88,32 +83,3 @@ def test_the_smaller_of_two_clear_values_is_wrong(judged, row, pair):
 def test_a_maximum_over_values_of_a_lower_precision_is_wrong(judged, precision):
     with_decisions, _ = complaints(judged, LOWER[precision])
     assert all("off by" in complaint for complaint in with_decisions)
-
-
-def test_the_result_says_that_near_decisions_were_looked_for(tmp_path):
-    """In the note of the probe, which --explain shows."""
-    found = {"max_error": 1e-7, "allowed": 1e-6, "eager_error": 1e-7, "permitted_error": 1e-7, "complaint": None}
-    of_outputs = found | {"swallowed": None, "small": None, "leaked": False, "stale": False, "uniform": False, "decided": False}
-    of_gradients = {name: found | {"decided": name == "weight", "unjudged": False} for name in ("weight", "bias")}
-    truth = SimpleNamespace(
-        folder=tmp_path,
-        answers=lambda worker: untrusted.Folder(tmp_path),
-        side_effects=[],
-        prepared=lambda probe: {"unusable": None, "differentiable": True},
-        inputs=lambda probe: "",
-        compare=lambda what, *_, **__: (
-            {name: dict(each) for name, each in of_gradients.items()} if what == "gradients" else of_outputs
-        ),
-    )
-    answers = {
-        "run": Ran(peak_mib=None, complaints={}, refused=None, form="tensor", handed_memory=None),
-        "differentiate": Differentiated(unsupported=None, failed=None, complaints=[], in_part=[]),
-    }
-    worker = SimpleNamespace(pid=0, ask=lambda what, *_, **__: answers[what])
-    loaded = Loaded(precision=None, weights="by name", difference=None)
-    case = Evaluation(worker, truth, "cpu", loaded, file=None, renew=None, accept=None)
-    case._probe("normal")
-    assert case.complaints == []
-    assert case.probes["normal"].note == "near decisions move the gradient of weight"
-    truth.domain, truth.ways = [], []
-    assert dump(case.known().check)["gradients"] == {"weight": found, "bias": found}

@@ -317,7 +317,7 @@ def test_forbidding_tf32_sets_every_family_and_the_older_flags_can_be_read():
     """As many originals do, to set cuDNN's for a while: PyTorch raises where the flags of both kinds differ."""
     script = """
 import torch
-from playground import tensors
+from playground import modes
 from playground.judge import precision
 from playground.clock import baselines
 
@@ -332,7 +332,7 @@ for name in ("eager_fp32", "eager+tf32"):
     with baselines.precision_of(baselines.named(name)):
         print(older())
 print(older())
-tensors.set_fp32_precision({torch.backends.cuda.matmul: "tf32"})
+modes.set_fp32_precision({torch.backends.cuda.matmul: "tf32"})
 precision.forbid_tf32()
 print(older(), {setting.fp32_precision for setting in families})
 """

@@ -12,8 +12,9 @@ from playground.judge.checks import DROP_IN, FORWARD
 from playground.judge.evaluation import Evaluation
 from playground.judge.failure import JUDGE_BROKE
 from playground.judge.verdict import UNJUDGED, Complaint, conclude, ended, permitted_to
-from playground.record import Accuracy, Subject, compose
+from playground.record import Accuracy, compose
 from playground.report import figures
+from playground.subject import Subject
 from playground.worker import WorkerFailure
 from playground.worker.replies import Loaded, TriedOut
 

@@ -3,14 +3,14 @@
 import pytest
 
 from playground import catalog
-from playground.judge import behaviour, checks, probes
+from playground.judge import behaviour, checks, global_state, probes
 
 
 def test_each_has_a_function_and_a_name_of_its_own():
     assert all(callable(getattr(probes, check.function)) for check in checks.PROBES)
     assert all(callable(getattr(behaviour.StressTests, f"_{check.function}")) for check in checks.STRESS_TESTS)
     names = [check.name for check in (*checks.PROBES, *checks.SIDE_EFFECTS, *checks.WATCHED, *checks.STRESS_TESTS)]
-    assert len(set(names)) == len(names) and set(behaviour.FAVOURING) <= set(names)
+    assert len(set(names)) == len(names) and set(global_state.FAVOURING) <= set(names)
 
 
 def test_what_costs_drop_in_alone_says_what_would_remove_it():

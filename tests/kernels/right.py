@@ -14,8 +14,8 @@ import cuda_emulator as emulator
 from playground import catalog, tensors
 from playground.judge.oracle import Oracle
 from playground.judge.probes import Probe, with_upstream
+from playground.judge.references import references_of
 from playground.judge.tolerance import Reference
-from playground.worker.referee import _references
 
 TINY = {
     "conv_pool_sigmoid_sum": {"batch_size": 3, "height": 23, "width": 31},
@@ -89,7 +89,7 @@ def assert_trains_right(original, new, x, precision="fp32"):
     truth, eager, permitted = oracle.reference(probe), oracle.eager(probe), oracle.permitted(probe, precision)
     (out,), found = tensors.gradients(new, probe.inputs, probe.upstream, probe.wanted_inputs)
     assert found.keys() == truth.gradients.keys()
-    (of_output,), references = _references(truth, eager, permitted, decisions=lambda: oracle.decisions(probe, truth))
+    (of_output,), references = references_of(truth, eager, permitted, decisions=lambda: oracle.decisions(probe, truth))
     assert_as_right(of_output, "the output", out.detach())
     for name, reference in references.items():
         assert_as_right(reference, name, found[name])

@@ -4,7 +4,7 @@ import pytest
 
 from playground.machine import ptxas
 from playground.machine.ptxas import DeviceCode
-from playground.record import Unknown
+from playground.subject import Unknown
 
 NEEDS_NVCC = pytest.mark.skipif(ptxas.find_nvcc() is None, reason="needs nvcc (CUDA_HOME, PATH or /usr/local/cuda)")
 TEXT = """

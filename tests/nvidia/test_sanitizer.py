@@ -10,7 +10,8 @@ import pytest
 from playground.judge.verdict import UNJUDGED, doubted, found
 from playground.nvidia import control, sanitizer
 from playground.nvidia.sanitizer import TOOLS
-from playground.record import Subject, compose
+from playground.record import compose
+from playground.subject import Subject
 
 SUBJECT = Subject(model="m", variant="v", backend="cuda", ran_on="cuda", source_sha256=None, build_seconds=None, built=True)
 RIGHT = dataclasses.replace(compose(SUBJECT, UNJUDGED), verdict="pass")

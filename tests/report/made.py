@@ -1,7 +1,7 @@
 """Results and documents as the driver writes them: JSON, of which `read` makes what the reports take."""
 
-from playground.record import load_document, load_result
 from playground.report import suite
+from playground.run_record import load_document, load_result
 from playground.serial import dump
 
 RATIOS = {"eager": 79.6, "channels_last": 64.3, "compile": 49.37, "eager_fp32": 79.6, "compile_fp32": 50.2}
@@ -11,7 +11,7 @@ UNTIMED |= dict.fromkeys(("rounds", "calls", "rechecked", "back_to_back_ms")) | 
 
 
 def read(document):
-    """The record.Document of a document in JSON."""
+    """The run_record.Document of a document in JSON."""
     return load_document(dump(document))
 
 

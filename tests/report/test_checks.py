@@ -4,9 +4,10 @@ from dataclasses import replace
 
 from made import own_work
 
-from playground.record import UNCHECKED, Check, Entry, Examination, Probe
+from playground.record import UNCHECKED, Check, Entry, Probe
 from playground.report import facts
 from playground.serial import load
+from playground.subject import Examination
 
 RIGHT = {"max_error": 1e-6, "allowed": 1e-5, "eager_error": 1e-6, "complaint": None, "note": None}
 IDLE = dict.fromkeys(RIGHT) | {"note": "not run: the model's file has no constants for it"}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from made import document_of, make_passed, own_work, read
 
-from playground import record
+from playground import record, run_record
 from playground.catalog import ROOT
 from playground.report import document as documents
 from playground.report import roofline, terminal
@@ -103,10 +103,6 @@ def test_read_of_a_missing_file(tmp_path):
         documents.read(tmp_path / "absent.json")
 
 
-def test_documents_of_the_driver_are_valid(document):
-    read(document)
-
-
 FACTS = ("published", "originals", "exhibits")  # folders of what is no document
 REQUIRED = {"model", "variant", "backend", "ran_on", "verdict", "reason", "source_sha256", "check", "build_seconds", "built"}
 REQUIRED |= {"time_ms", "peak_mib", "speedup"}
@@ -168,7 +164,7 @@ def test_validate_names_the_place_that_breaks_the_contract(place, value, message
     else:
         holder[key] = value
     with pytest.raises(DocumentError, match=message) as raised:
-        record.load_document(document)
+        run_record.load_document(document)
     assert "\n" not in str(raised.value)
 
 
@@ -197,10 +193,10 @@ def test_every_value_has_a_form():
             holder = holder[step]
         holder[path[-1]] = {0}  # a set is of no form
         if ANY_FORM.search(".".join(map(str, path))):
-            record.load_document(broken)
+            run_record.load_document(broken)
         else:
             with pytest.raises(DocumentError, match=rf"{path[-1]}\]?( \(.*\))?: expected .*, got {{0}}|schema {{0}}"):
-                record.load_document(broken)
+                run_record.load_document(broken)
 
 
 def test_recorded_documents_are_written_as_they_were_read():
@@ -211,7 +207,7 @@ def test_recorded_documents_are_written_as_they_were_read():
 
 
 def test_the_form_that_is_printed_names_every_key():
-    text = subprocess.run([sys.executable, "-m", "playground.record"], capture_output=True, text=True, check=True).stdout
+    text = subprocess.run([sys.executable, "-m", "playground.run_record"], capture_output=True, text=True, check=True).stdout
     for key in ("schema", "time_ms", "not_graphed", "unsupported", "class", "mutants_rejected", "claimed_speedup"):
         assert re.search(rf"^    {key}\b", text, re.MULTILINE), key
     assert "win | tie | loss" in text and "NoneType" not in text

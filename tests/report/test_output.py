@@ -63,10 +63,3 @@ def test_a_writer_that_was_killed_keeps_nobody_out(tmp_path):
     output = Output("--json", tmp_path / "a.json")
     output.claim()
     output.release()
-
-
-def test_a_device_is_written_as_it_is():
-    output = Output("--json", "/dev/null")
-    output.claim()
-    output.write(lambda path: write_whole(path, "text"))
-    assert not output.is_elsewhere

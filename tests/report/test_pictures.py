@@ -4,10 +4,8 @@ import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from drawn import contrast
 
 from playground import catalog
-from playground.report import drawing
 from tools import memories
 
 PICTURES = sorted((catalog.ROOT / "docs" / "pictures").glob("*.svg"))
@@ -48,11 +46,3 @@ def test_every_picture_is_shown():
 def test_a_picture_says_what_it_is(path):
     names = [node.tag.split("}")[1] for node in ElementTree.fromstring(path.read_text())]
     assert names[:2] == ["title", "desc"]
-
-
-def test_colours_are_readable_on_white_and_on_black():
-    for name in ("panel", "floor"):
-        colour = drawing.ANYWHERE[name]
-        assert min(contrast(colour, "#ffffff"), contrast(colour, "#0d1117")) >= 3.5
-    for name in ("device", "shared", "variant"):
-        assert contrast(drawing.ANYWHERE[name], "#ffffff") >= 4.5, "white text stands on it"

@@ -5,7 +5,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 
 import pexpect
 import pytest
@@ -69,24 +68,6 @@ def test_in_a_pipe_each_event_is_a_line():
         "build pool/v1: pass, T s",
         "check pool/v1: fail: wrong by [red]0.5[/nonsense] [2J",
     ]
-
-
-def test_many_threads():
-    def calls(progress):
-        def work(index):
-            progress.started("build", "pool", f"v{index}")
-            progress.finished("build", "pool", f"v{index}", "pass")
-
-        threads = [threading.Thread(target=work, args=(index,)) for index in range(16)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    lines = plain(calls).splitlines()
-    assert len(lines) == 32
-    for index in range(16):
-        assert sum(line.startswith(f"build pool/v{index}: pass, ") for line in lines) == 1
 
 
 def test_on_a_terminal_it_is_live_and_stdout_is_untouched(tmp_path):
@@ -154,16 +135,3 @@ def test_variants_are_counted_and_what_failed_is_closed():
         "2 of 3 variants done, about 10 s left",
         "3 of 3 variants done",
     ]
-
-
-def test_the_same_stage_of_the_same_variant_twice_at_once():
-    """As in a sweep, whose points are built side by side."""
-
-    def calls(progress):
-        for _ in range(2):
-            progress.started("build", "pool", "v1")
-        for _ in range(2):
-            progress.finished("build", "pool", "v1", "built")
-
-    lines = plain(calls).splitlines()
-    assert len(lines) == 4 and all(re.fullmatch(r"build pool/v1: built, \S+ s", line) for line in lines[2:])

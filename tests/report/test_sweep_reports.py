@@ -84,15 +84,3 @@ def test_where_no_speedup_was_measured_a_strip_says_why(swept, plot):
     assert "not measured: v2_single_kernel at 1, 8: the machine is busy" in text
     assert "speed-up over the best baseline" not in text and "2x" not in text, "no empty panel"
     assert "batch_size=1; batch_size=8: the machine is busy" in " ".join(table(swept, 200).split())
-
-
-def test_where_nothing_was_timed_the_reasons_are_all_there_is(swept, plot):
-    for result in swept["results"]:
-        result.update(UNTIMED, verdict="error", reason="ValueError: no batch", floor_ms=None)
-    text = plot()
-    assert "not measured: v2_single_kernel at 1, 8, 64: ValueError: no batch" in text
-    assert "median ms" not in text and "speed-up over" not in text, "no empty panels"
-
-
-def test_no_picture_of_an_unknown_kind():
-    assert sweep_plot.missing("plot.doc").endswith(".svg, .png, .pdf") and sweep_plot.missing("plot.svg") is None

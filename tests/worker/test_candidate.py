@@ -6,31 +6,32 @@ import pytest
 import torch
 import torch.nn as nn
 
-from playground import tensors
-from playground.judge import behaviour, probes
+from playground import modes, tensors
+from playground.judge import behaviour, global_state, probes
 from playground.judge.failure import JUDGE_BROKE
-from playground.worker.candidate import Candidate, WrongInterface, copy_weights
+from playground.worker.candidate import Candidate
 from playground.worker.failures import describe
+from playground.worker.interface import WrongInterface, copy_weights
 from tests.judge.problems import pairs
 
 
 def test_a_file_may_leave_determinism_as_it_is_without_nan_in_new_memory():
-    with tensors.uninitialised_is_nan():
-        before = behaviour.flags()
+    with modes.uninitialised_is_nan():
+        before = global_state.flags()
         torch.use_deterministic_algorithms(True)
-        assert "the deterministic mode" in behaviour.changed(before, behaviour.flags())
+        assert "the deterministic mode" in global_state.changed(before, global_state.flags())
         torch.use_deterministic_algorithms(False)
-        assert behaviour.changed(before, behaviour.flags()) is None
+        assert global_state.changed(before, global_state.flags()) is None
         assert torch.empty(3).isnan().all(), "a file that ends the mode would find what an earlier step left"
 
 
 def test_a_file_that_ends_determinism_for_good_is_told():
     torch.set_deterministic_debug_mode(2)
     try:
-        with tensors.uninitialised_is_nan():
-            before = behaviour.flags()
+        with modes.uninitialised_is_nan():
+            before = global_state.flags()
             torch.set_deterministic_debug_mode(0)
-            assert "the deterministic mode" in behaviour.changed(before, behaviour.flags())
+            assert "the deterministic mode" in global_state.changed(before, global_state.flags())
             assert torch.empty(3).isnan().all()
         assert torch.get_deterministic_debug_mode() == 2
     finally:
@@ -44,7 +45,7 @@ def test_memory_that_is_not_written_is_nan_until_the_end_whatever_that_is(mode):
     torch.set_deterministic_debug_mode(mode)
     filled = torch.utils.deterministic.fill_uninitialized_memory
     try:
-        with pytest.raises(ZeroDivisionError), tensors.uninitialised_is_nan():
+        with pytest.raises(ZeroDivisionError), modes.uninitialised_is_nan():
             assert torch.empty(3).isnan().all()
             assert torch.empty_like(torch.ones(2, 3)).isnan().all()
             assert torch.ones(2).new_empty(5).isnan().all()

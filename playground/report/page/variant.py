@@ -4,11 +4,11 @@ import re
 from pathlib import Path
 
 from playground import catalog
-from playground.record import Unknown
 from playground.report import facts, figures, terminal
 from playground.report.explanation import docstring, sections
 from playground.report.page import sources
 from playground.report.text import NOTHING, with_unit
+from playground.subject import Unknown
 
 GOOD, BAD, UNKNOWN = "good", "bad", "unknown"
 SIGNS = {GOOD: "✓", BAD: "✗", UNKNOWN: "–"}

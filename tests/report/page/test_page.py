@@ -6,8 +6,7 @@ import re
 
 import hostile
 import pytest
-from drawn import contrast
-from made import UNTIMED, document_of, make_passed, own_work, read, summarised
+from made import UNTIMED, document_of, make_passed, read, summarised
 from reading import Page
 from typed import run
 
@@ -91,31 +90,12 @@ def test_a_suite_of_untrusted_pairs():
     assert "<script" not in source
 
 
-def test_what_a_run_was_is_told_at_the_top():
-    def told(**environment):
-        return (
-            page.render(read(document_of(make_passed("m", "v1_x"), **environment)), []).split("</header>")[0].split("<nav")[0]
-        )
-
-    assert "m v1 is from 2026-11-20" in told(joined="m v1 is from 2026-11-20")
-    assert "sandbox: on (bubblewrap 0.8.0)" in told(sandbox="on (bubblewrap 0.8.0)")
-    assert "did not come to its end" in told(complete=False) and "did not come to its end" not in told(complete=True)
-
-
 def test_what_was_raised_is_not_counted_as_right():
     result = make_passed("m", "v1_x")
     held, raised = {"complaint": None, "note": None}, {"complaint": None, "note": "raises Unsupported: graph break"}
     result["check"]["behaviour"] = {"inputs unchanged": held, "torch.compile": raised}
     text = Page(page.render(read(document_of(result)), [])).text
     assert "1 right, noted: torch.compile" in text and "2 right" not in text
-
-
-@pytest.mark.parametrize("share, state", [(0.00865, "unknown"), (0.973, "good")])
-def test_own_kernels_that_take_next_to_nothing_have_no_tick(share, state):
-    result = make_passed("m", "v1_x")
-    result["check"]["work"] = own_work(own_share=share)
-    made = page.render(read(document_of(result)), [])
-    assert re.search(rf'own kernels <span class="mark {state}">', made)
 
 
 def sources_on(source):
@@ -158,17 +138,6 @@ def test_a_failure_says_its_reason_in_verdicts_and_starts_open():
     assert "✗</span> wrong</span></td><td>the gradient of conv.bias is off by 1 (RMS)</td>" in details
 
 
-def test_rows_know_their_places_and_filters(h200_page, h200):
-    rows = re.findall(r'<tr role="row" class="(model-\d) on-(GPU|CPU) is-[\w-]+" style="([^"]*)">', h200_page)
-    assert len(rows) == len(h200["results"])
-    places = [dict(each.split(":") for each in style.strip(";").split(";")) for *_, style in rows]
-    by_time = sorted(range(len(rows)), key=lambda row: int(places[row]["--by-time"]))
-    times = [result["time_ms"]["median"] for result in h200["results"]]
-    shown = re.findall(r'data-label="time" class="number strong">([\d.]+) ms', h200_page)
-    assert [float(shown[row]) for row in by_time] == sorted(map(float, shown)) and len(times) == len(shown)
-    assert ".sortable:has(#only-on-GPU:checked) tbody tr:not(.on-GPU) { display: none; }" in h200_page
-
-
 def written(folder, text="marker_of_the_source = 1"):
     """(what the page is given of a variant with that text, a result of it)."""
     (folder / "m.py").write_text("'''A model.'''\n")
@@ -193,14 +162,6 @@ def test_without_files_ceilings_or_times(cpu_document):
     well_formed(Page(page.render(read(document_of()), [])))
 
 
-def test_the_same_file_at_two_sizes_is_shown_once(tmp_path):
-    known, result = written(tmp_path)
-    sizes = [result | {"shape": result["shape"] | {"settings": {"batch_size": size}}} for size in (4, 8)]
-    made = Page(page.render(read(document_of(*sizes)), known))
-    well_formed(made)
-    assert made.text.count("marker_of_the_source") == 1 and "Explanation and source: above" in made.text
-
-
 def test_a_missing_library_is_named_with_its_remedy(monkeypatch):
     monkeypatch.setattr(page, "LIBRARIES", ("jinja2", "no_such_library_here"))
     assert page.missing() == "--html needs no_such_library_here: python -m pip install no_such_library_here"
@@ -213,17 +174,3 @@ def test_from_a_recorded_run(tmp_path):
     assert "NVIDIA H200" in (tmp_path / "page.html").read_text()
     status, _, err = run("-m", "playground.report.page", "nowhere.json", tmp_path / "page.html")
     assert status == 2 and err.startswith("nowhere.json: ") and err.count("\n") == 1
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_colours_keep_their_contrast(theme):
-    style = (catalog.ROOT / "playground" / "report" / "page" / "style.css").read_text()
-    blocks = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
-    colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", blocks[0]))
-    if theme == "dark":
-        colours |= dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", blocks[1]))
-    least = dict.fromkeys(("soft", "link", "floor", "good", "bad", "c", "k", "t", "s", "n", "p", "f"), 4.5)
-    least |= {"ink": 7.0, "variant": 3.0, "baseline": 3.0}
-    for name, ratio in least.items():
-        for background in ("paper", "card", "sunk"):
-            assert contrast(colours[name], colours[background]) >= ratio, f"{name} on {background}"

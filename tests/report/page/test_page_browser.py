@@ -125,14 +125,6 @@ def test_verdicts_are_sorted_and_filtered(browser, pages, h200, width):
     assert len(times) == sum(each["ran_on"] == "cuda" for each in h200["results"]) and times == sorted(times)
 
 
-def test_the_first_screen_shows_each_ladder(browser, pages):
-    open_page(browser, pages / "h200.html", 1280, "light")
-    ends = browser.execute_script("""
-        return [...document.querySelectorAll('#ladders svg')].map(each => each.getBoundingClientRect().bottom)""")
-    assert len(ends) == 6 and max(ends) < 900
-    assert browser.execute_script("return document.documentElement.scrollHeight") < 10_000
-
-
 @pytest.mark.parametrize("name", ["h200", "long", "suite"])
 @pytest.mark.parametrize("width", [360, 390, 1100, 1400])
 def test_no_verdict_runs_out_of_its_cell(browser, pages, width, name):

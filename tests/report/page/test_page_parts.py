@@ -1,11 +1,10 @@
 """Highlighted sources, findings at their lines, plots, counters."""
 
-import itertools
 import re
 from pathlib import Path
 
 import pytest
-from made import UNTIMED, make_passed, read, read_result, timings
+from made import UNTIMED, make_passed, read_result
 from reading import Page
 
 from playground.record import Ceilings, Work
@@ -121,44 +120,6 @@ def test_a_point_at_the_roof_lies_on_it():
     assert "memory 1.00 TB/s" in drawn and "TF32 400 TFLOP/s" in drawn and "100 FLOP per byte, 100 TFLOP/s" in drawn
     assert roofline.chart([point], CEILINGS, "roof", "m") is None, "one point says less than the table"
     assert roofline.chart([point, point], None, "roof", "m") is roofline.chart([], CEILINGS, "roof", "m") is None
-
-
-def test_every_variant_has_its_place_whether_or_not_it_recorded_the_work():
-    work = {"least": {"bytes": 1e9, "flops": 1e11}, "as_written": {"bytes": 1e10, "flops": 1e11}}
-    results = [make_passed("m", "v1_x", 2.0), make_passed("m", "v2_y", 0.5) | {"work": work}]
-    (points,) = roofline.points_of(list(map(read_result, results))).values()
-    placed = {point.name: (point.intensity, point.milliseconds) for point in points if point.kind == roofline.OF_VARIANT}
-    assert placed == {"v1_x": (100, 2.0), "v2_y": (100, 0.5)}
-    results[0]["shape"]["inputs"] = [[64, 8]]
-    ((size, points),) = roofline.points_of(list(map(read_result, results))).items()
-    assert size == ("m", "128x8x384x384"), "work at another size is another"
-    assert [each.name for each in points if each.kind == roofline.OF_VARIANT] == ["v2_y"]
-
-
-def test_no_label_of_a_roofline_covers_another_and_none_leaves_it(h200):
-    results = [result for result in read(h200).results if result.ran_on == "cuda"]
-    for (model, _), points in roofline.points_of(results).items():
-        drawn = roofline.chart(points, results[0].ceilings, "roof", model)
-        names = "|".join(re.escape(point.name) for point in points)
-        texts = re.findall(rf'<text style="([^"]*)" x="([\d.]+)" y="([\d.]+)">({names})<', drawn)
-        assert len(texts) == len(points) >= 6
-        boxes = []
-        for look, x, y, text in texts:
-            length = roofline.LETTER * len(text)
-            left = float(x) - length * {"start": 0, "middle": 0.5, "end": 1}[re.search("text-anchor: (\\w+)", look)[1]]
-            boxes.append((left, float(y) - 8, left + length, float(y)))
-        assert min(box[0] for box in boxes) >= 0 and max(box[2] for box in boxes) <= roofline.WIDTH
-        pairs = itertools.combinations(boxes, 2)
-        assert not [(a, b) for a, b in pairs if a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]], model
-
-
-def test_a_picture_for_each_mode():
-    results = [make_passed("m", "v1_x", 7.0), make_passed("m", "v2_y", 0.1)]
-    results[1]["training"]["weights"]["graphed"] = timings(0.5, 1.0)
-    made = {each.title: each.rows for each in pictures(results)}
-    assert list(made) == ["forward", "training, weights", "training, weights and input"]
-    assert made["forward"][-1].ms == 0.1
-    assert [row.ms for row in made["training, weights"] if row.name == "... in a CUDA graph"] == [0.5]
 
 
 def test_folders_of_the_machine_are_left_out(tmp_path):

@@ -1,0 +1,56 @@
+"""What outputs and gradients of a probe are compared with: a Reference for each."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from playground import tensors
+from playground.judge.oracle import gradients_of
+from playground.judge.tolerance import Reference
+from playground.tensors import Results
+
+Found = tuple[list[Reference], dict[str, Reference]]
+
+
+def references_of(
+    reference: Results,
+    eager: Results,
+    permitted: Sequence[Results],
+    others: Sequence[list[torch.Tensor]] = (),
+    decisions: Callable[[], Any] | None = None,
+    ties: Callable[[], Any] | None = None,
+) -> Found:
+    """Return (list for the outputs, {name: Reference} for the gradients that the original has).
+
+    `decisions()` gives how far near decisions move each gradient, by name, and `ties()` how far near ties of rounding do each
+    output that is in steps.
+    """
+    outputs = []
+    for i, (true, in_eager) in enumerate(zip(reference.outputs, eager.outputs, strict=True)):
+        moved = _later(ties, i) if tensors.in_steps(true) else None
+        more = {"others": [other[i] for other in others], "decisions": moved}
+        outputs.append(Reference(true, in_eager, *(outcome.outputs[i] for outcome in permitted), **more))
+    gradients = {}
+    for name, true in reference.gradients.items():
+        if true is not None:
+            gradients[name] = Reference(
+                true, eager.gradients[name], *gradients_of(permitted, name), decisions=_later(decisions, name)
+            )
+    return outputs, gradients
+
+
+def _later(found: Callable[[], Any] | None, key: Any) -> Callable[[], Any] | None:
+    """What `found()` has under a key, looked for when it is called; None without `found`."""
+    return found and (lambda: found()[key])
+
+
+def beside(checked: Found, reference: Results, eager: Results, decisions: Callable[[], Any] | None = None) -> Found:
+    """Return what `references_of` gives, for other inputs, beside what the check allowed for `checked`, which are such."""
+    outputs, gradients = checked
+    of_outputs = [each.beside(*pair) for each, *pair in zip(outputs, reference.outputs, eager.outputs, strict=True)]
+    return of_outputs, {
+        name: each.beside(reference.gradients[name], eager.gradients[name], _later(decisions, name))
+        for name, each in gradients.items()
+        if reference.gradients.get(name) is not None
+    }

@@ -1,0 +1,59 @@
+"""PyTorch's modes: what uninitialised memory holds, determinism, and the precision of float32."""
+
+import contextlib
+
+import torch
+
+WARN = 1  # torch.get_deterministic_debug_mode's number for "warn"
+
+
+@contextlib.contextmanager
+def uninitialised_is_nan():
+    """Have torch fill what it would leave uninitialised with NaN (or the largest integer), as in deterministic mode.
+
+    A file that ends that mode, as some do behind their own use of it, ends it afterwards.
+    torch.use_deterministic_algorithms would import torch._inductor, for a second, and make all that is compiled deterministic.
+    """
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    mode = torch.get_deterministic_debug_mode()
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.set_deterministic_debug_mode("warn")
+    _modes.append(mode)
+    set_mode = torch._C._set_deterministic_algorithms
+
+    def go_on_filling(mode, *, warn_only=False):
+        if not mode:
+            _modes[:] = [0] * len(_modes)
+        set_mode(True, warn_only=warn_only or not mode)
+
+    torch._C._set_deterministic_algorithms = go_on_filling
+    try:
+        yield
+    finally:
+        torch._C._set_deterministic_algorithms = set_mode
+        _modes.pop()
+        torch.set_deterministic_debug_mode(mode)
+        torch.utils.deterministic.fill_uninitialized_memory = fill
+
+
+def set_fp32_precision(values):
+    """Set `fp32_precision` of some of torch.backends, {cudnn.conv, for example: "ieee", "tf32" or "none"}.
+
+    The older flags go along: reading one, as programs written before torch 2.9 do, raises where it says something else.
+    """
+    cudnn, products = torch.backends.cudnn.conv, torch.backends.cuda.matmul
+    if cudnn in values:
+        torch._C._set_cudnn_allow_tf32(values[cudnn] == "tf32")
+    if products in values:
+        torch._C._set_cublas_allow_tf32(values[products] == "tf32")
+    for place, value in values.items():
+        place.fp32_precision = value
+
+
+_modes = []  # of torch's determinism, as they were before
+
+
+def deterministic_mode():
+    """Return torch's mode, as it would be without uninitialised_is_nan: a file may set the usual one after its call."""
+    mode = torch.get_deterministic_debug_mode()
+    return _modes[0] if _modes and mode == WARN else mode

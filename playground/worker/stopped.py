@@ -1,0 +1,117 @@
+"""Processes with all that they have started: stopped, continued, ended."""
+
+import contextlib
+import os
+import select
+import signal
+import time
+from pathlib import Path
+
+from playground.judge.failure import GOES_ON
+from playground.machine.load import family, standing
+
+CPUCLOCK_SCHED = 2  # posix-timers.h: of the clock of another process, all of its threads together
+
+SETTLE_SECONDS, LOOK_SECONDS = 2.0, 1e-3  # until stopped processes stand still; between looks
+
+END_SECONDS = 10.0  # in which killed processes end, one that frees a GPU's memory, too
+
+
+class Stopped:
+    """Processes that stand still, with all that they started."""
+
+    def __init__(self, processes):
+        self._processes = processes
+        self.family = families(processes, standing)
+
+    def stop(self):
+        """Stop those that are known, at once."""
+        send(self.family, signal.SIGSTOP)
+
+    def has_grown(self):
+        """Stop all that they have started since. Returns whether there was any."""
+        known = set(self.family)
+        while new := families(self._processes, standing) - self.family:
+            send(new, signal.SIGSTOP)
+            self.family |= new
+        return self.family != known
+
+    def used(self):
+        """Return {pid: milliseconds of processor time} of those that are known, all threads together."""
+        found = {}
+        for pid in self.family:
+            with contextlib.suppress(OSError):  # it has ended
+                found[pid] = time.clock_gettime((~pid << 3) | CPUCLOCK_SCHED) * 1e3
+        return found
+
+    def since(self, before):
+        """Return the milliseconds that they have used since `used` gave this: none, where they have stood still.
+
+        Raises OSError where one has ended, as none does that stands still.
+        """
+        now = self.used()
+        if before.keys() - now.keys():
+            raise OSError(GOES_ON)
+        return sum(used - before.get(pid, used) for pid, used in now.items())
+
+    def is_still(self):
+        """Return whether each thread of those that are known is stopped, or has ended.
+
+        Of a process under a debugger's eyes SIGSTOP may stop one thread alone, and what the kernel does for a thread goes on.
+        """
+        for pid in self.family:
+            for file in Path(f"/proc/{pid}/task").glob("*/stat"):
+                with contextlib.suppress(OSError):
+                    if file.read_text().rpartition(")")[2].split()[0] not in "TtZX":
+                        return False
+        return True
+
+    def settled(self):
+        """Return what `used` does once they stand still. Raises OSError where they do not within SETTLE_SECONDS."""
+        latest = time.monotonic() + SETTLE_SECONDS
+        while not self.is_still():
+            if time.monotonic() > latest:
+                raise OSError(GOES_ON)
+            time.sleep(LOOK_SECONDS)
+        return self.used()
+
+    def go_on(self):
+        """Have all of them go on."""
+        send(self.family, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def end_awaited(pid):
+    """Wait, when the block is left, until a process has ended: a sandbox's first does so when all others there have."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except (AttributeError, OSError):  # an older system, or it has ended
+        yield
+        return
+    try:
+        yield
+        select.select([descriptor], [], [], END_SECONDS)
+    finally:
+        os.close(descriptor)
+
+
+def kill_family(process):
+    """End a Popen or Forked that has a session of its own, and everything it started."""
+    send(families([process]), signal.SIGKILL)
+    process.wait()
+
+
+def families(processes, but=()):
+    """The process ids of Popens that have sessions of their own, and of everything they started.
+
+    Those are their trees, since compilers run in process groups of their own, and their sessions: when a process is dead
+    already, what it started has another parent but is still there.
+    """
+    alive = {process.pid for process in processes if process.returncode is None}  # a number may be another's afterwards
+    return family(alive, {process.pid for process in processes}, but)
+
+
+def send(pids, number):
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
