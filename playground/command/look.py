@@ -1,4 +1,4 @@
-"""What the commands do besides judging and timing: list what there is, explain, begin a variant."""
+"""What the commands do besides judging and timing: list what there is, explain, compare two files, begin a variant."""
 
 from rich.table import Table
 from rich.text import Text
@@ -6,7 +6,7 @@ from rich.text import Text
 from playground import catalog
 from playground.command import new_variant
 from playground.machine import requirements
-from playground.report import explanation
+from playground.report import difference, explanation
 from playground.report.layout import make_console, print_folded, print_indented
 
 
@@ -26,6 +26,11 @@ def explain(given):
     """Print what a variant's docstring says. Raises CatalogError."""
     variant = catalog.find_any_variant(given.explain, given.model)
     explanation.show(variant, make_console(), catalog.siblings(variant))
+
+
+def diff(given):
+    """Print what a variant changed over another. Raises CatalogError."""
+    difference.show(*(catalog.find_any_variant(name, given.model) for name in given.diff), make_console())
 
 
 def create(model_name, name):

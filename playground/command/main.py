@@ -75,6 +75,7 @@ EXTRAS = {
     "--list": lambda given: look.list_all([given.model] if given.model else None),
     "--new": lambda given: look.create(*given.new),
     "--copy": lambda given: look.copy(given.copy),
+    "--diff": look.diff,
     "--explain": look.explain,
 }
 

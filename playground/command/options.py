@@ -18,6 +18,7 @@ USAGE = """compare.py --model NAME_OR_PATH [--variant NAME_OR_PATH ...] [options
        compare.py --suite PROBLEMS --solutions RUN [--cluster WHERE] [--eval-results FILE] [options]
        compare.py --lint PROBLEMS [--precision fp16|bf16] [--quick] [--json FILE]
        compare.py --explain VARIANT
+       compare.py --diff V1 V2
        compare.py --new MODEL NAME
        compare.py --copy NAME|examples"""
 # What compare.py does where this option is given, and how a complaint about another begins that does not go with it.
@@ -28,6 +29,7 @@ DOES = {
     "--list": NOTHING_RUNS,
     "--new": NOTHING_RUNS,
     "--copy": NOTHING_RUNS,
+    "--diff": NOTHING_RUNS,
     "--explain": NOTHING_RUNS.format("--explain VARIANT"),
     "--watch": "{} shows each judgement on the screen and keeps none",
 }
@@ -73,7 +75,7 @@ def compare_parser():
     name, several = {"metavar": "NAME_OR_PATH"}, {"nargs": "+", "action": "extend"}
     runs = [MODEL, "--watch"]
     about = "a model's name, or a file in KernelBench's format"
-    parser.option([*runs, "--explain", "--list"], MODEL, **name, help=about, completer=_models)
+    parser.option([*runs, "--explain", "--diff", "--list"], MODEL, **name, help=about, completer=_models)
     about = "only these variants, by name or path; default all"
     parser.option(runs, "--variant", **several, **name, help=about, completer=_variants)
     parser.option(runs, "--set", **several, default=[], metavar="NAME=VALUE", help="change a constant of the model")
@@ -101,6 +103,8 @@ def compare_parser():
     one = parser.add_mutually_exclusive_group()
     does = [MODEL, "--watch", "--explain"]
     parser.option(does, "--explain", group=one, nargs="?", const="", metavar="VARIANT", help=about)
+    about = "show what V2 changed over V1, function by function; nothing runs"
+    parser.option(["--diff"], "--diff", group=one, nargs=2, metavar=("V1", "V2"), help=about)
     about = "write a new variant NAME that is right, to start from; nothing runs"
     parser.option(["--new"], "--new", group=one, nargs=2, metavar=("MODEL", "NAME"), help=about)
     about = "copy a model's or a variant's file, by name, or the folder `examples` to the working folder; nothing runs"
@@ -178,8 +182,9 @@ def refuse_typos(command, arguments):
         catalog.require_constants(model.path, f"--sweep: {model.name}", sweep.parse(given.sweep))
     elif does == "--suite" and not all(path.exists() for path in (given.suite, given.solutions) if path):
         suite.read(given.suite, given.solutions)
-    elif does == "--explain":
-        catalog.find_any_variant(given.explain, given.model)
+    elif does in ("--explain", "--diff"):
+        for name in given.diff or [given.explain]:
+            catalog.find_any_variant(name, given.model)
     elif does == "--new":
         catalog.find_model(given.new[0])
     return does in EVERYWHERE and not given.cluster

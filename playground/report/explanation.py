@@ -6,7 +6,7 @@ import textwrap
 
 from rich.text import Text
 
-from playground.catalog import CatalogError, parsed
+from playground.catalog import COMPARE, CatalogError, parsed
 from playground.report.layout import INDENT, print_folded
 from playground.report.text import printable
 
@@ -57,4 +57,5 @@ def show(variant, console, siblings=()):
     said, number = re.search(r"^Like (v\d+)\b", text, re.MULTILINE), re.match(r"v(\d+)_", variant.name)
     parent = said[1] if said else number and f"v{int(number[1]) - 1}"
     for ancestor in [each for each in siblings if parent and each.name.startswith(f"{parent}_")]:
-        print_folded(console, f"What it changed: git diff --no-index {ancestor.path} {variant.path}", style="dim")
+        names = " ".join(f"{variant.path.parent.name}/{each.name}" for each in (ancestor, variant))
+        print_folded(console, f"What it changed: {COMPARE} --diff {names}", style="dim")

@@ -113,9 +113,12 @@ COMMAND_LINES = {
     ),
     "a copy of nothing": ("compare --copy nonsense", r"no variant is called 'nonsense'"),
     "new and timed": ("compare --new alexnet_conv1 v9_x --json x --set a=1", r".*times nothing: leave out --set, --json"),
+    "one of two to diff": ("compare --diff v1_direct", r".*expected 2 arguments"),
+    "explain and diff": ("compare --explain v1_direct --diff a b", r".*not allowed with argument --explain"),
     "suite and more": ("compare --suite x --set n=1 --model y", r".*leave out --model, --set"),
     "suite and explain": ("compare --suite x --explain", r".*leave out --explain"),
     "against no JSON": (f"compare {TINY} --against {{problem}}", r"--against .*tiny\.py: not JSON"),
+    "diff with nobody": ("compare --diff v3_box_sums v3_nothing", r"no variant is called 'v3_nothing'"),
     "sanitize on the CPU": (
         f"compare {ALEXNET} --device cpu --sanitize",
         r"--sanitize looks at kernels on a GPU, and with --device cpu none of these variants runs there",

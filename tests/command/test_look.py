@@ -1,4 +1,4 @@
-"""compare.py --list and --explain VARIANT, as a user types them: exit status, stdout and stderr."""
+"""compare.py --list, --explain VARIANT and --diff, as a user types them: exit status, stdout and stderr."""
 
 import re
 
@@ -34,3 +34,12 @@ def test_explain_without_a_name_still_runs(compare):
     assert (status, out) == (2, "") and "required: --model" in err
     status, out, err = compare("--model", "alexnet_conv1", "--variant", "v9", "--explain")
     assert (status, out) == (2, "") and "no variant of alexnet_conv1 is called 'v9'" in err
+
+
+def test_diff(compare):
+    status, out, err = compare("--model", "conv_pool_sigmoid_sum", "--diff", "v1_fused_tail", "v2_single_kernel")
+    assert (status, err) == (0, "")
+    assert "new      ceil_div" in out and "conv_pool_sum (kernel)" in out
+    assert re.search(r"^\+__global__ void __launch_bounds__\(THREADS, \w+\)$", out, re.MULTILINE)
+    assert "\x1b" not in out
+    assert compare("--diff", "conv_pool_sigmoid_sum/v1_fused_tail", "v2_single_kernel") == (0, out, "")
