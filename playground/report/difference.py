@@ -11,7 +11,7 @@ import re
 from rich.text import Text
 
 from playground.catalog import parsed
-from playground.report.layout import INDENT, print_folded, print_whole
+from playground.report.layout import INDENT, print_folded
 from playground.report.text import printable
 
 TITLES = {"CUDA": "CUDA text", "CPP": "C++ text", "BINDING": "binding"}  # of the module constants that hold another language
@@ -86,7 +86,7 @@ def show(old, new, console):
         console.print()
         print_folded(console, heading, style="bold")
         for line in lines:
-            print_whole(console, Text(line, style=STYLES.get(line[0], "")))
+            console.print(Text(line, style=STYLES.get(line[0], "")), highlight=False, soft_wrap=True)  # whole: it is piped
 
 
 def _diff(*sides):
