@@ -308,6 +308,8 @@ def packed():
             yield whole_case(f"ptx_cvt_rni_sat_{kind}_f32", body, "i", "f")
         else:
             yield ptx(f"cvt.rni.{kind}.f32", "l:f")
+    for kind, letter in (("s32", "i"), ("u32", "u"), ("s64", "l"), ("u64", "l")):
+        yield ptx(f"cvt.rzi.{kind}.f64", f"{letter}:d")
     yield ptx("mul.hi.u64", "l:ll")
     yield ptx("mul.hi.s64", "l:ll")
     yield ptx("vabsdiff4.u32.u32.u32.add", "u:uuu")
@@ -445,6 +447,11 @@ def integer_intrinsics():
     for rounding in ("rn", "rz", "rd", "ru"):
         yield call(f"__float2int_{rounding}(a)", "i:f")
         yield call(f"__float2uint_{rounding}(a)", "u:f")
+    for name, signature in {
+        "float2ll": "l:f", "float2ull": "l:f", "half2ll": "l:h", "half2ull": "l:h", "half2int": "i:h",
+        "double2int": "i:d", "double2uint": "u:d", "double2ll": "l:d", "double2ull": "l:d",
+    }.items():  # fmt: skip
+        yield call(f"__{name}_rz(a)", signature)
     yield call("__int2float_rn(a)", "f:i")
     yield call("__uint2float_rn(a)", "f:u")
     yield call("__ll2float_rn((long long)a)", "f:l")
