@@ -65,7 +65,9 @@ def _(match, to, a):
 
 @instruction(r"cvt(?:\.(rni|rzi|rmi|rpi))?((?:\.ftz|\.sat)*)\.f32\.f32")
 def _(match, to, a):
-    return assign(to, with_options(match[2], taken("f32", a), lambda value: f"{WHOLE[match[1]]}f({value})" if match[1] else value))
+    return assign(
+        to, with_options(match[2], taken("f32", a), lambda value: f"{WHOLE[match[1]]}f({value})" if match[1] else value)
+    )
 
 
 @instruction(r"cvt\.rn\.f(32|64)\.([us])(32|64)")

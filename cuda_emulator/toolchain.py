@@ -79,7 +79,8 @@ def machine_flags():
     except OSError:
         return ()
     present = set(next((line for line in text.splitlines() if line.startswith("flags")), "").split())
-    return ("-mavx2", "-mfma", "-mf16c") if {"avx2", "fma", "f16c"} <= present else ()
+    wide = ("-mcx16",) if "cx16" in present else ()  # atomic operations of 16 bytes
+    return ("-mavx2", "-mfma", "-mf16c", *wide) if {"avx2", "fma", "f16c"} <= present else wide
 
 
 @functools.cache

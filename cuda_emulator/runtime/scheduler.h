@@ -87,6 +87,7 @@ struct Standstill {
 struct Thread : ThreadView {
     Block* owner = nullptr;
     Fiber* fiber = nullptr;
+    void* begun = nullptr;  // where its fiber goes on when it has ended: a jmp_buf
     State state = State::ready;
     int waits_at_line = 0;
     unsigned active_mask = 0;       // what __activemask last told it

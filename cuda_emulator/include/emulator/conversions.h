@@ -7,7 +7,8 @@
 
 namespace emulator {
 
-// Out of range saturates, as on the device. NaN gives 0, or only the sign bit where one of the types has 64 bits (PTX ISA, cvt).
+// Out of range saturates, as on the device. NaN gives 0, or only the sign bit where one of the types has 64 bits (PTX ISA,
+// cvt).
 template <class T, class F>
 inline T to_integer(F x) {
     constexpr T low = T(1) << (sizeof(T) * 8 - 1);  // the sign bit
