@@ -48,7 +48,7 @@ struct Row {
 using RowKey = std::tuple<std::string, std::string, uint64_t, bool, bool>;  // kernel, library, offset, shared, writes
 std::map<RowKey, Row> rows;
 std::map<std::string, Totals> kernel_totals;
-std::string report;
+std::string told;
 
 Instruction& instruction_at(const void* address, unsigned bytes, bool shared, bool writes, size_t warps) {
     const uintptr_t key = (uintptr_t)address * 4 + shared * 2 + writes;
@@ -196,17 +196,17 @@ extern "C" {
 // library, offset, space, direction, requests, transactions, ideal transactions, bytes. Tabs between.
 const char* emulator_counts() {
     using namespace emulator;
-    report.clear();
+    told.clear();
     for (const auto& [name, t] : kernel_totals)
-        report += "kernel\t" + name + "\t" + std::to_string(t.launches) + "\t" + std::to_string(t.barriers) + "\t" +
-                  std::to_string(t.atomics) + "\t" + std::to_string(t.matrices) + "\n";
+        told += "kernel\t" + name + "\t" + std::to_string(t.launches) + "\t" + std::to_string(t.barriers) + "\t" +
+                std::to_string(t.atomics) + "\t" + std::to_string(t.matrices) + "\n";
     for (const auto& [key, row] : rows) {
         const auto& [kernel, library, offset, shared, writes] = key;
-        report += "access\t" + kernel + "\t" + library + "\t" + std::to_string(offset) + "\t" + (shared ? "shared" : "global") +
-                  "\t" + (writes ? "write" : "read") + "\t" + std::to_string(row.requests) + "\t" +
-                  std::to_string(row.transactions) + "\t" + std::to_string(row.ideal) + "\t" + std::to_string(row.moved) + "\n";
+        told += "access\t" + kernel + "\t" + library + "\t" + std::to_string(offset) + "\t" + (shared ? "shared" : "global") +
+                "\t" + (writes ? "write" : "read") + "\t" + std::to_string(row.requests) + "\t" +
+                std::to_string(row.transactions) + "\t" + std::to_string(row.ideal) + "\t" + std::to_string(row.moved) + "\n";
     }
-    return report.c_str();
+    return told.c_str();
 }
 
 void emulator_forget_counts() {

@@ -320,6 +320,8 @@ void lane_ends(Thread& thread);  // those of its warp may have waited for it
 // What the phase lacks for which the first of the waiting threads waits (async.cpp).
 std::string missing_at_mbarrier(Block& block);
 
+inline Thread& self() { return *static_cast<Thread*>(current); }  // the one that runs
+
 extern __thread Worker* worker __attribute__((tls_model("initial-exec")));
 
 double seconds_now();
