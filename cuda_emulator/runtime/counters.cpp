@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <string>
 #include <tuple>
@@ -34,11 +35,11 @@ struct Totals {
     uint64_t launches = 0, barriers = 0, atomics = 0, matrices = 0;
 };
 
-std::vector<Instruction> instructions;
+std::deque<Instruction> instructions;
 std::unordered_map<uintptr_t, uint32_t> index_of;  // by address and kind
 struct {
     uintptr_t key = 0;
-    uint32_t index = 0;
+    Instruction* instruction = nullptr;
 } recent[64];
 Totals totals;
 
@@ -64,16 +65,17 @@ Instruction& instruction_at(const void* address, unsigned bytes, bool shared, bo
             i.writes = writes;
         }
         slot.key = key;
-        slot.index = found.first->second;
+        slot.instruction = &instructions[found.first->second];
     }
-    Instruction& i = instructions[slot.index];
+    Instruction& i = *slot.instruction;
     if (i.warps.size() < warps) i.warps.resize(warps);
     return i;
 }
 
+// Most requests have their addresses in order.
 template <class T>
 unsigned distinct(T* values, unsigned count) {
-    std::sort(values, values + count);
+    if (!std::is_sorted(values, values + count)) std::sort(values, values + count);
     return unsigned(std::unique(values, values + count) - values);
 }
 
@@ -182,11 +184,10 @@ void count_copy(uintptr_t address, unsigned bytes, bool writes, const void* at) 
     in.moved += bytes;
 }
 
-void count_shared(Thread& t, uint32_t offset, unsigned bytes, Access access, const void* at) {
-    record(t, offset, bytes, true, access == Access::write || access == Access::strong_write, at);
-}
-void count_global(Thread& t, uintptr_t address, unsigned bytes, Access access, const void* at) {
-    record(t, address, bytes, false, access == Access::write || access == Access::strong_write, at);
+void count_access(Thread& t, const void* address, unsigned bytes, Access access, const void* at) {
+    const uintptr_t offset = uintptr_t(address) - uintptr_t(t.owner->arena);
+    const bool shared = offset < ARENA_BYTES, writes = access == Access::write || access == Access::strong_write;
+    record(t, shared ? offset : uintptr_t(address), bytes, shared, writes, at);
 }
 
 }  // namespace emulator
