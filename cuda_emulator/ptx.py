@@ -12,7 +12,7 @@ from .ptx_operands import INSTRUCTIONS, REGISTERS, Operand, OperandError
 from .rewrite_directives import expand
 from .text import UnsupportedError, matching, skip_blanks, split_at_commas, squeezed
 
-TYPES = {"r": "uint32_t", "l": "uint64_t", "h": "uint16_t", "f": "float", "d": "double"}
+TYPES = {"r": "uint32_t", "l": "uint64_t", "h": "uint16_t", "f": "float", "d": "double", "q": "unsigned __int128"}
 SPECIAL = {
     "tid": "threadIdx", "ntid": "blockDim", "ctaid": "blockIdx", "nctaid": "gridDim",
 }  # fmt: skip
@@ -113,6 +113,8 @@ class Statement:
             return f"goto {self.label(rest.strip())};"
         if opcode == "trap":
             return "::emulator::trap(__LINE__);"
+        if opcode == "exit":
+            return "::emulator::exit_thread();"
         opcode = ORDER_BEHIND_SPACE.sub(r"\1.\3.\2.", opcode)
         operands = [self.operand(text) for text in self.comma_parts(rest)]
         for pattern, handler in INSTRUCTIONS:

@@ -22,15 +22,16 @@ COMPARISONS = {
 def _(match, to, source):
     if to.parts:  # mov.b64 {low, high}, x
         width = int(match[1][1:]) // len(to.parts)
-        return f"{{ const uint64_t whole = {taken('b' + match[1][1:], source)[0]}; " + (
+        return f"{{ const auto whole = {taken('b' + match[1][1:], source)[0]}; " + (
             "".join(assign(part, f"(uint{width}_t)(whole >> {width * i})") for i, part in enumerate(to.parts)) + " }"
         )
     if source.parts:
         width = int(match[1][1:]) // len(source.parts)
+        kind = REGISTERS["b" + match[1][1:]]
         parts = [
-            f"(uint64_t)::emulator::ptx::take<uint{width}_t>({value}) << {width * i}" for i, value in enumerate(source.value)
+            f"({kind})::emulator::ptx::take<uint{width}_t>({value}) << {width * i}" for i, value in enumerate(source.value)
         ]
-        return assign(to, f"(uint{match[1][1:]}_t)({' | '.join(parts)})")
+        return assign(to, f"({kind})({' | '.join(parts)})")
     return assign(to, source.value)
 
 

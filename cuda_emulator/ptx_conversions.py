@@ -35,12 +35,13 @@ def _(match, to, a):
     return assign(to, f"::emulator::{function}({taken('u16', a)[0]})")
 
 
-WHOLE = {"rni": "nearbyintf", "rzi": "truncf", "rmi": "floorf", "rpi": "ceilf"}
+WHOLE = {"rni": "nearbyint", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
 
 
-@instruction(r"cvt\.(rni|rzi|rmi|rpi)(\.ftz)?(?:\.sat)?\.([us])(8|16|32|64)\.f32")
+@instruction(r"cvt\.(rni|rzi|rmi|rpi)(\.ftz)?(?:\.sat)?\.([us])(8|16|32|64)\.(f32|f64)")
 def _(match, to, a):
-    rounded = with_options(match[2] or "", taken("f32", a), lambda value: f"{WHOLE[match[1]]}({value})")
+    suffix = "f" if match[5] == "f32" else ""
+    rounded = with_options(match[2] or "", taken(match[5], a), lambda value: f"{WHOLE[match[1]]}{suffix}({value})")
     return assign(to, f"::emulator::to_integer<{REGISTERS[match[3] + match[4]]}>({rounded})")
 
 
@@ -64,7 +65,9 @@ def _(match, to, a):
 
 @instruction(r"cvt(?:\.(rni|rzi|rmi|rpi))?((?:\.ftz|\.sat)*)\.f32\.f32")
 def _(match, to, a):
-    return assign(to, with_options(match[2], taken("f32", a), lambda value: f"{WHOLE.get(match[1], '')}({value})"))
+    return assign(
+        to, with_options(match[2], taken("f32", a), lambda value: f"{WHOLE[match[1]]}f({value})" if match[1] else value)
+    )
 
 
 @instruction(r"cvt\.rn\.f(32|64)\.([us])(32|64)")

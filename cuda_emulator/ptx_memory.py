@@ -81,11 +81,11 @@ WHERE = r"(?:\.(relaxed|acquire|release|acq_rel))?(?:\.(cta|cluster|gpu|sys))?(?
 
 def atomic(match, to, address, values):
     order, scope, space, operation, kind, width = match.groups()
-    typed = (
-        {"b": "unsigned", "u": "unsigned", "s": "int", "f": "float"}[kind]
-        if width == "32"
-        else ({"b": "unsigned long long", "u": "unsigned long long", "s": "long long", "f": "double"}[kind])
-    )
+    typed = {
+        "32": {"b": "unsigned", "u": "unsigned", "s": "int", "f": "float"},
+        "64": {"b": "unsigned long long", "u": "unsigned long long", "s": "long long", "f": "double"},
+        "128": {"b": REGISTERS["b128"]},
+    }[width][kind]
     given = ", ".join(f"({typed})::emulator::ptx::take<{REGISTERS[kind + width]}>({value.value})" for value in values)
     call_text = f"{ATOMICS[operation]}{'_block' if scope == 'cta' else ''}(({typed}*){pointer(space, address.value)}, {given})"
     before, after = (fence_of(scope) if order in (named, "acq_rel") else "" for named in ("release", "acquire"))
@@ -93,6 +93,11 @@ def atomic(match, to, address, values):
 
 
 @instruction(rf"atom{WHERE}\.(add|min|max|and|or|xor|exch|inc|dec|cas)\.([busf])(32|64)")
+def _(match, to, address, *values):
+    return atomic(match, to, address, values)
+
+
+@instruction(rf"atom{WHERE}\.(exch|cas)\.(b)(128)")
 def _(match, to, address, *values):
     return atomic(match, to, address, values)
 

@@ -8,6 +8,7 @@ REGISTERS = {
     "b16": "uint16_t", "u16": "uint16_t", "s16": "int16_t", "f16": "uint16_t",
     "b32": "uint32_t", "u32": "uint32_t", "s32": "int32_t", "f32": "float", "f16x2": "uint32_t",
     "b64": "uint64_t", "u64": "uint64_t", "s64": "int64_t", "f64": "double",
+    "b128": "unsigned __int128",
 }  # fmt: skip
 # Opcode -> how it is called. Groups of the pattern are handed to the handler. The list is the documentation of what is
 # supported: what stands here is executed, everything else is refused by name.

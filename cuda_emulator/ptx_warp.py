@@ -41,6 +41,25 @@ def _(match, d, a, b, c):
     )
 
 
+@instruction(
+    r"mma\.sp(?:::ordered_metadata)?\.sync\.aligned\.(?:(m16n8k(?:16|32))(?=\S*\.b?f16\.b?f16\.)|(m16n8k(?:8|16))(?=\S*\.tf32\.))"
+    r"\.row\.col\.(f32|f16)\.(tf32|f16|bf16)\.\4\.\3"
+)
+def _(match, d, a, b, c, metadata, selector):
+    shape, element = match[1] or match[2], match[4]
+    lanes = 4 if shape == ("m16n8k8" if element == "tf32" else "m16n8k16") else 2
+    if not selector.text.isalnum() or not 0 <= int(selector.text, 0) < lanes:
+        raise OperandError(f"with the sparsity selector {selector.text} (0 to {lanes - 1} are expected)")
+    form = [f"::emulator::ptx::{shape}", f"::emulator::ptx::{element}", str(match[3] == "f32").lower()]
+    return (
+        f"{{ const uint32_t a[] = {bits(words(a))}, b[] = {bits(words(b))}, c[] = {bits(words(c))}; "
+        f"uint32_t r[{len(words(d))}]; ::emulator::ptx::mma_sparse<{', '.join(form)}>"
+        f"(r, a, b, c, {taken('u32', metadata)[0]}, {selector.text}, __LINE__); "
+        + "".join(assign(part, f"r[{i}]") for i, part in enumerate(d.parts))
+        + " }"
+    )
+
+
 @instruction(r"mma\.sync\.aligned\.(m16n8k\d+)\.row\.col(\.satfinite)?\.s32\.([su][48])\.([su][48])\.s32")
 def _(match, d, a, b, c):
     if match[3][1] != match[4][1]:

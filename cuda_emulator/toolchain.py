@@ -39,6 +39,8 @@ CACHE_VARIABLE, MADE_VARIABLE = "CUDA_EMULATOR_CACHE", "CUDA_EMULATOR_MADE"  # o
 MADE_OF_ITS_OWN = ("runtime", "headers")  # the folders of the cache for what no judged text is part of
 LIBRARIES = "libraries"  # the folder of the cache for what is linked
 MAKING = "making-"  # begins the name of a folder in which something is made
+MOST_PARTS = 4  # of the runtime: its files share headers, which a compiler reads once for each part
+KEPT_HEADERS = 4  # precompiled: those of a program take three
 JUST_MADE = 5.0  # seconds: younger ones may not be held yet
 DIGITS = 32  # of the digest that begins a cached file's name
 
@@ -79,7 +81,8 @@ def machine_flags():
     except OSError:
         return ()
     present = set(next((line for line in text.splitlines() if line.startswith("flags")), "").split())
-    return ("-mavx2", "-mfma", "-mf16c") if {"avx2", "fma", "f16c"} <= present else ()
+    wide = ("-mcx16",) if "cx16" in present else ()  # atomic operations of 16 bytes
+    return ("-mavx2", "-mfma", "-mf16c", *wide) if {"avx2", "fma", "f16c"} <= present else wide
 
 
 @functools.cache
@@ -278,7 +281,22 @@ def precompiled_header(name, flags):
     named = made.with_suffix("")
     if not named.exists():
         named.write_text(f'#include "{header}"\n')
+    with contextlib.suppress(OSError):  # the second cache is not ours
+        os.utime(made)
+    remove_old_headers()
     return named
+
+
+def remove_old_headers():
+    """Keep the precompiled headers that were used last; each has some 350 MB. A compiler that has one open keeps it."""
+    made = {}
+    for path in entries(cache_folder() / "headers"):
+        if path.suffix == ".gch":
+            with contextlib.suppress(OSError):  # another process has removed it
+                made[path] = path.stat().st_mtime
+    for path in sorted(made, key=made.get)[:-KEPT_HEADERS]:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def names_in_torch_headers():
@@ -299,13 +317,19 @@ def runtime_library():
     shown = {"scheduler.cpp": ["-g2"]}  # a block's and a thread's state, for a debugger
 
     def make(path):
-        def compile_one(source, made):
-            run_compiler(compile_command([*flags, *shown.get(source.name, [])], source, made))
+        parts = [[] for _ in range(min(os.cpu_count() or 1, MOST_PARTS))]
+        for source in sorted(RUNTIME.glob("*.cpp"), key=lambda source: -source.stat().st_size):
+            min(parts, key=lambda part: sum(each.stat().st_size for each in part)).append(source)
 
-        sources = sorted(RUNTIME.glob("*.cpp"))
-        objects = [str(path.with_name(source.stem + ".o")) for source in sources]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(compile_one, sources, objects))
+        def compile_part(number):
+            text = path.with_name(f"part{number}.cpp")
+            text.write_text("".join(f'#include "{source}"\n' for source in parts[number]))
+            more = [flag for source in parts[number] for flag in shown.get(source.name, [])]
+            run_compiler(compile_command([*flags, *more], text, text.with_suffix(".o")))
+            return str(text.with_suffix(".o"))
+
+        with ThreadPoolExecutor(len(parts)) as pool:
+            objects = list(pool.map(compile_part, range(len(parts))))
         own = ["-Wl,-Bsymbolic-functions", OWN_SYMBOLS]
         run_compiler([*compiler()[0], "-shared", *own, *objects, "-o", str(path), "-lpthread", "-ldl"])
 

@@ -31,8 +31,6 @@ void AsyncState::reset(int threads) {
 
 namespace {
 
-Thread& self() { return *static_cast<Thread*>(current); }
-
 #define CALLER __builtin_return_address(0)
 
 // ---- the state of an mbarrier, in its 8 bytes of shared memory

@@ -10,8 +10,6 @@
 namespace emulator {
 namespace {
 
-Thread& self() { return *static_cast<Thread*>(current); }
-
 int vote_result(const Block& b) {
     const int yes = b.votes[b.vote_half];
     switch (b.vote) {

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <string>
 #include <tuple>
@@ -34,11 +35,11 @@ struct Totals {
     uint64_t launches = 0, barriers = 0, atomics = 0, matrices = 0;
 };
 
-std::vector<Instruction> instructions;
+std::deque<Instruction> instructions;
 std::unordered_map<uintptr_t, uint32_t> index_of;  // by address and kind
 struct {
     uintptr_t key = 0;
-    uint32_t index = 0;
+    Instruction* instruction = nullptr;
 } recent[64];
 Totals totals;
 
@@ -48,7 +49,7 @@ struct Row {
 using RowKey = std::tuple<std::string, std::string, uint64_t, bool, bool>;  // kernel, library, offset, shared, writes
 std::map<RowKey, Row> rows;
 std::map<std::string, Totals> kernel_totals;
-std::string report;
+std::string told;
 
 Instruction& instruction_at(const void* address, unsigned bytes, bool shared, bool writes, size_t warps) {
     const uintptr_t key = (uintptr_t)address * 4 + shared * 2 + writes;
@@ -64,16 +65,17 @@ Instruction& instruction_at(const void* address, unsigned bytes, bool shared, bo
             i.writes = writes;
         }
         slot.key = key;
-        slot.index = found.first->second;
+        slot.instruction = &instructions[found.first->second];
     }
-    Instruction& i = instructions[slot.index];
+    Instruction& i = *slot.instruction;
     if (i.warps.size() < warps) i.warps.resize(warps);
     return i;
 }
 
+// Most requests have their addresses in order.
 template <class T>
 unsigned distinct(T* values, unsigned count) {
-    std::sort(values, values + count);
+    if (!std::is_sorted(values, values + count)) std::sort(values, values + count);
     return unsigned(std::unique(values, values + count) - values);
 }
 
@@ -182,11 +184,10 @@ void count_copy(uintptr_t address, unsigned bytes, bool writes, const void* at) 
     in.moved += bytes;
 }
 
-void count_shared(Thread& t, uint32_t offset, unsigned bytes, Access access, const void* at) {
-    record(t, offset, bytes, true, access == Access::write || access == Access::strong_write, at);
-}
-void count_global(Thread& t, uintptr_t address, unsigned bytes, Access access, const void* at) {
-    record(t, address, bytes, false, access == Access::write || access == Access::strong_write, at);
+void count_access(Thread& t, const void* address, unsigned bytes, Access access, const void* at) {
+    const uintptr_t offset = uintptr_t(address) - uintptr_t(t.owner->arena);
+    const bool shared = offset < ARENA_BYTES, writes = access == Access::write || access == Access::strong_write;
+    record(t, shared ? offset : uintptr_t(address), bytes, shared, writes, at);
 }
 
 }  // namespace emulator
@@ -196,17 +197,17 @@ extern "C" {
 // library, offset, space, direction, requests, transactions, ideal transactions, bytes. Tabs between.
 const char* emulator_counts() {
     using namespace emulator;
-    report.clear();
+    told.clear();
     for (const auto& [name, t] : kernel_totals)
-        report += "kernel\t" + name + "\t" + std::to_string(t.launches) + "\t" + std::to_string(t.barriers) + "\t" +
-                  std::to_string(t.atomics) + "\t" + std::to_string(t.matrices) + "\n";
+        told += "kernel\t" + name + "\t" + std::to_string(t.launches) + "\t" + std::to_string(t.barriers) + "\t" +
+                std::to_string(t.atomics) + "\t" + std::to_string(t.matrices) + "\n";
     for (const auto& [key, row] : rows) {
         const auto& [kernel, library, offset, shared, writes] = key;
-        report += "access\t" + kernel + "\t" + library + "\t" + std::to_string(offset) + "\t" + (shared ? "shared" : "global") +
-                  "\t" + (writes ? "write" : "read") + "\t" + std::to_string(row.requests) + "\t" +
-                  std::to_string(row.transactions) + "\t" + std::to_string(row.ideal) + "\t" + std::to_string(row.moved) + "\n";
+        told += "access\t" + kernel + "\t" + library + "\t" + std::to_string(offset) + "\t" + (shared ? "shared" : "global") +
+                "\t" + (writes ? "write" : "read") + "\t" + std::to_string(row.requests) + "\t" +
+                std::to_string(row.transactions) + "\t" + std::to_string(row.ideal) + "\t" + std::to_string(row.moved) + "\n";
     }
-    return report.c_str();
+    return told.c_str();
 }
 
 void emulator_forget_counts() {

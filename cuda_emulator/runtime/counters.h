@@ -18,7 +18,6 @@ void count_atomic();
 void count_matrix();
 // Rows that an asynchronous instruction copies: a request each.
 void count_copy(uintptr_t address, unsigned bytes, bool writes, const void* instruction);
-void count_shared(Thread& thread, uint32_t offset, unsigned bytes, Access access, const void* instruction);
-void count_global(Thread& thread, uintptr_t address, unsigned bytes, Access access, const void* instruction);
+void count_access(Thread& thread, const void* address, unsigned bytes, Access access, const void* instruction);
 
 }  // namespace emulator

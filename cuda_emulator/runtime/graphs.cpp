@@ -32,7 +32,7 @@ struct CUgraph_st {
 };
 
 namespace {
-std::mutex mutex;
+std::mutex graphs_mutex;
 std::unordered_map<unsigned, CUgraph_st*> under_way;  // captures, by their number
 unsigned captures = 0;
 }  // namespace
@@ -41,7 +41,7 @@ namespace emulator {
 
 CUgraph_st* capture_of(cudaStream_t stream) {
     if (!is_made_by_create(stream) || !stream->capture) return nullptr;
-    std::lock_guard<std::mutex> lock(mutex);
+    std::lock_guard<std::mutex> lock(graphs_mutex);
     const auto found = under_way.find(stream->capture);
     return found == under_way.end() ? nullptr : found->second;
 }
@@ -71,7 +71,7 @@ extern "C" {
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
     if (!emulator::is_made_by_create(stream)) return cudaErrorStreamCaptureUnsupported;
     if (emulator::capture_of(stream)) return cudaErrorIllegalState;
-    std::lock_guard<std::mutex> lock(mutex);
+    std::lock_guard<std::mutex> lock(graphs_mutex);
     stream->capture = ++captures;
     under_way[captures] = new CUgraph_st;
     return cudaSuccess;
@@ -79,7 +79,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     *graph = emulator::capture_of(stream);
     if (!*graph) return cudaErrorIllegalState;
-    std::lock_guard<std::mutex> lock(mutex);
+    std::lock_guard<std::mutex> lock(graphs_mutex);
     under_way.erase(stream->capture);
     return cudaSuccess;
 }

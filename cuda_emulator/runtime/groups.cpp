@@ -9,8 +9,6 @@
 namespace emulator {
 namespace {
 
-Thread& self() { return *static_cast<Thread*>(current); }
-
 void end_phase(BlockGroup& g) {
     ++g.phase;
     g.arrived = 0;

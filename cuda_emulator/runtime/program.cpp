@@ -26,7 +26,7 @@ int report_to = -1;
 
 void tell(const char* report) {
     for (size_t left = strlen(report); left;) {
-        const ssize_t written = write(report_to, report + strlen(report) - left, left);
+        const ssize_t written = ::write(report_to, report + strlen(report) - left, left);
         if (written <= 0) break;
         left -= size_t(written);
     }

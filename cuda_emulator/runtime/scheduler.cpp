@@ -1,5 +1,6 @@
 #include "scheduler.h"
 
+#include <setjmp.h>
 #include <sys/mman.h>
 #include <time.h>
 
@@ -238,7 +239,9 @@ void Worker::run_threads() {
         ++changes;
         t.fiber = me;
         enter(t);
-        launch->entry(launch->arguments);
+        jmp_buf begun;
+        t.begun = &begun;
+        if (!_setjmp(begun)) launch->entry(launch->arguments);
         t.state = State::ended;
         ++changes;
         b.yields = 0;
@@ -258,6 +261,8 @@ void Worker::run_threads() {
         me->switch_to(other);
     }
 }
+
+void exit_thread() { longjmp(*static_cast<jmp_buf*>(static_cast<Thread*>(current)->begun), 1); }
 
 void Worker::make_ready(Block& b, int thread) {
     if (b.threads[thread].state != State::at_warp_operation) ++changes;  // lanes may meet in a loop in which they wait

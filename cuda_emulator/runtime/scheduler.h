@@ -87,6 +87,7 @@ struct Standstill {
 struct Thread : ThreadView {
     Block* owner = nullptr;
     Fiber* fiber = nullptr;
+    void* begun = nullptr;  // where its fiber goes on when it has ended: a jmp_buf
     State state = State::ready;
     int waits_at_line = 0;
     unsigned active_mask = 0;       // what __activemask last told it
@@ -318,6 +319,8 @@ void lane_ends(Thread& thread);  // those of its warp may have waited for it
 
 // What the phase lacks for which the first of the waiting threads waits (async.cpp).
 std::string missing_at_mbarrier(Block& block);
+
+inline Thread& self() { return *static_cast<Thread*>(current); }  // the one that runs
 
 extern __thread Worker* worker __attribute__((tls_model("initial-exec")));
 

@@ -647,9 +647,11 @@ inline bool adds_nothing(const Thread& t, uintptr_t address) {
 
 __attribute__((noinline)) void examine_in_full(Thread& t, const void* address, unsigned bytes, Access access,
                                                unsigned alignment, const void* instruction) {
-    if (access == Access::read && bytes == 4 && !(uintptr_t(address) & 3) && options.mode == Mode::check && !t.forgivable &&
-        adds_nothing(t, uintptr_t(address)))
+    if (access == Access::read && bytes == 4 && !(uintptr_t(address) & 3) && !t.forgivable &&
+        adds_nothing(t, uintptr_t(address))) {
+        if (options.mode == Mode::count) count_access(t, address, bytes, access, instruction);
         return;
+    }
     if (t.forgivable) forgive_or_stop(t, address);
     Site s{t, *t.owner->shadow, access, false, uintptr_t(address), bytes, instruction, alignment == 1};
     if (!(++accesses & TIME_MASK)) check_time(s);
@@ -658,12 +660,11 @@ __attribute__((noinline)) void examine_in_full(Thread& t, const void* address, u
         s.shared = true;
         if (s.address & (alignment - 1)) report_misaligned(s, alignment);
         shared_access(s);
-        if (options.mode == Mode::count)
-            count_shared(t, uint32_t(s.address - uintptr_t(t.owner->arena)), bytes, access, instruction);
+        if (options.mode == Mode::count) count_access(t, address, bytes, access, instruction);
     } else if (device_memory.contains(address)) {
         if (s.address & (alignment - 1)) report_misaligned(s, alignment);
         global_access(s);
-        if (options.mode == Mode::count) count_global(t, s.address, bytes, access, instruction);
+        if (options.mode == Mode::count) count_access(t, address, bytes, access, instruction);
     } else if (is_in_cluster(s)) {
         shared_access(s);
     } else {

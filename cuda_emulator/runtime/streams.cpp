@@ -23,7 +23,7 @@ struct Earlier {
 };
 constexpr size_t MOST_EARLIER = 64;
 
-std::mutex mutex;
+std::mutex streams_mutex;
 std::deque<Earlier> earlier;
 std::map<const void*, Known> of_streams, of_events;
 Known of_host;
@@ -53,7 +53,7 @@ Known known_in(const void* stream) {
 }  // namespace
 
 void order_launch(const Launch& launch) {
-    std::lock_guard<std::mutex> lock(mutex);
+    std::lock_guard<std::mutex> lock(streams_mutex);
     const void* stream = key_of(launch.config.stream);
     non_blocking[stream] = !waits_for_default(stream);
     if (!earlier.empty()) earlier.back().launch.end = launch_clock.launch_first;
@@ -77,13 +77,13 @@ void order_launch(const Launch& launch) {
 }
 
 void forget_earlier_launches() {
-    std::lock_guard<std::mutex> lock(mutex);
+    std::lock_guard<std::mutex> lock(streams_mutex);
     earlier.clear();
 }
 
 void host_waits_for_the_device() {
     if (in_stream_work) return;
-    std::lock_guard<std::mutex> lock(mutex);
+    std::lock_guard<std::mutex> lock(streams_mutex);
     merge(of_host, known_in(nullptr));
 }
 
@@ -91,7 +91,7 @@ void work_in_stream(int change) { in_stream_work += change; }
 
 void order(Order what, cudaStream_t given, cudaEvent_t event) {
     if (!options.checked() || current) return;
-    std::lock_guard<std::mutex> lock(mutex);
+    std::lock_guard<std::mutex> lock(streams_mutex);
     const void* stream = key_of(given);
     switch (what) {
         case Order::stream_made:

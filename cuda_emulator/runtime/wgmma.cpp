@@ -33,8 +33,6 @@ namespace {
 
 #define CALLER __builtin_return_address(0)
 
-Thread& self() { return *static_cast<Thread*>(current); }
-
 Warpgroup& group_of(Thread& t) {
     auto& slot = t.owner->warpgroups[t.linear / WARPGROUP];
     if (!slot) {
@@ -154,7 +152,7 @@ void gather(const char* arena, const Descriptor& d, int rows, bool transposed, P
 // ---- the product
 
 typedef float Vector __attribute__((vector_size(32), aligned(4)));
-constexpr int LANES = 8, MAX_N = 256, MAX_K = 16;
+constexpr int VECTOR_LANES = 8, MAX_N = 256, MAX_K = 16;
 
 struct Scratch {
     alignas(64) float a[64 * MAX_K], b[MAX_K * MAX_N], d[64 * MAX_N];
@@ -171,22 +169,22 @@ template <int K, int VECTORS>
 void multiply_tile(const float* a, const float* b, float* d, int n, int row, int column) {
     Vector sum[2][VECTORS];
     for (int r = 0; r < 2; ++r)
-        for (int v = 0; v < VECTORS; ++v) sum[r][v] = *(const Vector*)(d + (row + r) * n + column + v * LANES);
+        for (int v = 0; v < VECTORS; ++v) sum[r][v] = *(const Vector*)(d + (row + r) * n + column + v * VECTOR_LANES);
     for (int k = 0; k < K; ++k)
         for (int v = 0; v < VECTORS; ++v) {
-            const Vector column_values = *(const Vector*)(b + k * n + column + v * LANES);
+            const Vector column_values = *(const Vector*)(b + k * n + column + v * VECTOR_LANES);
             for (int r = 0; r < 2; ++r) sum[r][v] += a[(row + r) * K + k] * column_values;
         }
     for (int r = 0; r < 2; ++r)
-        for (int v = 0; v < VECTORS; ++v) *(Vector*)(d + (row + r) * n + column + v * LANES) = sum[r][v];
+        for (int v = 0; v < VECTORS; ++v) *(Vector*)(d + (row + r) * n + column + v * VECTOR_LANES) = sum[r][v];
 }
 
 template <int K>
 void multiply(const float* a, const float* b, float* d, int n) {
     int column = 0;
-    for (; column + 4 * LANES <= n; column += 4 * LANES)
+    for (; column + 4 * VECTOR_LANES <= n; column += 4 * VECTOR_LANES)
         for (int row = 0; row < 64; row += 2) multiply_tile<K, 4>(a, b, d, n, row, column);
-    for (; column < n; column += LANES)
+    for (; column < n; column += VECTOR_LANES)
         for (int row = 0; row < 64; row += 2) multiply_tile<K, 1>(a, b, d, n, row, column);
 }
 
@@ -286,7 +284,7 @@ void examine_operands(Thread& t, Warpgroup& g) {
     });
 }
 
-constexpr uint32_t NOT_YET = 0x7fdeadbdu;  // a NaN that no product gives
+constexpr uint32_t NO_RESULT_YET = 0x7fdeadbdu;  // a NaN that no product gives
 
 void report_unfinished(const char* message, const void* here, const PendingProduct& product, const char* did) {
     Finding f = worker->describe("matrix product not waited for", message, {0, here});
@@ -317,7 +315,7 @@ PendingProduct* chained(Thread& t, Warpgroup& g, float* const* registers, int co
 
 void land(const PendingProduct& product) {
     for (size_t i = 0; i < product.values.size(); ++i) {
-        if (memcmp(product.registers[i], &NOT_YET, 4))
+        if (memcmp(product.registers[i], &NO_RESULT_YET, 4))
             report_unfinished("an accumulator has been changed before wgmma.wait_group", nullptr, product, "");
         *product.registers[i] = product.values[i];
     }
@@ -395,7 +393,7 @@ void wgmma_checked(const ProductForm& form, float* const* accumulator, const uin
     if (!earlier) {
         products.push_back({std::vector<float*>(accumulator, accumulator + count), {}, 0, nullptr});
         earlier = &products.back();
-        for (int i = 0; i < count; ++i) memcpy(accumulator[i], &NOT_YET, 4);
+        for (int i = 0; i < count; ++i) memcpy(accumulator[i], &NO_RESULT_YET, 4);
     }
     earlier->values = std::move(values);
     earlier->group = g.groups[index];

@@ -308,6 +308,8 @@ def packed():
             yield whole_case(f"ptx_cvt_rni_sat_{kind}_f32", body, "i", "f")
         else:
             yield ptx(f"cvt.rni.{kind}.f32", "l:f")
+    for kind, letter in (("s32", "i"), ("u32", "u"), ("s64", "l"), ("u64", "l")):
+        yield ptx(f"cvt.rzi.{kind}.f64", f"{letter}:d")
     yield ptx("mul.hi.u64", "l:ll")
     yield ptx("mul.hi.s64", "l:ll")
     yield ptx("vabsdiff4.u32.u32.u32.add", "u:uuu")
@@ -342,8 +344,11 @@ def packed():
     yield whole_case("mma_m8n8k4_f64", body, "dd", "iiii whole")
 
 
-def product_of_words(opcode, letter, a, b, c, operand, result, rule, values):
-    """A case of an mma instruction with a, b and c words of operands; `letter` is the asm constraint of the accumulators."""
+def product_of_words(opcode, letter, a, b, c, operand, result, rule, values, kept=(), selector=0):
+    """A case of an mma instruction with a, b and c words of operands; `letter` is the asm constraint of the accumulators.
+
+    `kept`: of a sparse one, the values that four bits of its metadata may have.
+    """
 
     def group(first, count):
         return "{" + ", ".join(f"%{first + k}" for k in range(count)) + "}"
@@ -351,14 +356,48 @@ def product_of_words(opcode, letter, a, b, c, operand, result, rule, values):
     take = "__uint_as_float(in[{} * n + i])" if letter == "f" else "in[{} * n + i]"
     start = ", ".join(take.format(a + b + k) for k in range(c))
     results = ", ".join(f'"+{letter}"(d[{k}])' for k in range(c))
-    given = ", ".join(f'"r"(in[{k} * n + i])' for k in range(a + b))
+    given = ", ".join(f'"r"(in[{k} * n + i])' for k in range(a + b)) + ', "r"(metadata)' * bool(kept)
+    of_c = group(0, c) + (f", %{a + b + c}, {selector}" if kept else "")
     body = (
+        f"    const unsigned kept[] = {{{', '.join(map(str, kept))}}};\n    unsigned metadata = 0;\n"
+        f"    for (int k = 0; k < 8; ++k) metadata |= kept[(i / 4 + i * 5 + k * 7) % {len(kept)}] << 4 * k;\n"
+        if kept
+        else ""
+    ) + (
         f"    {'float' if letter == 'f' else 'uint32_t'} d[{c}] = {{{start}}};\n"
-        f'    asm volatile("{opcode} {group(0, c)}, {group(c, a)}, {group(c + a, b)}, {group(0, c)};" : {results} : {given});\n'
+        f'    asm volatile("{opcode} {group(0, c)}, {group(c, a)}, {group(c + a, b)}, {of_c};" : {results} : {given});\n'
         f"    for (int k = 0; k < {c}; ++k) put(out + k * n + i, n, d[k]);\n"
     )
-    name = opcode.removeprefix("mma.sync.aligned.").replace(".", "_")
+    name = opcode.removeprefix("mma.sync.aligned.").replace("mma.sp::ordered_metadata.sync.aligned", "sparse").replace(".", "_")
     return whole_case(f"mma_{name}", body, result * c, f"{operand * (a + b)}{result * c} {values}", rule)
+
+
+def sparse():
+    """Products with a sparse A, and what else compute capability 9.0 has for kernels that few write."""
+    for shape, depth, kind, words, accumulator in [
+        ("m16n8k16", 16, "f16", 2, "f32"), ("m16n8k32", 32, "f16", 4, "f32"), ("m16n8k32", 32, "f16", 4, "f16"),
+        ("m16n8k32", 32, "bf16", 4, "f32"), ("m16n8k8", 8, "tf32", 2, "f32"), ("m16n8k16", 16, "tf32", 4, "f32"),
+    ]:  # fmt: skip
+        operand, result = {"f16": "G", "bf16": "E", "tf32": "f"}[kind], "f" if accumulator == "f32" else "G"
+        opcode = f"mma.sp::ordered_metadata.sync.aligned.{shape}.row.col.{accumulator}.{kind}.{kind}.{accumulator}"
+        kept = (4, 14) if kind == "tf32" else (4, 8, 9, 12, 13, 14)
+        yield product_of_words(
+            opcode, "f" if result == "f" else "r", words, words, 4 if result == "f" else 2, operand, result,
+            product_rule(depth, result == "G"), "mixed", kept, selector=1,
+        )  # fmt: skip
+    body = (
+        operands("llll")
+        + "    unsigned long long x, y;\n    __shared__ ulonglong2 cell[64];\n    cell[threadIdx.x] = make_ulonglong2(a, b);\n"
+        '    asm volatile("{ .reg .b128 e, v, s; mov.b128 e, {%2, %3}; mov.b128 v, {%4, %5};\\n"\n'
+        '                 "atom.cas.b128 s, [%6], e, v; mov.b128 {%0, %1}, s; }"\n'
+        '                 : "=l"(x), "=l"(y)\n'
+        '                 : "l"(a), "l"(a & 1 ? b : b + 1), "l"(c), "l"(d), "l"(&cell[threadIdx.x]) : "memory");\n'
+        "    put(out + i, n, x), put(out + 2 * n + i, n, y);\n"
+        "    put(out + 4 * n + i, n, cell[threadIdx.x].x), put(out + 6 * n + i, n, cell[threadIdx.x].y);\n"
+    )
+    yield whole_case("ptx_atom_cas_b128", body, "llll", "llll")
+    body = operands("uu") + '    out[i] = a;\n    if (b & 1) asm volatile("exit;");\n    out[i] = b;\n'
+    yield whole_case("ptx_exit", body, "u", "uu")
 
 
 def eight_bits():
@@ -445,6 +484,11 @@ def integer_intrinsics():
     for rounding in ("rn", "rz", "rd", "ru"):
         yield call(f"__float2int_{rounding}(a)", "i:f")
         yield call(f"__float2uint_{rounding}(a)", "u:f")
+    for name, signature in {
+        "float2ll": "l:f", "float2ull": "l:f", "half2ll": "l:h", "half2ull": "l:h", "half2int": "i:h",
+        "double2int": "i:d", "double2uint": "u:d", "double2ll": "l:d", "double2ull": "l:d",
+    }.items():  # fmt: skip
+        yield call(f"__{name}_rz(a)", signature)
     yield call("__int2float_rn(a)", "f:i")
     yield call("__uint2float_rn(a)", "f:u")
     yield call("__ll2float_rn((long long)a)", "f:l")
@@ -800,7 +844,7 @@ GENERAL = (
 )  # fmt: skip
 SECTIONS = {
     "general": [case for group in GENERAL for case in group()],
-    "hopper": [case for group in (warpgroup_products, tensor_tiles, eight_bits) for case in group()],
+    "hopper": [case for group in (warpgroup_products, tensor_tiles, eight_bits, sparse) for case in group()],
 }
 PRELUDES = {"general": PRELUDE, "hopper": PRELUDE + HOPPER_PRELUDE + TENSOR_TILES}
 

@@ -770,7 +770,7 @@ REFUSED = [
         "#include <curand.h>\ncurandGenerator_t g;\n__global__ void k(int* p) {}",
         "the emulator does not support curandGenerator_t",
     ),
-    (1, '__global__ void k(int* p) { asm volatile("exit;"); }', "the emulator does not support the PTX instruction exit"),
+    (1, '__global__ void k(int* p) { asm volatile("brkpt;"); }', "the emulator does not support the PTX instruction brkpt"),
 ]
 
 

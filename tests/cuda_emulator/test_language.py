@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from cuda_emulator import Finding
 from cuda_emulator.kernels import KernelLibrary
 
 TEXT = r"""
@@ -35,7 +36,18 @@ __global__ void active(unsigned* out) {
     __syncthreads();
     out[threadIdx.x] = mask, out[64 + threadIdx.x] = again;
 }
+__global__ void leave(ulonglong2* cells, int* out, int last) {
+    out[threadIdx.x] = 0;
+    if (threadIdx.x % 2) asm volatile("exit;");
+    if (last >= 0) __syncthreads();  // by then half of the threads have left
+    unsigned long long a, b;
+    asm volatile(
+        "{ .reg .b128 e, v, s; mov.b128 e, {%2, %3}; mov.b128 v, {%4, %5}; atom.cas.b128 s, [%6], e, v; mov.b128 {%0, %1}, s; }"
+        : "=l"(a), "=l"(b) : "l"(1ull), "l"(2ull), "l"(3ull + threadIdx.x), "l"(4ull), "l"(cells) : "memory");
+    out[threadIdx.x] = int(a * 10 + b);
+}
 extern "C" {
+void run_leave(ulonglong2* cells, int* out, int last) { leave<<<1, 4>>>(cells, out, last); }
 void run_variables(int* out) { variables<<<1, 32>>>(out); }
 void set_sums(unsigned* values) { cudaMemcpyToSymbol(sums, values, sizeof sums); }
 void get_sums(unsigned* values) { cudaMemcpyFromSymbol(values, sums, sizeof sums); }
@@ -78,3 +90,12 @@ def test_active_mask(library, schedule):
     inner = sum(1 << lane for lane in range(32) if lane % 3 == 1)
     assert rows[:64] == [mask if t % 32 % 3 else 0 for t in range(64)]
     assert rows[64:] == [inner + 4 if t % 32 % 3 == 1 else 0 for t in range(64)]
+
+
+def test_threads_that_leave_and_16_bytes_that_change_together(library):
+    cells, out = torch.tensor([1, 2]), torch.empty(4, dtype=torch.int32)
+    library.call("run_leave", cells, out, -1)
+    assert out.tolist() == [12, 0, 34, 0] and cells.tolist() == [3, 4]
+    if library.mode == "check":
+        with pytest.raises(Finding, match="barrier"):
+            library.call("run_leave", cells, out, 1)

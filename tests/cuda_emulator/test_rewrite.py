@@ -96,7 +96,7 @@ def test_launches_through_pointers():
         ("__device__ void f() { __shared__ float a = 3; }", "shared declaration", 1),
         ("void f() { k<<<1, 2; }", "a launch without >>>", 1),
         ("void f() {\n  k<<<1, 2>>>({a, b}); }", "argument in braces without its type: `{a, b}`", 2),
-        ('__device__ void f() { asm volatile("exit;"); }', "the PTX instruction exit", 1),
+        ('__device__ void f() { asm volatile("brkpt;"); }', "the PTX instruction brkpt", 1),
     ],
 )
 def test_unsupported(text, construct, line):

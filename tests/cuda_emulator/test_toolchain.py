@@ -71,6 +71,18 @@ def test_what_a_killed_process_was_making_is_swept_and_what_is_made_now_is_not(e
 
 
 @pytest.mark.full
+def test_the_precompiled_headers_that_were_used_last_stay(empty_cache):
+    folder = empty_cache / "headers"
+    folder.mkdir()
+    for age in range(toolchain.KEPT_HEADERS + 2):
+        made = folder / f"{age}.h.gch"
+        made.write_text("")
+        os.utime(made, (1e9 - age, 1e9 - age))
+    (folder / "x.names").write_text("")
+    toolchain.remove_old_headers()
+    assert sorted(path.name for path in folder.iterdir()) == [*(f"{i}.h.gch" for i in range(toolchain.KEPT_HEADERS)), "x.names"]
+
+
 def test_the_compiler_takes_the_precompiled_headers(tmp_path):
     flags = [f"-I{toolchain.INCLUDE}", "-O1", *toolchain.LINES_ONLY, "-fPIC", "-w"]
     flags += toolchain.torch_flags()[0]

@@ -25,20 +25,34 @@ template <>
 struct Word<8> {
     using type = uint64_t;
 };
+template <>
+struct Word<16> {
+    using type = unsigned __int128;
+};
+template <class Bits>
+EMULATOR_UNCHECKED inline bool exchanged(Bits* word, Bits* expected, Bits desired) {
+    if constexpr (sizeof(Bits) == 16) {  // GCC has an instruction for it behind this name alone
+        const Bits seen = __sync_val_compare_and_swap(word, *expected, desired);
+        return seen == *expected || (*expected = seen, false);
+    } else {
+        return __atomic_compare_exchange_n(word, expected, desired, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    }
+}
 
 // Replaces *address by update(*address) and returns the old value.
 template <class T, class Update>
 EMULATOR_UNCHECKED inline T atomic_update(T* address, Update update) {
     using Bits = typename Word<sizeof(T)>::type;
     Bits* word = (Bits*)address;
-    Bits expected = __atomic_load_n(word, __ATOMIC_SEQ_CST);
+    Bits expected{};  // with 16 bytes a guess
+    if constexpr (sizeof(Bits) < 16) expected = __atomic_load_n(word, __ATOMIC_SEQ_CST);
     for (;;) {
         T old;
         memcpy(&old, &expected, sizeof(T));
         const T next = update(old);
         Bits desired;
         memcpy(&desired, &next, sizeof(T));
-        if (__atomic_compare_exchange_n(word, &expected, desired, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+        if (exchanged(word, &expected, desired)) {
             if (desired == expected) may_be_waiting(address);
 #ifdef EMULATOR_CHECKED
             if (desired != expected) memory_changed();

@@ -7,12 +7,13 @@
 
 namespace emulator {
 
-// Out of range saturates and NaN gives 0, as on the device.
+// Out of range saturates, as on the device. NaN gives 0, or only the sign bit where one of the types has 64 bits (PTX ISA,
+// cvt).
 template <class T, class F>
 inline T to_integer(F x) {
-    constexpr T low = T(1) << (sizeof(T) * 8 - 1);  // the sign bit; for unsigned types unused
+    constexpr T low = T(1) << (sizeof(T) * 8 - 1);  // the sign bit
     const T least = std::is_signed<T>::value ? low : T(0), most = std::is_signed<T>::value ? T(~low) : T(~T(0));
-    if (x != x) return 0;
+    if (x != x) return sizeof(T) == 8 || sizeof(F) == 8 ? low : T(0);
     if (x <= F(least)) return least;
     if (x >= F(most)) return most;
     return T(x);

@@ -47,11 +47,23 @@ using e5m2 = float8<false>;
 // g + 8) and the elements from PER_WORD * t on of its quarter of the columns; B likewise with column g.
 using Columns __attribute__((vector_size(8 * sizeof(float)), may_alias)) = float;  // of a row of D: one instruction for all
 
-template <class Shape, class ElementA, class ElementB, bool WIDE>
+// mma.sp keeps half of each row of A, two of four elements, or one of two of tf32. Four bits of metadata name
+// where they stand. A word holds 16 bits for row g and, above them, 16 for row g + 8; where a row needs more, the next lane has
+// them. `selector` says which of the four lanes (or of the two pairs) of rows g and g + 8 brings them.
+template <int PER_WORD>
+EMULATOR_UNCHECKED inline int position_of_kept(const char* rows, int row, int kept, int chunks, int at) {
+    const int group = PER_WORD == 1 ? kept : kept / 2;
+    const uint32_t* first = (const uint32_t*)(rows + row % 8 * 4 * ROW) + at;
+    const uint32_t metadata = *(const uint32_t*)((const char*)first + (first[1] * chunks + group / 4) * ROW);
+    const uint32_t four = metadata >> (row / 8 * 16 + group % 4 * 4);
+    return PER_WORD == 1 ? 2 * group + (four >> 1 & 1) : 4 * group + (four >> kept % 2 * 2 & 3);
+}
+
+template <class Shape, class ElementA, class ElementB, bool WIDE, bool SPARSE>
 EMULATOR_UNCHECKED inline void mma_all(unsigned, const char* rows, char* results) {
-    constexpr int K = Shape::K, P = ElementA::PER_WORD, WORDS_A = 16 * K / P / 32, WORDS_B = 8 * K / P / 32;
+    constexpr int K = Shape::K, P = ElementA::PER_WORD, WORDS_B = 8 * K / P / 32, WORDS_A = WORDS_B * (SPARSE ? 1 : 2);
     constexpr int QUARTERS = K / (4 * P);  // of four lanes' words along K
-    float a[16][K];
+    float a[16][K] = {};
     alignas(Columns) float b[K][8], d[16][8];
     for (int lane = 0; lane < 32; ++lane) {
         const uint32_t* w = (const uint32_t*)(rows + lane * ROW);
@@ -59,7 +71,11 @@ EMULATOR_UNCHECKED inline void mma_all(unsigned, const char* rows, char* results
         for (int q = 0; q < QUARTERS; ++q)
             for (int p = 0; p < P; ++p) {
                 const int k = q * 4 * P + t * P + p;
-                for (int h = 0; h < 2; ++h) a[g + 8 * h][k] = ElementA::at(w[q * 2 + h], p);
+                for (int h = 0; h < 2 && q * 2 < WORDS_A; ++h) {
+                    const int row = g + 8 * h, metadata = WORDS_A + WORDS_B + (WIDE ? 4 : 2);
+                    const int at = SPARSE ? position_of_kept<P>(rows, row, k, WORDS_A / 2, metadata) : k;
+                    a[row][at] = ElementA::at(w[q * 2 + h], p);
+                }
                 b[k][g] = ElementB::at(w[WORDS_A + q], p);
             }
         const uint32_t* c = w + WORDS_A + WORDS_B;
@@ -92,8 +108,20 @@ EMULATOR_UNCHECKED inline void mma(uint32_t (&d)[C], const uint32_t (&a)[A], con
     memcpy(row, a, sizeof a);
     memcpy(row + A, b, sizeof b);
     memcpy(row + A + B, c, sizeof c);
-    const char* result = warp_compute(~0u, row, sizeof row, WarpOp::matrix, mma_all<Shape, ElementA, ElementB, WIDE>, line);
-    memcpy(d, result, sizeof d);
+    const auto all = mma_all<Shape, ElementA, ElementB, WIDE, false>;
+    memcpy(d, warp_compute(~0u, row, sizeof row, WarpOp::matrix, all, line), sizeof d);
+}
+template <class Shape, class Element, bool WIDE, int A, int B, int C>
+EMULATOR_UNCHECKED inline void mma_sparse(uint32_t (&d)[C], const uint32_t (&a)[A], const uint32_t (&b)[B],
+                                          const uint32_t (&c)[C], uint32_t metadata, uint32_t selector, int line) {
+    static_assert(B == 8 * Shape::K / Element::PER_WORD / 32 && A == B && C == (WIDE ? 4 : 2), "operands of mma.sp");
+    uint32_t row[A + B + C + 2];
+    memcpy(row, a, sizeof a);
+    memcpy(row + A, b, sizeof b);
+    memcpy(row + A + B, c, sizeof c);
+    row[A + B + C] = metadata, row[A + B + C + 1] = selector;
+    const auto all = mma_all<Shape, Element, Element, WIDE, true>;
+    memcpy(d, warp_compute(~0u, row, sizeof row, WarpOp::matrix, all, line), sizeof d);
 }
 
 // Integers of 4 and 8 bits.

@@ -121,6 +121,7 @@ void memory_changed();  // in a way that check mode does not see by itself
 void may_be_waiting(const void* address);
 long long clock_ticks();
 [[noreturn]] void trap(int line);
+[[noreturn]] void exit_thread();  // ends it as the kernel's end does
 
 // ---- device memory for __device__ variables and cudaMalloc
 void* device_variable(const void* initial, size_t bytes, const char* name, bool managed, Shape shape);
