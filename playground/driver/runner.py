@@ -107,6 +107,9 @@ class Runner:
         self.is_over = False
         if any(self._options.times(task) for task in tasks):
             prepare()
+        if len(tasks) > 1:  # the processes of one alone are there before that is imported
+            for environment in (None, UNTIMED):
+                prepare(environment, ahead=True)
         uses = collections.Counter(task.group for task in tasks)
         for task in tasks:
             if task.group not in self._shared:
