@@ -28,7 +28,7 @@ OUTPUT = "output "  # begins an output's name
 MARKED_AT_ONCE = 1 << 22  # words of the inputs
 BUSY = 1.25  # times what flushes in a row take at least: another process works on the GPU
 LOOK_AGAIN_SECONDS = 0.05
-MOST_CALLS, OF_FREE, COPIES = 64, 1 / 3, 6  # of a turn; of the memory; of a turn's inputs and results, in all processes
+MOST_CALLS, OF_FREE, COPIES = 128, 1 / 3, 6  # of a turn; of the memory; of a turn's inputs and results, in all processes
 MOST_ON_HOST = 1 << 28  # bytes of a turn on a CPU
 
 
@@ -376,22 +376,23 @@ class OnGpu(Turns):
         memory.wait_for(inputs, DONE, number)
         torch.bitwise_or(results.view(torch.int64), 0, out=self._kept.view(torch.int64))
         ended = memory.now()
-        self._finish(ended, inputs, number, seconds)
+        self._finish(ended, seconds)
         milliseconds = memory.between(began, ended) if self._is_quiet() else None
         return {"milliseconds": milliseconds} | self._judged(self._kept, compares)
 
-    def _finish(self, ended, inputs, number, seconds):
-        """Wait until this process's stream is done. Raises Unshareable after `seconds`; the stream is then let go."""
+    def _finish(self, ended, seconds):
+        """Wait until this process's stream is done. Raises Unshareable after `seconds`; `close` then has it go on."""
         latest = time.monotonic() + seconds
         while not self._memory.over(ended):
             if time.monotonic() > latest:
-                with self._memory.elsewhere():
-                    self._memory.write(inputs, DONE, number)
-                self._memory.synchronize()
                 raise Unshareable(f"no result within {seconds:g} s")
 
     def close(self):
-        """Give back all memory."""
+        """Give back all memory, when no side works any more: a stream that waits for results which never came goes on."""
+        with self._memory.elsewhere():
+            for side, ((inputs, _), _) in self._blocks.items():
+                self._memory.write(inputs, DONE, self._numbers[side])
+        self._memory.synchronize()
         self._private = self._kept = None
         super().close()
 

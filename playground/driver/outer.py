@@ -17,22 +17,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from playground.driver.race import WRONG_WHEN_TIMED, Rejected
+from playground.driver.race import STANDING_CHANGED, WRONG_WHEN_TIMED, Rejected, standing
 from playground.machine.load import is_traced
 from playground.record import UNPROVED, Interval, Outcome, Outer, Ratio, Spread, Timing, scaled
 from playground.serial import values
 from playground.stopwatch import statistics
+from playground.stopwatch.workload import GRAPHED
 from playground.untrusted import held_at
 from playground.worker import WorkerFailure, WorkerProcess, pause_others
 from playground.worker.process import GOES_ON
 from playground.worker.referee_client import RefereeClient
 
-FEWEST_ROUNDS, ROUNDS, MOST_ROUNDS = 9, 20, 40  # the last with those that cannot be used
-SECONDS = 3.0  # for a speed-up that is claimed; one that is not takes the fewest rounds
+FEWEST_ROUNDS, ROUNDS, MOST_ROUNDS = 9, 40, 60  # the last with those that cannot be used
+SECONDS = 3.2  # of rounds: with what is prepared, a timing takes 4 s at most
 ENOUGH = 0.02  # an interval whose ends are this near to the ratio needs no further rounds
-TURN_MS = {"cuda": 15, "cpu": 80}  # about what the calls of a turn take
-# For the host to queue the calls of a turn, of each side alike: one that said when to begin could queue more of them before.
-HEAD_START_SECONDS = 2e-3
+# A turn has as many calls as take about so long, but no more than USUAL_CALLS, unless those take less than SHORT_TURN_MS.
+TURN_MS = {"cuda": 15, "cpu": 80}
+USUAL_CALLS, SHORT_TURN_MS = 64, 1.0
+# For a GPU's host to queue the calls of a turn, each of which may take it so long, or as long as it takes to launch eager
+# PyTorch's. It is the same for all sides: one that said when to begin could queue more of them before.
+HEAD_START_MS, LONGEST_HEAD_START_MS, OF_A_CALL_MS = 2.0, 25.0, 0.1
 RESOLUTION_MS = {"cuda": 0.010, "cpu": 0.1}  # of a turn: what one without work may lack besides
 QUICK = 0.25  # of the turns of a trusted side, this share is quicker than what counts
 RESAMPLED = 1000
@@ -71,27 +75,36 @@ def measure(
     declared: str | float | None,
     seconds: float,
     call_ms: float,
+    launch_ms: float = 0.0,
+    suffices: Callable[[Outer], bool] | None = None,
 ) -> Outer:
     """Return the Outer of the variant over eager PyTorch.
 
     `players` are {name: Player} of VARIANT, EAGER and, where it runs, CONTROL; `mode` is one of workload's, GRAPHED or not, and
-    `call_ms` what a call of eager PyTorch takes in it. After `seconds`, or once the interval is narrow ENOUGH, no more rounds
-    follow than have to. Raises Rejected, and WorkerFailure where nothing can be measured.
+    `call_ms` what a call of eager PyTorch takes in it, `launch_ms` what launching it takes a GPU's host. After `seconds`, or
+    once what is known `suffices`, which is a narrow interval unless it is said, no more rounds follow than have to. Raises
+    Rejected, and WorkerFailure where nothing can be measured.
     """
-    kinds: dict[str, type[_OnGpu] | type[_OnCpu]] = {"cuda": _OnGpu, "cpu": _OnCpu}
-    clock, calls = kinds[place](referee, players[VARIANT].worker), max(1, int(TURN_MS[place] / call_ms))
+    calls = max(1, min(USUAL_CALLS, int(TURN_MS[place] / call_ms)), int(SHORT_TURN_MS / call_ms))
+    launches = (1 if mode.startswith(GRAPHED) else calls) * max(OF_A_CALL_MS, launch_ms)
+    head_start = min(LONGEST_HEAD_START_MS, max(HEAD_START_MS, launches))
+    judged = players[VARIANT].worker
+    clock = _OnGpu(referee, judged, head_start) if place == "cuda" else _OnCpu(referee, judged)
+    suffices = suffices or is_narrow
     rounds: dict[str, list[Turn]] = {name: [] for name in (*players, NULL)}
     shares: dict[str, bool] = {}
     began = time.monotonic()
 
     def are_enough(used: int) -> bool:
-        if not FEWEST_ROUNDS <= used < ROUNDS or time.monotonic() - began > seconds:
-            return used >= FEWEST_ROUNDS
-        found = conclude(rounds, RESOLUTION_MS[place], calls)
-        return (1 - ENOUGH) * found.ratio <= found.low and found.high <= (1 + ENOUGH) * found.ratio
+        if used < FEWEST_ROUNDS:
+            return False
+        is_late = used >= ROUNDS or time.monotonic() - began > seconds
+        return is_late or suffices(conclude(rounds, RESOLUTION_MS[place], calls))
 
+    trusted = [*(player.worker.pid for player in players.values() if player.worker is not judged), referee.worker.pid]
+    stood = standing(trusted)
     with contextlib.ExitStack() as joined:
-        joined.callback(referee.ask, "outer_close")
+        joined.callback(_close, referee)
         for player in players.values():
             opened = {"side": player.name, "shared": str(held_at(player.worker.shared)), "mode": mode, "declared": declared}
             turn = referee.ask("outer_open", calls=calls, **opened)
@@ -101,6 +114,8 @@ def measure(
         while not are_enough(len(_whole(rounds))) and len(rounds[NULL]) < MOST_ROUNDS:
             for name in secrets.SystemRandom().sample(list(rounds), len(rounds)):
                 took, told, found = clock.turn(players[EAGER if name == NULL else name], name == NULL)
+                if standing(trusted) != stood:
+                    raise Rejected(STANDING_CHANGED)
                 shares[name] = told["share"]
                 if found["complaint"] and told["share"] and found["is_last_right"]:
                     raise WorkerFailure(SHARED)
@@ -112,9 +127,19 @@ def measure(
     return conclude(rounds, RESOLUTION_MS[place], calls)
 
 
+def is_narrow(found: Outer) -> bool:
+    """Return whether both ends of the interval are near the ratio."""
+    return (1 - ENOUGH) * found.ratio <= found.low and found.high <= (1 + ENOUGH) * found.ratio
+
+
 def _leave(player: Player) -> None:
     with contextlib.suppress(WorkerFailure):
         player.ask("leave_outer")
+
+
+def _close(referee: RefereeClient) -> None:
+    with contextlib.suppress(WorkerFailure):  # or it would be told in the place of what came before
+        referee.ask("outer_close")
 
 
 @contextlib.contextmanager
@@ -143,8 +168,8 @@ def _turn(player: Player, judged: WorkerProcess, referee: RefereeClient) -> Iter
 class _OnGpu:
     """The referee releases inputs, takes results and has the clock; see clock/referee.py."""
 
-    def __init__(self, referee: RefereeClient, judged: WorkerProcess) -> None:
-        self._referee, self._judged = referee, judged
+    def __init__(self, referee: RefereeClient, judged: WorkerProcess, head_start_ms: float) -> None:
+        self._referee, self._judged, self._head_start_ms = referee, judged, head_start_ms
 
     def turn(self, player: Player, is_null: bool) -> tuple[float | None, dict[str, Any], dict[str, Any]]:
         """Return (milliseconds of a turn, what its process says, what the referee does)."""
@@ -155,7 +180,7 @@ class _OnGpu:
             player.ask("ready_outer", turn=turn)
             self._referee.ask("outer.await_quiet", seconds=seconds)
             called = beside.submit(player.ask, "call_outer", null=is_null, number=turn["number"])
-            time.sleep(HEAD_START_SECONDS)
+            time.sleep(self._head_start_ms / 1e3)
             try:
                 found = self._referee.ask("outer.time", side=player.name, compares=compares, seconds=seconds)
             finally:
@@ -269,11 +294,14 @@ def bounded(timing: Timing, outer: Outer, place: str, allowed: Interval | None =
     """Return the timing with what both clocks agree on over eager PyTorch, and over each other baseline in proportion.
 
     It is the inner clock's figure of the outer one's turns, whose caches are as warm. Where that lies beyond the outer
-    interval, which is as wide as the control `allowed` makes it, the outer one counts, and a note says so. Otherwise the
-    interval begins where that of the outer clock does, if that is lower, and a ratio above 1 and beyond the outer one counts as
-    AGREED times that. An eager call near the resolution proves no loss.
+    interval, which its control and those `allowed` widen, the outer one counts, and a note says so. Otherwise the interval
+    begins where that of the outer clock does, if that is lower, and a ratio above 1 and beyond the outer one counts as AGREED
+    times that. An eager call near the resolution proves no loss.
     """
     cold = timing.ratios.get("eager")
+    if outer.control:  # of the same turns
+        own_control = Interval(low=outer.control, high=outer.control)
+        allowed = statistics.spanning([own_control, *filter(None, [allowed])], 0.0)
     own = Ratio(ratio=outer.ratio, low=outer.low, high=outer.high)
     seen, inner = statistics.widened(own, allowed), statistics.widened(outer.warm or own, allowed)
     timing = replace(timing, outer=outer, proved=seen)

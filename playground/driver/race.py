@@ -9,10 +9,12 @@ import contextlib
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
+
+import psutil
 
 from playground.machine.load import OtherLoad, Others, usable_processors
 from playground.record import Ceilings, Clocks, Ratio
@@ -49,6 +51,7 @@ LAUNCHES_DIFFER, LAUNCHES_DIFFER_BELOW_MS, LAUNCHES_DIFFER_MS, GRAPHS_DIFFER_MS 
 LEAST_MS = 1e-6  # what a clock's nanosecond is: a file that claims no time at all has a ratio, too
 PAUSE = 0.2  # seconds after a round that was disturbed
 WRONG_WHEN_TIMED = "is right when it is checked and wrong when it is timed: "
+STANDING_CHANGED = "while it was timed, the processors or the priority of another process were changed"
 
 
 class Rejected(Exception):
@@ -333,6 +336,15 @@ def _play_round(races: Sequence[Race], running: Sequence[Side]) -> bool:
                 side.disturbed.append(side.rounds.pop())
         time.sleep(PAUSE)
     return disturbed
+
+
+def standing(pids: Iterable[int]) -> dict[int, Any]:
+    """Return {pid: (its processors, its priority)} of processes. Raises WorkerFailure where one has ended."""
+    try:
+        processes = map(psutil.Process, pids)
+        return {each.pid: (each.cpu_affinity() if hasattr(each, "cpu_affinity") else None, each.nice()) for each in processes}
+    except psutil.NoSuchProcess as gone:
+        raise WorkerFailure(f"process {gone.pid}, which it is compared with or by, has ended") from None
 
 
 def most_cores_for_others(place: str) -> float:

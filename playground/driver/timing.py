@@ -17,11 +17,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import psutil
-
 from playground.driver import outer
 from playground.driver.race import (
     GRAPHED_BELOW_MS,
+    STANDING_CHANGED,
     WRONG_WHEN_TIMED,
     BaselineFailed,
     Measured,
@@ -30,6 +29,7 @@ from playground.driver.race import (
     Rejected,
     Side,
     play,
+    standing,
 )
 from playground.driver.task import Options, Task
 from playground.judge.evaluation import judge
@@ -43,6 +43,7 @@ from playground.record import (
     Bound,
     Interval,
     Outcome,
+    Outer,
     Ratio,
     Result,
     Timed,
@@ -110,6 +111,8 @@ class _Original:
         self._process()
 
     def _process(self) -> WorkerProcess:
+        if self.worker and self.worker.has_ended:  # under the outer clock, say
+            self.close()
         self.worker = self.worker or self._make()
         return self.worker
 
@@ -126,6 +129,7 @@ class _Original:
 
     def resumes(self, side: Side) -> bool:
         """Return whether the process has run the side before, which is ready then."""
+        self._process()
         if started := self._started.get((side.name, side.mode)):
             side.resume(started)
         return bool(started)
@@ -284,19 +288,31 @@ class Stopwatch:
             if side and process:
                 players[side.name] = outer.Player(side.name, side.mode, process)
         claims = "eager" not in timing.speedup or timing.speedup["eager"].high > 1
-        seconds = max(outer.SECONDS, self._options.seconds) if claims else 0
+        allowed, place = self._allowed(mode, race), self._task.place
+
+        def suffices(seen: Outer) -> bool:
+            """Whether further rounds would change nothing of what is claimed."""
+            if claims and not outer.is_narrow(seen):
+                return False
+            return not _is_measured(timing) or _is_measured(outer.bounded(timing, seen, place, allowed))
+
         try:
             if not race.reference or outer.EAGER not in players:
                 raise WorkerFailure("eager PyTorch's process has ended")
             with self._alone([worker]):
-                given = self._task.place, mode, permitted_to(result), seconds, race.reference.median
+                launch_ms = statistics.summarise(race.reference.launches).median
+                seconds = max(outer.SECONDS, self._options.seconds)
+                given = place, mode, permitted_to(result), seconds, race.reference.median, launch_ms, suffices
                 seen = outer.measure(self._referee, players, *given)
-            least = outer.RESOLUTION_MS[self._task.place] / (seen.calls or 1)
+            least = outer.RESOLUTION_MS[place] / (seen.calls or 1)
             if complaint := self._impossible(seen.ms + least, timing.work):
                 raise WorkerFailure(f"it sees {complaint}")
         except WorkerFailure as failure:
-            return outer.withheld(timing, f"not timed by the outer clock: {str(failure).removeprefix('Unshareable: ')}")
-        return outer.bounded(timing, seen, self._task.place, self._allowed(mode, race))
+            reason, kind = str(failure), "Unshareable: "
+            if failure.role in ("referee", "baselines") and not reason.startswith(kind):
+                reason = f"the judge's own process ({failure.role}): {reason}"
+            return outer.withheld(timing, f"not timed by the outer clock: {reason.removeprefix(kind)}")
+        return outer.bounded(timing, seen, place, allowed)
 
     def _with_graphs(self, entries: Sequence["Entry"]) -> None:
         """Time those steps of the entries where launches count under a CUDA graph, too.
@@ -394,13 +410,14 @@ class Stopwatch:
                 outputs = self._referee.answers(entry.worker).file(f"timed-{entry.worker.pid}")
                 race.plan(secrets, RECHECKS[step_of(mode)], functools.partial(self._recheck, side, entry.result, mode, outputs))
                 race.short_of_memory = short
-            before, standing = sample(), self._standing()
+            trusted = os.getpid(), self._referee.worker.pid, *(each.pid for each in self.workers)
+            before, stood = sample(), standing(trusted)
             play(list(races.values()), self._options.seconds, patience)
-            after, changed = sample(), standing != self._standing()
+            after, changed = sample(), stood != standing(trusted)
         for race in races.values():
             race.clocks = [before, after]
             if changed:
-                race.failure = Rejected("while it was timed, the processors or the priority of another process were changed")
+                race.failure = Rejected(STANDING_CHANGED)
         return races
 
     @contextlib.contextmanager
@@ -423,11 +440,6 @@ class Stopwatch:
     def _pausing(self, worker: WorkerProcess) -> Callable[[], AbstractContextManager[Any]]:
         """What the variant's processes stand still under; those of the project's own files need not."""
         return contextlib.nullcontext if self._task.variant.is_catalogued else worker.stopped
-
-    def _standing(self) -> dict[int, Any]:
-        """{pid: (its processors, its priority)} of the driver and of the trusted processes."""
-        processes = map(psutil.Process, (os.getpid(), self._referee.worker.pid, *(each.pid for each in self.workers)))
-        return {each.pid: (each.cpu_affinity() if hasattr(each, "cpu_affinity") else None, each.nice()) for each in processes}
 
     @contextlib.contextmanager
     def _alone(self, workers: Sequence[WorkerProcess], beside_compilers: bool = False) -> Iterator[None]:

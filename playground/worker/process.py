@@ -51,6 +51,9 @@ PHASES = {
     "try_out": "in a call of the side-effect checks",
     "work": "in forward",
     "time": "in a timed call",
+    "join_outer": "in a timed call",
+    "ready_outer": "in a timed call",
+    "call_outer": "in a timed call",
 }
 CPUCLOCK_SCHED = 2  # posix-timers.h: of the clock of another process, all of its threads together
 GOES_ON = "processes go on while they are to stand still"
@@ -168,6 +171,10 @@ class WorkerProcess:
     @property
     def pid(self):
         return self._process.pid
+
+    @property
+    def has_ended(self):
+        return self._process.poll() is not None
 
     def make_nice(self, niceness):
         """Set the niceness of the process and of what it has started."""

@@ -13,6 +13,7 @@ from playground.worker.process import UNTIMED, WorkerProcess
 
 SIZED_BY = ("problem", "settings", "place", "precision")  # of the arguments of referee.load
 OF_HOST_MEMORY = 0.6  # that is free: a variant takes up to half of what float64 does
+TEACHING = ("load", "prepare", "prepare_timed")  # requests after which it knows more
 GIVEN = "given"  # the folder of what variants are given
 
 
@@ -45,10 +46,24 @@ class RefereeClient:
         self.tells_nothing = None  # why the original's outputs cannot tell a right variant from one that does nothing
         self._original = original
         self._probe_seed = probe_seed
-        self.worker = WorkerProcess("referee", limit, UNTIMED)
+        self._limit, self._is_closed = limit, False
+        self._worker = WorkerProcess("referee", limit, UNTIMED)
         self._lock = threading.RLock()
+        self._told = []  # the requests that another process in its place has to be told
         self._prepared = {}
         self._mutants = {}
+
+    @property
+    def worker(self):
+        """Its process; where that has ended, another one, that knows the same. Raises WorkerFailure."""
+        with self._lock:
+            if self._told and self._worker.has_ended and not self._is_closed:
+                self._worker.close()
+                self._worker = WorkerProcess("referee", self._limit, UNTIMED)
+                self._limit_memory()
+                for what, arguments in self._told:
+                    self._worker.ask(what, **arguments)
+            return self._worker
 
     def size_up(self):
         """Return the problem's footprint.Footprint, before anything is computed."""
@@ -59,13 +74,16 @@ class RefereeClient:
 
         A `share` of large results is kept and compared; it is another secret than the probes' seeds.
         """
-        if self._original["place"] == "cpu":
-            memory.limit(self.worker.pid, OF_HOST_MEMORY)
+        self._limit_memory()
         secret = tensors.new_seed(63)
         description = self.ask("load", **self._original, weights=self.weights, share=share, secret=secret)
         self.domain, self.checks_itself = description["domain"], description["checks_itself"]
         self.has_layouts, self.uses_tf32 = description["has_layouts"], description["precision"] == "tf32"
         return description
+
+    def _limit_memory(self):
+        if self._original["place"] == "cpu":
+            memory.limit(self._worker.pid, OF_HOST_MEMORY)
 
     def prepare(self):
         """Compute the reference on the probes of the problem's own size. Raises WorkerFailure."""
@@ -115,8 +133,12 @@ class RefereeClient:
     def ask(self, what, **arguments):
         """Return the reply to a request of the referee's. Raises WorkerFailure."""
         with self._lock:
-            return self.worker.ask(what, **arguments)
+            reply = self.worker.ask(what, **arguments)
+            if what in TEACHING:
+                self._told.append((what, arguments))
+            return reply
 
     def close(self):
-        self.worker.close()
+        self._is_closed = True
+        self._worker.close()
         self._answers.close()

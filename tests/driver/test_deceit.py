@@ -4,6 +4,8 @@ On the CPU, and on a GPU if there is one.
 """
 
 import contextlib
+import os
+import signal
 import statistics
 
 import pytest
@@ -62,6 +64,23 @@ class ModelNew(nn.Module):
             torch.cuda._sleep(2_000_000)
             self.late(x, out)
 
+    def sides(self):  # of the outer clock, in this process
+        import gc
+        if not getattr(self, "found", None):
+            self.found = [each for each in gc.get_objects() if type(each).__name__ == "Side" and each._turn is not None]
+        return self.found
+
+    def others(self):  # processes that are timed, too, or that compare
+        import glob, os
+        of = lambda pid: open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1]
+        for path in glob.glob("/proc/[0-9]*/fd/*"):
+            pid = path.split("/")[2]
+            try:
+                if "memfd:shared" in os.readlink(path) and of(pid) == of("self") and int(pid) != os.getpid():
+                    yield int(pid)
+            except OSError:
+                pass
+
     def forward(self, x):
         if torch.is_grad_enabled():
             return {trained}
@@ -93,6 +112,50 @@ FOUND_OUT = {
             self.late(self.seen, self.kept)
         self.seen, self.kept = x.clone(), torch.zeros_like(x)
         return self.kept""",
+    "skips one call in twenty": """
+        self.count = getattr(self, "count", 0) + 1
+        if self.kept is None or self.count % 20:
+            self.kept = self.work(x)
+            return self.kept
+        return self.kept.clone()""",
+    "works in 16 bits": """
+        x, linear = x.bfloat16(), [each.bfloat16() for each in self.linear.parameters()]
+        for _ in range(12):
+            x = torch.tanh(nn.functional.linear(x, *linear))
+        return x.float()""",
+}
+# The same, of files that reach for what times them in their process.
+FORGES = {
+    "says that its results share no memory": """
+        import playground.clock.side
+        playground.clock.side._share = lambda results: False
+        if self.kept is None:
+            self.kept = torch.empty_like(x)
+        return self.kept.copy_(self.work(x))""",
+    "replaces what copies its results": """
+        torch._foreach_copy_ = lambda places, values: None
+        return torch.empty_like(x)""",
+    "gives each call its neighbour's result": """
+        for side in self.sides():
+            if self.seen is not side._places:
+                self.seen = side._places = side._places[1:] + side._places[:1]
+        return self.work(x)""",
+    "works in the first and the last call of a turn alone": """
+        for side in self.sides():
+            places = [side._inputs.data_ptr() + call["given"][0]["offset"] for call in side._turn["calls"]]
+            if x.data_ptr() in places[1:-1]:
+                return torch.zeros_like(x)
+        return self.work(x)""",
+}
+FORGES_ON_A_GPU = {
+    "opens the gate of its inputs": """
+        for side in self.sides():
+            side._memory.write(side._inputs, 0, 1 << 30)
+        return self.work(x)""",
+    "says that it is done before it has begun": """
+        for side in self.sides():
+            side._memory.write(side._inputs, 64, 1 << 30)
+        return self.work(x)""",
 }
 WITHHELD = {
     "has a debugger that keeps SIGSTOP from its threads": (
@@ -129,6 +192,38 @@ WITHHELD = {
                 while True:
                     time.sleep(1)
         return self.work(x)""",
+    ),
+    "ends the process that it is compared with": (
+        "crashed .SIGKILL|has ended",
+        """
+        if self.sides():
+            import os
+            for pid in self.others():
+                os.kill(pid, 9)
+        return self.work(x)""",
+    ),
+    "gives the others a single processor": (
+        "the processors or the priority of another process",
+        """
+        if self.sides():
+            import os
+            for pid in self.others():
+                os.sched_setaffinity(pid, [min(os.sched_getaffinity(pid))])
+        return self.work(x)""",
+    ),
+    "returns what is computed when it is copied": (
+        "must return plain tensors",
+        """
+        work = self.work
+        class Late(torch.Tensor):
+            @classmethod
+            def __torch_function__(cls, function, types, arguments=(), named=None):
+                with torch._C.DisableTorchFunctionSubclass():
+                    if function is torch._foreach_copy_:
+                        places, values = arguments
+                        arguments = places, [work(value.as_subclass(torch.Tensor)) for value in values]
+                    return function(*arguments, **(named or {}))
+        return x.clone().as_subclass(Late)""",
     ),
     "returns numbers of another type": ("results of the types", "return self.work(x).double()"),
     "returns its input's memory": ("lie in the memory of an earlier call's", "return x.copy_(self.work(x))"),
@@ -219,6 +314,20 @@ GAINS_NOTHING = {
             for _ in range(4):
                 threading.Thread(target=burn, daemon=True).start()
         return self.work(x)""",
+    "says that its calls take no time": """
+        for side in self.sides():
+            side._memory.between = lambda began, ended: 1e-9
+        return self.work(x)""",
+    "shortens and grows the memory that the referee reads": """
+        import glob, os
+        for path in glob.glob("/proc/self/fd/*"):
+            for count in (0, 1 << 33):
+                try:
+                    if "memfd:shared" in os.readlink(path):
+                        os.truncate(path, count)
+                except OSError:
+                    pass
+        return self.work(x)""",
     "works as the original does": "return self.work(x)",
 }
 GAINS_NOTHING_ON_A_GPU = {
@@ -235,6 +344,14 @@ GAINS_NOTHING_ON_A_GPU = {
             assert not cuda.cuCtxSetLimit(PERSISTING_L2, ctypes.c_size_t(most))
             assert not cuda.cuStreamSetAttribute(stream, ACCESS_POLICY_WINDOW, ctypes.byref(window))
         self.seen[: 1 << 22].mul_(1.0)
+        return self.work(x)""",
+    "works on all calls of a turn at once": """
+        from playground.clock.memory import placed
+        for side in self.sides():
+            given = [placed(side._inputs, call["given"][0]) for call in side._turn["calls"]]
+            if x.data_ptr() == given[0].data_ptr():
+                self.seen = [each.clone() for each in self.work(torch.cat(given)).split(len(x))]
+            return self.seen.pop(0)
         return self.work(x)""",
     "leaves pulses of work that go on in the others' turns": """
         if self.seen is None:
@@ -327,9 +444,12 @@ class Measured:
         self._original = original | {"weights": self._truth.weights}
         self._eager = self._open.enter_context(WorkerProcess("baselines", LIMIT))
         self._worker = self._open.enter_context(WorkerProcess("candidate", LIMIT))
-        self._eager.ask("load", **self._original)
-        self._eager.ask("start", side="eager", mode=step, seeds=[1, 2, 3])
+        self._start_eager()
         self._call_ms = statistics.median(self._eager.ask("time", side="eager", mode=step, seeds=[*range(4, 11)]).samples_ms)
+
+    def _start_eager(self):
+        self._eager.ask("load", **self._original)
+        self._eager.ask("start", side="eager", mode=self._step, seeds=[1, 2, 3])
 
     def of(self, forward, trained="self.work(x)"):
         """What outer.measure gives of a file whose forward does this, and returns `trained` where gradients are wanted.
@@ -346,7 +466,13 @@ class Measured:
         return dump(outer.measure(self._truth, players, self._place, self._step, None, 1, self._call_ms))
 
     def renew(self):
-        """Begin a process, in the place of one in which a file's threads go on."""
+        """Begin a process, in the place of one in which a file's threads go on, and of those to which it did something."""
+        for process in (self._eager, self._truth.worker):
+            if not process.has_ended and os.sched_getaffinity(process.pid) != os.sched_getaffinity(0):
+                process.kill()
+        if self._eager.has_ended:
+            self._eager = self._open.enter_context(WorkerProcess("baselines", LIMIT))
+            self._start_eager()
         self._worker.close()
         self._worker = self._open.enter_context(WorkerProcess("candidate", LIMIT))
 
@@ -361,13 +487,13 @@ def measured(request, tmp_path_factory):
         yield made
 
 
-@pytest.mark.parametrize("what", [*FOUND_OUT, *ON_THE_CPU, *ON_A_GPU])
+@pytest.mark.parametrize("what", [*FOUND_OUT, *FORGES, *ON_THE_CPU, *ON_A_GPU, *FORGES_ON_A_GPU])
 def test_a_result_that_was_not_computed_from_the_inputs_is_wrong(measured, what):
-    if what in (ON_A_GPU if measured.place == "cpu" else ON_THE_CPU):
+    if what in (ON_A_GPU | FORGES_ON_A_GPU if measured.place == "cpu" else ON_THE_CPU):
         pytest.skip("is about the other place")
     with pytest.raises(outer.Rejected, match=r"off by|the output is NaN|once it was taken"):
-        measured.of((FOUND_OUT | ON_THE_CPU | ON_A_GPU)[what])
-    if what in ON_THE_CPU:
+        measured.of((FOUND_OUT | FORGES | ON_THE_CPU | ON_A_GPU | FORGES_ON_A_GPU)[what])
+    if what in FORGES | ON_THE_CPU | FORGES_ON_A_GPU:
         measured.renew()
 
 
@@ -425,19 +551,40 @@ def test_nothing_is_claimed_of_what_cannot_be_timed(measured, what):
         pytest.skip("needs a GPU")
     reason, forward = (WITHHELD | WITHHELD_ON_A_GPU)[what]
     measured.renew()
-    with pytest.raises(outer.WorkerFailure, match=reason):
+    with pytest.raises((outer.WorkerFailure, outer.Rejected), match=reason):
         measured.of(forward)
     measured.renew()
 
 
-OF_THE_DEFAULT_TIER = "works ahead in a thread that polls its inputs"
+def test_whoever_comes_after_a_call_that_never_ends_is_timed(measured):
+    """And after the judge's own process has been ended, which is nobody's fault but the judge's."""
+    measured.renew()
+    measured._worker.limit = 10
+    with pytest.raises(outer.WorkerFailure, match="no answer within the time limit of 10 s: in a timed call"):
+        measured.of("""
+        self.count = getattr(self, "count", 0) + 1
+        while self.count > 40:
+            pass
+        return self.work(x)""")
+    os.kill(measured._truth.worker.pid, signal.SIGKILL)
+    measured._truth._worker._process.wait(10)
+    measured.renew()
+    assert measured.of("return self.work(x)")["rounds"] >= outer.FEWEST_ROUNDS
+
+
+OF_THE_DEFAULT_TIER = [
+    "works ahead in a thread that polls its inputs",
+    "says that its calls take no time",
+    "shortens and grows the memory that the referee reads",
+]
+OF_THE_FULL_TIER = [each for each in [*GAINS_NOTHING, *GAINS_NOTHING_ON_A_GPU] if each not in OF_THE_DEFAULT_TIER]
 
 
 @pytest.mark.parametrize(
     "what",
     [
-        OF_THE_DEFAULT_TIER,
-        *(pytest.param(each, marks=pytest.mark.full) for each in [*[*GAINS_NOTHING][1:], *GAINS_NOTHING_ON_A_GPU]),
+        *OF_THE_DEFAULT_TIER,
+        *(pytest.param(each, marks=pytest.mark.full) for each in OF_THE_FULL_TIER),
     ],
 )
 def test_work_that_is_moved_gains_nothing(measured, what):

@@ -373,6 +373,7 @@ class Device:
             time.sleep(1e-4)
 
     now = staticmethod(time.perf_counter)
+    elsewhere = contextlib.nullcontext
 
     def between(self, began, ended):
         return (ended - began) * 1e3
@@ -612,6 +613,20 @@ def test_a_file_that_fails_in_a_turn_is_not_waited_for():
         return right(model, x)
 
     with pytest.raises(WorkerFailure, match="enough"):
+        measured(breaks, right)
+
+
+def test_what_comes_of_a_turn_that_never_ends_is_not_said_by_what_is_cleared_up_behind_it(monkeypatch):
+    def breaks(model, x):
+        if model.calls > 20:
+            raise RuntimeError("no answer within the time limit")
+        return right(model, x)
+
+    def gone(self):
+        raise WorkerFailure("crashed (SIGKILL)", role="referee")
+
+    monkeypatch.setattr(OnGpu, "close", gone)
+    with pytest.raises(WorkerFailure, match="no answer within the time limit"):
         measured(breaks, right)
 
 

@@ -166,6 +166,7 @@ class Device:
     """
 
     pid = os.getpid()
+    has_ended = False
     stopped = contextlib.nullcontext
     rates = Ceilings(1e12, 1e12, 1e12, 1e12, 1e12)
     work = Works(least=Work(0, 0), certain=Work(0, 0))
@@ -671,6 +672,21 @@ def test_an_earlier_timing_s_control_widens_a_later_one_s_interval(timed):
     assert later["control"]["high"] == 1.0 and earlier["control"]["high"] == pytest.approx(1.25)
     assert later["outcome"]["low"] == earlier["outcome"]["low"] == pytest.approx(later["outcome"]["ratio"] / 1.25)
     assert later["speedup"] == earlier["speedup"]
+
+
+def test_a_process_of_the_judge_s_that_has_ended_is_replaced():
+    """As under the outer clock, which asks it directly: the next one that is timed finds another, which knows the same."""
+    devices, loaded = [Device({"eager": 1.0}) for _ in range(2)], []
+    left = iter(devices)
+    process = timing._Original(lambda: next(left), loaded.append)
+    for device in devices:
+        for _ in range(2):
+            side = Side("eager", "forward", "cpu", process.ask)
+            process.warm_up(side)
+            side.play(1)
+        assert process.worker is device and device.started == [("eager", "forward")]
+        device.has_ended = True
+    assert loaded == devices
 
 
 def test_short_steps_are_timed_in_graphs_and_slow_baselines_as_they_are(timed):
