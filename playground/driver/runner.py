@@ -33,6 +33,7 @@ from playground.judge.sample import IN_A_RUN
 from playground.judge.verdict import UNJUDGED, ended, failed
 from playground.machine import build_locks, ptxas
 from playground.machine.memory import MEMORY, MOST_JUDGED_AT_ONCE, builds_at_once, judged_at_once
+from playground.machine.processors import Processors
 from playground.record import ERROR, Result, compose
 from playground.report.progress import Progress
 from playground.room import NoRoom, is_full, no_room_in
@@ -49,6 +50,7 @@ SHARED_MEMORY = "/dev/shm"
 # Of builds: what judges the first ones comes before, and their model before the next. Beside a thread that waits actively,
 # niceness 3 leaves a build a third of a processor, 5 a quarter; 10 and 13 left it a tenth and a twentieth.
 NICE, LATER, NICEST = 3, 1, 5
+COMPILERS = 2  # of a pair's build: most have a C++ and a CUDA text
 
 
 class Runner:
@@ -81,6 +83,7 @@ class Runner:
         self.are_beside = False  # whether several models are judged at once
         self.is_over = False  # nobody needs to wait for anything any more
         self._niceness: dict[Path, int] = {}  # of builds, by the path of their model
+        self.processors = Processors(builds_at_once())
         self._begun, self._judged, self._most_ahead = threading.Condition(), 0, 0  # how many builds are judged; may run ahead
 
     def run(self, tasks: Sequence[Task], keep: Callable[[list[Result]], None] = lambda results: None) -> list[Result]:
@@ -108,6 +111,9 @@ class Runner:
         self.is_over = False
         if any(self._options.times(task) for task in tasks):
             prepare()
+        if len(tasks) > 1:  # the processes of one alone are there before that is imported
+            for environment in (None, UNTIMED):
+                prepare(environment, ahead=True)
         uses = collections.Counter(task.group for task in tasks)
         for task in tasks:
             if task.group not in self._shared:
@@ -151,7 +157,8 @@ class Runner:
         places = {id(task): place for place, task in enumerate(in_turn)}
         judging = _Pool(2 * at_once if self.are_beside else 1, self)  # as many more may wait to be timed
         # Who waits for another pool's calls is left after it: what these have not begun is cancelled then.
-        with judging, _Pool(builds_at_once(), self) as building:
+        compilers = COMPILERS if on_gpu and all(task.pair for task in tasks) else 1
+        with judging, _Pool(max(1, builds_at_once() // compilers), self) as building:
             try:
                 built = {}
                 for task in tasks:
@@ -272,8 +279,9 @@ class Runner:
 
     def build(self, task: Task) -> Subject:
         """Build the variant once, so that what is timed later finds it built. Return its Subject, a Result where that fails."""
-        self._progress.started("build", *task.names())
-        subject = self.answer(task.subject, lambda: self._build(task))
+        with self.processors.build(COMPILERS if task.pair else 1, lambda: self.is_over):
+            self._progress.started("build", *task.names())
+            subject = self.answer(task.subject, lambda: self._build(task))
         self._progress.finished("build", *task.names(), subject.verdict if isinstance(subject, Result) else "built")
         return subject
 

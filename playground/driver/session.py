@@ -125,7 +125,7 @@ class Session:
         with contextlib.ExitStack() as workers:
             if build:
                 workers.enter_context(told(functools.partial(self._progress.said, "build", *task.names())))
-            with self._counted(), self._run.judge_slot:
+            with self._counted(), self._run.judge_slot, self._run.processors.judgement():
                 worker = workers.enter_context(self._run.worker_for(task))
                 subject, judged = self._judge(workers, worker, task, subject, build)
             result = doubted(compose(subject, judged.judgment, replace(NOT_TIMED, peak_mib=judged.peak_mib)))

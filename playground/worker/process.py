@@ -68,9 +68,11 @@ _over = weakref.WeakSet()  # owners whose run has been ended
 spent = collections.defaultdict(float)  # seconds by request, of all workers of this process
 
 
-def prepare(environment=None):
-    """Begin to import PyTorch for the processes that will have this added to their environment."""
-    server.start(_variables(environment))
+def prepare(environment=None, ahead=False):
+    """Begin to import PyTorch for the processes that will have this added to their environment; `ahead`: see import_ahead."""
+    source = server.start(_variables(environment))
+    if source and ahead:
+        source.import_ahead()
 
 
 def _variables(environment):

@@ -21,6 +21,9 @@ from pathlib import Path
 from playground.worker.channel import Channel
 
 MODULES = ("torch", "setuptools", *(f"playground.worker.{role}" for role in ("__main__", "candidate", "referee", "baselines")))
+# What most workers import besides, in some 2 s of a processor: for shapes without values, and for torch.compile. More of
+# torch._inductor asks CUDA and leaves a thread, after which nothing can be forked.
+AHEAD = ("sympy", "torch._dynamo", "networkx")
 # Of the environment, what is read after the fork. All else counts when a library is loaded (as OMP_WAIT_POLICY does for
 # libgomp), so that it makes another server.
 READ_LATE = ("PATH", "PWD", "OLDPWD", "HOME", "TMPDIR", "XDG_CACHE_HOME", "CC", "CXX", "CUDA_HOME", "CUDA_PATH", "MAX_JOBS")
@@ -80,6 +83,11 @@ class Server:
             self._refused()
             return None
 
+    def import_ahead(self):
+        """Have it import AHEAD, one module at a time, whenever nobody waits for a process."""
+        with contextlib.suppress(OSError):
+            self._connection.send(b"ahead")
+
     def close(self):
         """Let it end after the last process that it has forked."""
         self._connection.close()
@@ -129,8 +137,11 @@ def main(number):
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakes)
     running, ended = {}, {}  # {the connection to who waits for it: its process id}
+    coming = []  # modules to import when there is nothing else to do
     while connection or running or ended:
-        ready = select.select([woken, *filter(None, [connection]), *running, *ended], [], [])[0]
+        ready = select.select([woken, *filter(None, [connection]), *running, *ended], [], [], 0 if coming else None)[0]
+        if not ready:
+            importlib.import_module(coming.pop(0))
         if woken in ready:
             os.read(woken, 1 << 12)
         for control in [control for control in ready if control in ended or control in running]:  # closed: its end is known
@@ -149,6 +160,9 @@ def main(number):
             if not message:
                 connection.close()
                 connection = None
+                continue
+            if message == b"ahead":
+                coming = [module for module in AHEAD if module not in sys.modules]
                 continue
             parent = os.getpid()
             if not (pid := os.fork()):

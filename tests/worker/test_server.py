@@ -13,8 +13,8 @@ import pytest
 from typed import wait_for
 
 from playground.catalog import ROOT
-from playground.worker import UNTIMED, WorkerFailure, WorkerProcess
-from playground.worker.server import Forked
+from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, prepare
+from playground.worker.server import AHEAD, Forked
 
 
 @pytest.fixture
@@ -97,6 +97,16 @@ def test_where_a_thread_is_left_workers_are_new_processes(told, tmp_path):
     with WorkerProcess("candidate", 60, {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}) as worker:
         assert isinstance(worker._process, subprocess.Popen)
         assert told(worker, "6 * 7") == 42
+
+
+def test_it_imports_ahead_and_still_forks(told):
+    def has_all():
+        with WorkerProcess("candidate", 60, UNTIMED) as worker:
+            assert isinstance(worker._process, Forked)
+            return told(worker, f"all(module in sys.modules for module in {AHEAD})")
+
+    prepare(UNTIMED, ahead=True)
+    wait_for(has_all)
 
 
 DRIVER = """
