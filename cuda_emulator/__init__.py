@@ -49,6 +49,7 @@ from .toolchain import (
     remove_folder,
     remove_unheld,
     sweep,
+    torch_version,
 )
 
 __all__ = [
@@ -90,6 +91,7 @@ __all__ = [
     "reset_counts",
     "reset_launches",
     "sweep",
+    "torch_version",
     "uninstall",
     "without_values",
 ]

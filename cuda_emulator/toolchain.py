@@ -8,9 +8,11 @@ import contextlib
 import contextvars
 import functools
 import hashlib
+import importlib.util
 import os
 import platform
 import re
+import runpy
 import shlex
 import shutil
 import signal
@@ -19,6 +21,7 @@ import sysconfig
 import tempfile
 import threading
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -90,6 +93,13 @@ def digest_of(*folders):
         if path.is_file():
             digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
+
+
+@functools.cache
+def torch_version():
+    """Return what the module torch.version has (__version__, cuda, hip), without importing PyTorch, which takes seconds."""
+    (folder,) = importlib.util.find_spec("torch").submodule_search_locations
+    return types.SimpleNamespace(**runpy.run_path(str(Path(folder) / "version.py")))
 
 
 @functools.cache

@@ -7,13 +7,14 @@ from rich.text import Text
 
 from playground import catalog
 from playground.command import new_variant
-from playground.machine import environment, requirements
+from playground.machine import requirements
 from playground.nvidia import metrics, profiler
 from playground.nvidia.profiler import ProfilerError
 from playground.report import difference, explanation, profile
 from playground.report.figures import machine
 from playground.report.layout import make_console, print_folded, print_indented
 from playground.report.progress import Progress
+from playground.worker.referee_client import describe_machine
 
 
 def list_all(names=None):
@@ -81,7 +82,7 @@ def profile_variants(given):
                 outcome = "error"
             progress.done(model.name, variant.name, outcome)
     console = make_console()
-    print_folded(console, machine(environment.describe()), style="dim")
+    print_folded(console, machine(describe_machine()), style="dim")
     profile.show(found, console)
     if complaints:
         raise ProfilerError("\n".join(complaints))

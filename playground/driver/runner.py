@@ -21,8 +21,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
 import cuda_emulator
 from playground.driver.race import Measured, Patience
 from playground.driver.session import Session, SharedSession, load_candidate
@@ -36,7 +34,7 @@ from playground.machine.memory import MEMORY, MOST_JUDGED_AT_ONCE, builds_at_onc
 from playground.record import ERROR, Kernel, Result, Subject, Unknown, compose
 from playground.report.progress import Progress
 from playground.room import NoRoom, is_full, no_room_in
-from playground.tensors import new_seed
+from playground.untrusted import new_seed
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, kill_all, owner, prepare, sandbox, submit
 from playground.worker.failures import internal_error
 from playground.worker.referee_client import GIVEN, sized_up
@@ -420,7 +418,8 @@ def _build_alone(subject: Subject) -> Subject:
 def _key_of(task: Task) -> str | None:
     """What builds of a task may be used for again: its own files alone, since both of them run where these are built."""
     files = [task.hashes["source_sha256"], task.hashes["model_sha256"]]
-    return hashlib.sha256(repr([*files, sys.version, torch.__version__]).encode()).hexdigest()[:16] if all(files) else None
+    versions = sys.version, cuda_emulator.torch_version().__version__
+    return hashlib.sha256(repr([*files, *versions]).encode()).hexdigest()[:16] if all(files) else None
 
 
 @functools.cache

@@ -57,9 +57,8 @@ from playground.report.text import grouped
 from playground.serial import values
 from playground.stopwatch import floors, statistics
 from playground.stopwatch.baselines import distinct, names_for, peers, under
-from playground.stopwatch.workload import GRAPHED, step_of
-from playground.tensors import new_seed
-from playground.untrusted import File
+from playground.stopwatch.modes import GRAPHED, step_of
+from playground.untrusted import File, new_seed
 from playground.worker import WorkerFailure, WorkerProcess, pause_others, sandbox, submit
 from playground.worker.referee_client import RefereeClient
 from playground.worker.replies import Started

@@ -7,10 +7,8 @@ import json
 import subprocess
 import sys
 
-import torch
-
 import cuda_emulator as emulator
-from playground import catalog, tensors
+from playground import catalog
 from playground.emulator.step import parse
 
 SEED = 0
@@ -47,6 +45,10 @@ def measure(model, variant, settings):
 
     Inputs and weights are those of a fixed seed. Needs a process of its own: the emulator's libraries serve one mode.
     """
+    import torch
+
+    from playground import tensors
+
     with emulator.install(mode="count", source_file=str(variant.path)):
         problem = catalog.load_problem(model.path, settings)
         new = tensors.make_model(problem, catalog.load_variant(variant.path).ModelNew, SEED)

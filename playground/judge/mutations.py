@@ -10,8 +10,9 @@ import re
 import torch
 import torch.nn.functional as F
 
+from playground.judge.classes import LOOK_ALIKE
+
 ROW = -2  # the dimension of an image's rows, or of a volume's
-LOOK_ALIKE = "replaced by a look-alike"  # of an activation
 
 # Kind of operators -> the names of its functions, and of their arguments in order.
 _OPERATORS = {

@@ -4,8 +4,6 @@ import math
 import random
 from dataclasses import dataclass
 
-import torch
-
 PARTS = 4096
 LEAST, MOST = 16 / PARTS, 0.9  # of all, where not all is compared
 SMALL = 1 << 20  # elements: so few are all compared
@@ -34,6 +32,8 @@ class Sample:
         """Return the sample of a tensor that a probe gives, in one dimension; a small one as it is."""
         if not self.is_part or tensor.numel() <= SMALL:
             return tensor
+        import torch
+
         length = math.ceil(tensor.numel() / PARTS)
         count = tensor.numel() // length
         drawn = random.Random(f"{self.secret} {probe} {tensor.numel()}").sample(range(count), math.ceil(self.share * count))

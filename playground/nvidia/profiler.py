@@ -4,7 +4,7 @@ import re
 import tempfile
 
 from playground.catalog import Impossible
-from playground.judge.work import Text
+from playground.judge.text import Text
 from playground.nvidia import metrics
 from playground.nvidia.tool import Program, Run
 

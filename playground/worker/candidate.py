@@ -14,9 +14,10 @@ from torch.utils import _pytree
 import cuda_emulator as emulator
 from cuda_emulator import devices
 from playground import catalog, tensors
-from playground.judge import behaviour, footprint, foreign, probes, work
+from playground.judge import behaviour, foreign, probes, sizing, work
 from playground.judge.checks import BY_NAME
 from playground.judge.precision import LOWER, forbid_tf32
+from playground.judge.text import Text
 from playground.machine import build_locks
 from playground.room import NoRoom
 from playground.stopwatch import timer
@@ -34,7 +35,7 @@ REFUSALS = (AssertionError, RuntimeError, TypeError, ValueError)  # of torch, or
 class Candidate(Clocked):
     """A ModelNew in this process."""
 
-    size_up = staticmethod(footprint.size_up)  # to be asked before `load`
+    size_up = staticmethod(sizing.size_up)  # to be asked before `load`
 
     def load(self, variant, weights, debug=False, builds=None, content=None, borrowed=(), **original):
         """Make a ModelNew of the variant's file and give it the weights in the file `weights` (its own when None).
@@ -60,7 +61,7 @@ class Candidate(Clocked):
         if self.strict:  # whatever the problem's file has set
             forbid_tf32()
         content = content and content.encode("latin-1")
-        self.text = work.Text(variant or self.path, content)
+        self.text = Text(variant or self.path, content)
         self.emulates_device = False  # "cuda" stands for the emulator's memory, in all that the model does
         self.form = None  # of the last result
         flags = behaviour.flags()

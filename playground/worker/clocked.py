@@ -9,7 +9,8 @@ from playground.clock.memory import Gpu, Host
 from playground.clock.side import Side
 from playground.judge import domain
 from playground.stopwatch import timer
-from playground.stopwatch.workload import GRAPHED, Graphed, Workload, step_of
+from playground.stopwatch.modes import GRAPHED, step_of
+from playground.stopwatch.workload import Graphed, Workload
 
 
 class Clocked:
@@ -78,7 +79,7 @@ class Clocked:
         """Time one call for each seed, each on content of its own that follows from it, and keep the last one's result.
 
         Returns {"samples_ms", "late", "flush_ms", "launch_ms"}: see stopwatch.timer's clocks; the last is what the host took to
-        launch each call. The first `settling_calls` of them are for settling.
+        launch each call. The first SETTLING_CALLS of them are for settling.
         """
         self._forget()
         workload, calls = self.workloads[side, mode], []

@@ -15,16 +15,18 @@ import torch
 from playground import catalog, tensors
 from playground.clock import referee as clock
 from playground.clock.memory import Unshareable
-from playground.judge import accuracy, behaviour, diagnosis, domain, footprint, lint, mutants, probes, special
+from playground.judge import accuracy, behaviour, checks, classes, diagnosis, domain, lint, mutants, probes, sizing, special
+from playground.judge.classes import deviations, two_digits
 from playground.judge.oracle import Oracle, gradients_of, is_few
 from playground.judge.precision import CUT, LOWER, forbid_tf32
 from playground.judge.sample import SMALL, Sample
 from playground.judge.sizes import Sizes
-from playground.judge.tolerance import Reference, deviations, largest_difference, two_digits, worst, wrong
+from playground.judge.tolerance import Reference, largest_difference, worst, wrong
 from playground.machine import environment
 from playground.serial import dump
 from playground.stopwatch import timer
-from playground.stopwatch.workload import fresh_inputs, step_of, upstream_for
+from playground.stopwatch.modes import step_of
+from playground.stopwatch.workload import fresh_inputs, upstream_for
 from playground.worker.failures import describe, is_of_judge
 from playground.worker.interface import WrongInterface, fitting, place_of
 
@@ -38,7 +40,7 @@ BYTES_OF_ELEMENT, SLACK = 32, 64 << 20  # of a file of results: more than these,
 class Referee:
     """The original, its float64 reference on each probe, and the comparison with it."""
 
-    size_up = staticmethod(footprint.size_up)
+    size_up = staticmethod(sizing.size_up)
     lint = staticmethod(lint.examine)
 
     def environment(self):
@@ -116,7 +118,7 @@ class Referee:
     def side_effects(self):
         """Return what the original itself does in a call, so that a variant may do it, too: {"side_effects": [check, ...]}.
 
-        And "state", where its result depends on the calls before, probes.EVAL, where it is another one in eval mode, and
+        And "state", where its result depends on the calls before, checks.EVAL, where it is another one in eval mode, and
         "inference_mode" and "double()", where it does not run in that.
         """
         inputs = tensors.to(tensors.make_inputs(self.sizes.problem("reduced"), 0), self.device)
@@ -135,7 +137,7 @@ class Referee:
         outputs = called(model, inputs)
         side_effects = list(effects.complaints(outputs))
         if not behaviour.same(outputs, called(tensors.copy_model(self.model).eval())):
-            side_effects.append(probes.EVAL)
+            side_effects.append(checks.EVAL)
         for name in ("inference_mode", "double()"):
             try:
                 behaviour.StressTests(tensors.copy_model(self.model), behaviour.copies(content), [], self.device).run(name)
@@ -148,7 +150,7 @@ class Referee:
         return {"side_effects": side_effects}
 
     def prepare(self, probe, size, seed, inputs):
-        """Make a probe of probes.PROBES at a size ("own", "reduced", ...), save it to the file `inputs`, compute its reference.
+        """Make a probe of checks.PROBES at a size ("own", "reduced", ...), save it to the file `inputs`, compute its reference.
 
         The scaled and the normal probe also get upstream gradients where the original has any. Returns {"differentiable",
         "unusable", "form", "shapes", "ways"}: why nothing can be learned from the probe, or None; of the outputs, on the
@@ -156,22 +158,22 @@ class Referee:
         float64, on the device, at once.
         """
         problem = self.sizes.problem(size)
-        why = self.domain.forbids(probe.removesuffix(probes.AT_OWN_SIZE))
+        why = self.domain.forbids(probe.removesuffix(checks.AT_OWN_SIZE))
         if problem is None:
             why = "the model's file has no constants for it"
-        elif not why and probe.endswith(probes.AT_OWN_SIZE) and self.sample.is_part:
+        elif not why and probe.endswith(checks.AT_OWN_SIZE) and self.sample.is_part:
             why = "the own size takes too much host memory for more probes than its own"
         if why:
             return {"differentiable": False, "unusable": why}
-        is_of_forward = probe in probes.REQUIRED
+        is_of_forward = probe in checks.REQUIRED
         try:
             differentiable = self._prepare(probe, problem, seed, inputs)
         except Exception as exception:  # what the original does not run on is no probe
-            if is_of_judge(exception) or (is_of_forward and probe != probes.WITHIN):
+            if is_of_judge(exception) or (is_of_forward and probe != checks.WITHIN):
                 raise
             return {"differentiable": False, "unusable": f"the original does not run: {describe(exception)[0]}"}
         unusable = None if is_of_forward else special.unusable(self.references[probe][0])
-        has_to_be_finite = probe == probes.WITHIN or not (is_of_forward or unusable or self.probes[probe].clean)
+        has_to_be_finite = probe == checks.WITHIN or not (is_of_forward or unusable or self.probes[probe].clean)
 
         def is_finite(name):
             return all(reference.is_finite for reference in self.references[name][0])
@@ -188,7 +190,7 @@ class Referee:
 
         Where only samples of them are kept, they are compared within one probe.
         """
-        names = [name for name in probes.FORWARD_PROBES if name in self.references]
+        names = [name for name in checks.FORWARD_PROBES if name in self.references]
         outputs = {name: self.references[name][0] for name in names}
         own = [reference.float64 for reference in outputs["own"]]
 
@@ -212,12 +214,12 @@ class Referee:
     def _prepare(self, probe, problem, seed, inputs):
         """Whether the probe has gradients."""
         drawing, made, oracle, eager = self._made(probe, problem, seed)
-        if probe in probes.FRESH:
+        if probe in checks.FRESH:
             self.references[probe] = _beside(self.references["own"], oracle.reference(made), oracle.sampled(made, eager))
             self._keep(made, drawing, inputs)
             return False
         has_gradients = any(tensors.differentiable(output) for output in eager.outputs)
-        if has_gradients and probes.check_of(probe).gradients:
+        if has_gradients and checks.check_of(probe).gradients:
             with_upstream = tensors.made_on(self.device, lambda: probes.with_upstream(made, eager.outputs, seed))
             try:
                 differentiated = oracle.eager(with_upstream)
@@ -247,7 +249,7 @@ class Referee:
 
     def _keep(self, probe, drawing, file):
         """Save a probe for the variant, or how it is drawn: what the file holds, of a large one in the same memory, is kept."""
-        is_own = probes.size_of(probe.name) == "own" and not probe.name.endswith(probes.AT_OWN_SIZE)
+        is_own = checks.size_of(probe.name) == "own" and not probe.name.endswith(checks.AT_OWN_SIZE)
         given = sum(value.nbytes for value in probe.inputs if isinstance(value, torch.Tensor))
         is_slow = self.sample.is_part or (self.device.type == "cuda" and given > FASTER_BY_FILE)
         if is_own and is_slow and drawing.gives(probe, self.problem, self.device):
@@ -422,7 +424,7 @@ class Referee:
         expected, _ = self._permitting(probe, declared)
         uniform = all(_is_uniform(reference.float64) for reference in expected)
         unseen = {"note": None, "stale": False, "uniform": uniform, "diagnosis": None, "small": None}
-        if isinstance(declared, str) and probe not in probes.REQUIRED and special.unusable(expected):
+        if isinstance(declared, str) and probe not in checks.REQUIRED and special.unusable(expected):
             note = f"not judged: {declared} itself is too inexact, or overflows, on these inputs"
             return vars(wrong(None)) | unseen | {"note": note}
         try:
@@ -448,7 +450,7 @@ class Referee:
         leaked = any(every.leaked for every in each)
         seen = {"stale": bool(stale), "swallowed": swallowed, "leaked": leaked, "diagnosis": lines}
         seen["decided"] = any(every.decided for every in each)
-        if probe in probes.REQUIRED and not compared["complaint"] and not isinstance(declared, float):
+        if probe in checks.REQUIRED and not compared["complaint"] and not isinstance(declared, float):
             seen["small"] = self._lost_small_values(probe, expected, names, actual)
         return compared | unseen | seen
 
@@ -457,7 +459,7 @@ class Referee:
         if not any(map(Reference.lost, references, actual)):
             return None
         for i, (reference, name, value) in enumerate(zip(references, names, actual, strict=True)):
-            reordered = (each.outputs[i] for each in self._lowered(probe, accuracy.FLOAT32))
+            reordered = (each.outputs[i] for each in self._lowered(probe, classes.FLOAT32))
             if lost := reference.permitting(*reordered).lost(value):
                 share, given, true = lost
                 return f"{share:.0%} of {name} are small values without a right digit: {given:.3g} instead of {true:.3g}, say"
@@ -565,8 +567,8 @@ class Referee:
         compared = reference.compare(f"the gradient of {name}", actual)
         if not compared.complaint or compared.unjudged or compared.max_error is None:
             return vars(compared) | {"class": None}
-        ways = {accuracy.AS_PYTORCH: [CUT, "tf32"]} if self.precision == "tf32" else {}
-        ways |= {accuracy.FLOAT32: [accuracy.FLOAT32]}
+        ways = {classes.AS_PYTORCH: [CUT, "tf32"]} if self.precision == "tf32" else {}
+        ways |= {classes.FLOAT32: [classes.FLOAT32]}
         for found, names in ways.items():
             more = [gradient for way in names for gradient in gradients_of(self._lowered(probe, way), name)]
             wider = reference.permitting(*more).compare(f"the gradient of {name}", actual)
@@ -574,20 +576,20 @@ class Referee:
                 return vars(wider) | {"class": found}
         told = self._diagnosed(reference, probe, actual, compared.allowed)
         told = f"{compared.complaint}; {told.sentence}" if told else compared.complaint
-        return vars(compared) | {"class": accuracy.WRONG, "complaint": told}
+        return vars(compared) | {"class": classes.WRONG, "complaint": told}
 
     def grade(self, probe, file):
-        """Return {"class": one of accuracy.CLASSES} of the outputs in a file, which are not as exact as PyTorch's."""
+        """Return {"class": one of classes.CLASSES} of the outputs in a file, which are not as exact as PyTorch's."""
         references, _ = self.references[probe]
         try:
             whole = self._results(probe, file)
         except tensors.NotTensors:
-            return {"class": accuracy.WRONG}
+            return {"class": classes.WRONG}
         actual = self._sampled(probe, whole).outputs
         found = accuracy.grade(references, actual, lambda name: self._lowered(probe, name), [self.precision])
-        if self.sample.is_part and found in (accuracy.AS_PYTORCH, accuracy.FLOAT32):
-            expected, _ = self._permitting(probe, accuracy.FLOAT32)
-            found = accuracy.WRONG if self._far_from_eager(probe, expected, [""] * len(expected), whole.outputs) else found
+        if self.sample.is_part and found in (classes.AS_PYTORCH, classes.FLOAT32):
+            expected, _ = self._permitting(probe, classes.FLOAT32)
+            found = classes.WRONG if self._far_from_eager(probe, expected, [""] * len(expected), whole.outputs) else found
         return {"class": found}
 
     def _permitting(self, probe, declared):
@@ -613,7 +615,7 @@ class Referee:
         oracle = self.oracle_of(made)
         if to == CUT:
             return oracle.rounded_operands(made, to, oracle.tf32_families)
-        return oracle.reordered(made) if to == accuracy.FLOAT32 else oracle.lowered(made, to)
+        return oracle.reordered(made) if to == classes.FLOAT32 else oracle.lowered(made, to)
 
     def _with_remark(self, comparison, each, probe, actual, suspects):
         """(The comparison, its complaint with where the result is wrong and how; the lines of a picture, or None)."""

@@ -11,7 +11,7 @@ import torch
 
 from playground.driver import outer
 from playground.serial import dump
-from playground.stopwatch.workload import step_of
+from playground.stopwatch.modes import step_of
 from playground.worker import WorkerProcess
 from playground.worker.referee_client import RefereeClient
 from tests.judge.problems import pairs

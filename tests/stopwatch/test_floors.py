@@ -8,8 +8,9 @@ import torch
 import torch.nn as nn
 
 from playground import catalog
-from playground.record import Ceilings
-from playground.stopwatch.floors import Work, as_written, certain_bytes, count_work, floor, impossible
+from playground.record import Ceilings, Work
+from playground.stopwatch.floors import floor, impossible
+from playground.stopwatch.work import as_written, certain_bytes, count_work
 
 
 def on_meta(name):

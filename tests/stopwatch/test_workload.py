@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.nn as nn
 
-from playground.stopwatch.workload import MODES, Graphed, Workload, fresh_inputs, upstream_for
+from playground.stopwatch.modes import MODES
+from playground.stopwatch.workload import Graphed, Workload, fresh_inputs, upstream_for
 
 CPU = torch.device("cpu")
 
