@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import cuda_emulator
+from playground.driver.preparations import told
 from playground.driver.race import Measured, Patience
 from playground.driver.session import Session, SharedSession, load_candidate
 from playground.driver.task import Options, Task
@@ -77,8 +78,38 @@ class Runner:
         self.in_turn = threading.Lock()  # is held by a session that waits for memory: who comes first has it first
         self.are_beside = False  # whether several models are judged at once
         self.is_over = False  # nobody needs to wait for anything any more
+        self._ahead = ThreadPoolExecutor(1)  # what its thread has started ends with that
+        self._compiled: Future[WorkerFailure | None] | None = None  # what came of `begin`
         self._niceness: dict[Path, int] = {}  # of builds, by the path of their model
         self._begun, self._judged, self._most_ahead = threading.Condition(), 0, 0  # how many builds are judged; may run ahead
+
+    def begin(self, tasks: Sequence[Task]) -> None:
+        """Begin to compile the texts of an only task's file for the emulator: others import PyTorch meanwhile."""
+        if len(tasks) == 1 and tasks[0].place == "emulator" and not self._options.debug:
+            ours = owner.set(self)
+            self._compiled = submit(self._ahead, self._compile, tasks[0])
+            owner.reset(ours)
+
+    def _compile(self, task: Task) -> WorkerFailure | None:
+        """Compile the texts of a task's file. Returns why one fails without which the file cannot be loaded; None elsewhere."""
+        names, path = task.names(), task.variant.path
+        failure = None
+        with contextlib.suppress(WorkerFailure, NoRoom, OSError):  # which is told by the process that loads the file
+            content, room = path.read_bytes(), self.room(task)
+            if room and room.has_builds:
+                self.start_ahead(task)
+            if b"load_inline" not in content or (room and room.has_builds):
+                return None
+            self._progress.started("compile", *names)
+            tell, limit = functools.partial(self._progress.said, "compile", *names), self._options.time_limit
+            with told(tell), WorkerProcess("compiler", limit, UNTIMED, room=room) as worker:
+                _make_emulator(str(path), limit)
+                found = worker.ask("compile", file=str(path), content=content.decode("latin-1"))
+            failure = WorkerFailure(found.reason, found.details, role="candidate") if found.reason else None
+            if not failure:
+                self.start_ahead(task)
+        self._progress.finished("compile", *names, ERROR if failure else "done")
+        return failure
 
     def run(self, tasks: Sequence[Task], keep: Callable[[list[Result]], None] = lambda results: None) -> list[Result]:
         """Return one Result a task, in their order. Failures of a variant are its verdict; nothing of it is raised.
@@ -207,7 +238,10 @@ class Runner:
 
     def _check_and_time(self, task: Task, subject: Subject, finish: Finish, build: bool = False) -> None:
         with self._shared[task.group] as shared:
-            if isinstance(subject, Result) and not self._options.sanitizes(task):
+            failure = self._compiled.result() if self._compiled else None
+            if failure:
+                result = compose(subject, failed(UNJUDGED, failure))
+            elif isinstance(subject, Result) and not self._options.sanitizes(task):
                 result = subject
             else:
                 result = self.answer(subject, lambda: shared.session().check_and_time(task, subject, build))
@@ -222,6 +256,7 @@ class Runner:
         for worker in self._ready.values():
             worker.close()
         self._ready = {}
+        self._ahead.shutdown(cancel_futures=True)
         for task, _ in list(self._rooms.values()):
             self.close_room(task)
         if self._folder:
@@ -425,8 +460,8 @@ def _key_of(task: Task) -> str | None:
 @functools.cache
 def _make_emulator(file: str, limit: float) -> None:
     """Make what emulated files share, as far as `file` takes it: in a sandbox it can be read and not written."""
-    with WorkerProcess("candidate", limit, UNTIMED) as worker:
-        worker.ask("make_emulator", file=file)
+    with WorkerProcess("compiler", limit, UNTIMED) as worker:
+        worker.ask("make_shared", file=file)
 
 
 def roomy_folder() -> str:

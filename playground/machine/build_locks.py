@@ -5,7 +5,6 @@ that file open until it removes it, so a lock that no process has open is stale,
 """
 
 import contextlib
-import importlib.util
 import os
 import sys
 import time
@@ -73,8 +72,7 @@ def clear_stale_locks(root: Path | None = None, grace: float = 2.0) -> Locks:
 
 def _text_of_cpp_extension() -> str:
     """What torch.utils.cpp_extension is made of: importing it takes seconds."""
-    (folder,) = importlib.util.find_spec("torch").submodule_search_locations
-    return (Path(folder) / "utils" / "cpp_extension.py").read_text()
+    return (cuda_emulator.torch_folder() / "utils" / "cpp_extension.py").read_text()
 
 
 def _locks(root: Path) -> list[Path]:

@@ -79,12 +79,6 @@ class Candidate(Clocked):
         came_by = "by seed" if difference else "by name"
         return {"precision": _declared_precision(self.kind), "weights": came_by, "difference": difference}
 
-    def make_emulator(self, file):
-        """Compile what emulated files share, as far as `file` takes it."""
-        emulator.install(mode="check", source_file=file)
-        emulator.uninstall()
-        return {}
-
     def _take_weights(self, original):
         """Copy the original's weights by name. Returns what differs where they have other names or shapes, None elsewhere."""
         try:

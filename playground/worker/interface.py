@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import re
 import traceback
 
 from playground.worker.failures import is_of_user
@@ -57,3 +58,22 @@ def _users_classes(kind):
     """The class and those that it inherits from, without ours and torch's; what is no class is by itself."""
     others = ("playground.worker.candidate", "torch.nn.modules.module", "builtins")
     return [each for each in getattr(kind, "__mro__", (kind,)) if not each.__module__.startswith(others)]
+
+
+def undeclared(given):
+    """Return (name, what is wrong) of load_inline's `functions` that its cpp_sources do not declare; None without one."""
+    functions, declared = given.get("functions"), joined(given.get("cpp_sources"))
+    names = [functions] if isinstance(functions, str) else list(functions or [])
+    code = re.sub(r"//[^\n]*|/\*.*?\*/", " ", declared, flags=re.DOTALL)
+    if "##" in code or re.search(r'#\s*include\s*"', code):  # it may make names, or have them from elsewhere
+        return None
+    for name in names:
+        if not re.search(rf"\b{re.escape(name)}\b", code):
+            found = re.findall(r"\b(\w+)\s*\([^;{}]*\)\s*[;{]", code)
+            return name, f"functions names {name}; cpp_sources declares {', '.join(dict.fromkeys(found)) or 'no function'}"
+    return None
+
+
+def joined(sources):
+    """Return load_inline's sources, a text or several, as one text."""
+    return sources if isinstance(sources, str) else "\n".join(sources or [])
