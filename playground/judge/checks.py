@@ -181,9 +181,9 @@ def check_of(name: str) -> Check:
     return BY_NAME[name.removesuffix(AT_OWN_SIZE)]
 
 
-def size_of(name: str) -> str | None:
+def size_of(name: str) -> str:
     """Return the size at which the probe of that name runs."""
-    return OWN if name.endswith(AT_OWN_SIZE) else check_of(name).size
+    return OWN if name.endswith(AT_OWN_SIZE) else str(check_of(name).size)
 
 
 def as_markdown(checks: Iterable[Check]) -> str:

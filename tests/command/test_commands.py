@@ -221,7 +221,7 @@ def test_an_interrupted_summary_has_a_table_of_what_is_finished(monkeypatch, cap
     cut = dataclasses.replace(recorded.environment, complete=False)
     report = dataclasses.replace(recorded, environment=cut, results=recorded.results[:1])
 
-    def measure(tasks, options, file, resume, add, show, cluster):
+    def measure(tasks, options, file, resume, add, show, cluster, check):
         show(report)
         raise signals.Interrupted(signal.SIGHUP)
 
