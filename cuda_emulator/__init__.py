@@ -23,7 +23,7 @@ from .counters import Counts, Traffic, counts, reset_counts
 from .debugging import first_kernel, recipe
 from .declarations import kernel_names
 from .errors import EmulatorError, Finding, Party, parse_finding
-from .extension import Builder, make_own
+from .extension import Builder, compile_ahead, make_own
 from .program import Program
 from .runtime import (
     CALL_OFF,
@@ -49,6 +49,8 @@ from .toolchain import (
     remove_folder,
     remove_unheld,
     sweep,
+    torch_folder,
+    torch_version,
 )
 
 __all__ = [
@@ -69,6 +71,7 @@ __all__ = [
     "active",
     "cache_folder",
     "ci_files",
+    "compile_ahead",
     "compiler_name",
     "counts",
     "devices",
@@ -90,6 +93,8 @@ __all__ = [
     "reset_counts",
     "reset_launches",
     "sweep",
+    "torch_folder",
+    "torch_version",
     "uninstall",
     "without_values",
 ]

@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import inspect
 import re
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -266,8 +267,35 @@ class Builder:
         no_implicit_headers=False,
     ):
         """Build and load as torch.utils.cpp_extension.load_inline does."""
+        options = extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths
+        texts = as_text(cpp_sources), as_text(cuda_sources)
+        how = no_implicit_headers, with_pytorch_error_handling
+        name, library, kernels = self.build(name, *texts, functions, *options, *how)
+        self.files[str(library)] = self.namespaces[name] = self.last_file
+        runtime.accept_races(library, kernels.accepted_races if kernels else [])
+        runtime.waits(library, kernels.waiting if kernels else [])
+        self.kernel_lines.update(kernels.kernel_lines if kernels else {})
+        names = [functions] if isinstance(functions, str) else list(functions or [])
+        return self._loaded(name, library, is_python_module, names)
+
+    def build(
+        self,
+        name,
+        cpp,
+        cuda,
+        functions=None,
+        extra_cflags=None,
+        extra_cuda_cflags=None,
+        extra_ldflags=None,
+        extra_include_paths=None,
+        no_implicit_headers=False,
+        with_pytorch_error_handling=True,
+    ):
+        """Return (the extension's name, its library, the Prepared CUDA text or None) of what load_inline is given.
+
+        Needs no PyTorch in this process. Raises EmulatorError.
+        """
         source_file = self.source_file or calling_file()
-        cpp, cuda = as_text(cpp_sources), as_text(cuda_sources)
         given = cpp, cuda, functions, extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths, self.mode, self.debug
         name = versioned(name, repr(given))
         if not no_implicit_headers:
@@ -290,12 +318,7 @@ class Builder:
             library = self._compiled(name, binding, cpp_flags, kernels, cuda_flags, extra)
         except EmulatorError as error:
             raise error.with_traceback(None) from None  # what is wrong is the caller's text
-        self.files[str(library)] = self.namespaces[name] = self.last_file
-        runtime.accept_races(library, kernels.accepted_races if kernels else [])
-        runtime.waits(library, kernels.waiting if kernels else [])
-        self.kernel_lines.update(kernels.kernel_lines if kernels else {})
-        names = [functions] if isinstance(functions, str) else list(functions or [])
-        return self._loaded(name, library, is_python_module, names)
+        return name, library, kernels
 
     def _loaded(self, name, library, is_python_module, functions):
         """What load_inline and load return. `functions` are the module's to be watched; None: all."""
@@ -470,6 +493,19 @@ def compile_with_torch(name, prepared, flags, light_header=None):
         except LightHeadersError:
             pass  # the full headers decide
     return toolchain.compile_text(prepared.text, ".cpp", flags, prepared.explain, uses_torch=True)
+
+
+def compile_ahead(source_file, calls):
+    """Compile what `load_inline` is called with in a file, each a dict of arguments, for a process that will call it.
+
+    What it makes is in the cache then. Needs no PyTorch in this process. Raises EmulatorError.
+    """
+    builder = Builder("check", False, source_file)
+    builder.make_shared()
+    taken = inspect.signature(builder.build).parameters
+    for call in calls:
+        texts = as_text(call["cpp_sources"]), as_text(call.get("cuda_sources"))
+        builder.build(call["name"], *texts, **{name: value for name, value in call.items() if name in taken and name != "name"})
 
 
 def make_shared(*more):

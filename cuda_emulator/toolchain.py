@@ -8,17 +8,21 @@ import contextlib
 import contextvars
 import functools
 import hashlib
+import importlib.util
 import os
 import platform
 import re
+import runpy
 import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import sysconfig
 import tempfile
 import threading
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -96,31 +100,35 @@ def digest_of(*folders):
 
 
 @functools.cache
+def torch_version():
+    """Return what the module torch.version has (__version__, cuda, hip), without importing PyTorch, which takes seconds."""
+    return types.SimpleNamespace(**runpy.run_path(str(torch_folder() / "version.py")))
+
+
+def torch_folder():
+    """Return where PyTorch is installed."""
+    return Path(importlib.util.find_spec("torch").origin).absolute().parent
+
+
+@functools.cache
 def torch_flags():
     """What a text that includes PyTorch's headers is compiled with, and what it is linked with."""
-    import torch
-    from torch.utils import cpp_extension
-
-    folders = [path for path in cpp_extension.include_paths() if Path(path).is_dir()]
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit())
+    folder = torch_folder()
+    version = tuple(int(part) for part in torch_version().__version__.split("+")[0].split(".")[:2] if part.isdigit())
     flags = [
         "-std=c++20" if version >= (2, 12) else "-std=c++17",
-        *(f"-isystem{folder}" for folder in folders),
+        *(f"-isystem{folder / path}" for path in ("include", "include/torch/csrc/api/include")),
         f"-isystem{sysconfig.get_path('include')}",
-        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+        "-D_GLIBCXX_USE_CXX11_ABI=1",
         "-DTORCH_API_INCLUDE_EXTENSION_H",
     ]
-    libraries = Path(torch.__file__).parent / "lib"
+    libraries = folder / "lib"
     return flags, [f"-L{libraries}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python", f"-Wl,-rpath,{libraries}"]
 
 
 @functools.cache
 def torch_identity():
-    import sys
-
-    import torch
-
-    return torch.__version__, sys.version_info[:3]
+    return torch_version().__version__, sys.version_info[:3]
 
 
 def kept(kind, suffix, key, make):

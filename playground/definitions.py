@@ -13,8 +13,6 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-import torch
-
 from playground.catalog import CatalogError
 from playground.subject import Case
 from playground.suite import Pair, Suite
@@ -23,7 +21,7 @@ DEFINITION, WORKLOADS = "definition.json", "workload.jsonl"  # of a problem's fo
 ROOT = "definitions"  # the folder of definitions in FlashInfer-Bench's data, beside workloads and solutions
 WORKLOAD = ("axes", "inputs", "uuid", "tolerance")  # its keys
 REQUIRED = {"name": str, "axes": dict, "inputs": dict, "outputs": dict, "reference": str}
-INTEGERS = {torch.int8: 128, torch.int16: 1024, torch.int32: 1024, torch.int64: 1024}  # type -> what random values are below
+INTEGERS = {"int8": 128, "int16": 1024, "int32": 1024, "int64": 1024}  # type -> what random values are below
 SOURCES = ("random", "scalar", "custom")
 PROBLEM = """{reference}
 
@@ -152,6 +150,8 @@ def problem(given, definition, sources):
     `sources` say of each input whether it is "random" (normal floats, integers from -1024 to 1023), a "scalar", whose value is
     the constant of its name, or "custom", made by the function that the definition names.
     """
+    import torch
+
     inputs, outputs = definition["inputs"], definition["outputs"]
     if not callable(reference := given.get("run")):
         raise CatalogError(f"{definition['name']}: the reference defines no function `run`")
@@ -211,11 +211,13 @@ def problem(given, definition, sources):
 
 
 def _random(spec, shape):
+    import torch
+
     kind = getattr(torch, spec["dtype"])
     if kind == torch.bool:
         values = torch.randint(0, 2, shape).bool()
-    elif kind in INTEGERS:
-        values = torch.randint(-INTEGERS[kind], INTEGERS[kind], shape, dtype=kind)
+    elif bound := INTEGERS.get(spec["dtype"]):
+        values = torch.randint(-bound, bound, shape, dtype=kind)
     else:
         values = torch.randn(shape)
         values = (values.clamp(-2, 2) if kind.itemsize == 1 else values).to(kind)

@@ -7,7 +7,6 @@ import math
 import numbers
 import os
 import random
-import secrets
 import shutil
 import struct
 import types
@@ -56,7 +55,7 @@ def load(path, mapped=False):
 
 # What a variant's process hands back: eight bytes that say how long the header is; the header, in JSON, with "detached" and, in
 # "tensors", [name, dtype, shape] of each, [name, None, None] where there is none; then the tensors' bytes.
-LENGTH = struct.Struct("<Q")
+LENGTH = struct.Struct("<Q")  # what untrusted.erase writes over
 LONGEST_HEADER = 1 << 20
 DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 OUTPUT, GRADIENT = "output ", "gradient "  # begin the names
@@ -102,16 +101,6 @@ def save_results(results, path):
         for block in (block for content in contents for block in content.split(BLOCK)):
             file.write(_pinned(len(block)).copy_(block).numpy() if block.is_cuda else block.numpy())
         file.truncate()
-
-
-def erase_results(path):
-    """Erase a file of results, whose memory `save_results` uses again. Returns whether it was a regular file of its own."""
-    try:
-        with os.fdopen(untrusted.opened(path, os.O_WRONLY), "wb") as file:
-            file.write(LENGTH.pack(0))
-            return True
-    except (OSError, untrusted.Refused):
-        return False
 
 
 def load_results(path, most, device="cpu"):
@@ -205,11 +194,6 @@ def in_precision(problem, precision):
         original, problem.converted_to = problem.get_inputs, HALF[precision]
         problem.get_inputs = lambda: [each.to(HALF[precision]) if differentiable(each) else each for each in original()]
     return problem
-
-
-def new_seed(bits=31):
-    """Return a seed that nobody foresees, whatever the generators of Python and PyTorch were seeded with."""
-    return secrets.randbits(bits)
 
 
 def manual_seed(seed):

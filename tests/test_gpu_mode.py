@@ -9,7 +9,7 @@ import pytest
 import torch
 from typed import run
 
-from playground import gpu_mode
+from playground import gpu_mode, gpu_mode_problem
 from playground.catalog import ROOT, CatalogError, Model, borrowed_names, load_problem, load_variant
 from playground.driver.session import named_failure
 from playground.worker import WorkerFailure
@@ -147,10 +147,10 @@ def test_data_is_taken_apart_and_put_together_with_new_memory_for_the_output(loa
     torch.manual_seed(1)
     *values, form = loaded.get_inputs()
     assert [tuple(value.shape) for value in values] == [(40, 40), (40,)], "the output is none of the inputs"
-    x, more, output = gpu_mode.data([*values, form])
+    x, more, output = gpu_mode_problem.data([*values, form])
     assert x is values[0] and more["bias"] is values[1] and more["step"] == 0.5 and tuple(output.shape) == (40,)
-    assert gpu_mode.data([*values, form])[2].data_ptr() != output.data_ptr()
-    wide = gpu_mode.data([*(value.double() for value in values), form])
+    assert gpu_mode_problem.data([*values, form])[2].data_ptr() != output.data_ptr()
+    wide = gpu_mode_problem.data([*(value.double() for value in values), form])
     assert wide[2].dtype == torch.float64, "the reference is not rounded on its way out"
     again = loaded.get_inputs()
     assert not torch.equal(again[0], values[0]), "each draw has a seed of its own"
@@ -183,7 +183,7 @@ def ref_kernel(data):
     loaded = load()
     given = loaded.get_inputs()
     assert [value.dtype for value in given[:-1]] == [torch.float32, torch.uint8], "floats of a byte are no probe's"
-    config, small, counts = gpu_mode.data(given)
+    config, small, counts = gpu_mode_problem.data(given)
     assert config.sizes == [40, None] and small.dtype == torch.float8_e4m3fn and counts.dtype == torch.int64
     found = loaded.Model()(*given)["sum"]
     assert found.dtype == torch.float32 and found.tolist() == [2.0] * 40, "no more precision is asked for than came in"
@@ -268,7 +268,7 @@ def test_a_problem_without_a_check_of_its_own(write, load):
 )
 def test_float64_counts_where_the_reference_returns_it(body, is_narrowed):
     text = f"import torch\n\ndef ref_kernel(data):\n    {body}\n\ndef check_implementation(data, output):\n    data.double()\n"
-    assert bool(gpu_mode.IN_FLOAT64.search(text)) == is_narrowed
+    assert bool(gpu_mode_problem.IN_FLOAT64.search(text)) == is_narrowed
 
 
 BODIES = {

@@ -98,7 +98,7 @@ def test_at_the_name_of_results(place, thing):
     with left_at(place, "outputs", thing) as file:
         with pytest.raises(tensors.NotTensors, match=r"the file of results (is no|cannot|has|holds)"):
             tensors.load_results(file.held, MOST)
-        assert tensors.erase_results(file.held) == (thing in FILES)
+        assert untrusted.erase(file.held) == (thing in FILES)
         with contextlib.nullcontext() if thing in FILES else pytest.raises((OSError, untrusted.Refused)):
             tensors.save_results(tensors.Results([torch.ones(3)]), file.path)
 

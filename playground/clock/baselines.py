@@ -1,26 +1,21 @@
 """The ways in which PyTorch itself can run the original, each with the flags and the conversion it needs."""
 
-import contextlib
 from dataclasses import dataclass, replace
-
-import torch
-
-from playground import modes, tensors
 
 
 @dataclass(frozen=True)
 class Baseline:
     """`strict` forbids TF32 in convolutions and matrix products; otherwise PyTorch's defaults hold.
 
-    `compiled` is torch.compile's mode, None for a baseline that is not compiled. Model and inputs are converted to `dtype`
-    beforehand where there is one: a lower precision than that of any variant which declares none. `settings` are names of
-    SETTINGS: what a variant has set for itself, so that this is timed under the same.
+    `compiled` is torch.compile's mode, None for a baseline that is not compiled. Model and inputs are converted to `dtype`,
+    a name of torch's, beforehand where there is one: a lower precision than that of any variant which declares none.
+    `settings` are names of SETTINGS: what a variant has set for itself, so that this is timed under the same.
     """
 
     compiled: str | None = None
     channels_last: bool = False
     strict: bool = False
-    dtype: torch.dtype | None = None
+    dtype: str | None = None
     settings: tuple = ()
 
 
@@ -35,15 +30,8 @@ BASELINES = {
     "compile_max": Baseline(compiled=MAX_AUTOTUNE),
 }
 BASELINES |= {f"{name}_fp32": replace(usual, strict=True) for name, usual in BASELINES.items()}
-BASELINES["compile_fp16"] = Baseline(compiled="default", channels_last=True, dtype=torch.float16)
-# What a variant may set for the whole process, and what it takes for a baseline to be timed under the same: the flag's place,
-# name and value.
-_PRECISIONS = (torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul)
-_PRECISIONS_ON_CPU = (torch.backends.mkldnn.conv, torch.backends.mkldnn.matmul)
-SETTINGS = {
-    "benchmark": [(torch.backends.cudnn, "benchmark", True)],
-    "tf32": [(flag, "fp32_precision", "tf32") for flag in _PRECISIONS + _PRECISIONS_ON_CPU],
-}
+BASELINES["compile_fp16"] = Baseline(compiled="default", channels_last=True, dtype="float16")
+SETTINGS = ("benchmark", "tf32")  # what a variant may set for the whole process, see prepared.FLAGS
 
 
 def named(name):
@@ -108,43 +96,3 @@ def peers(names, precision, settings=()):
     alike = [name for name in alike if named(name).dtype is None]
     strict = [name for name in alike if named(name).strict]
     return strict if strict and precision == "fp32" else alike
-
-
-def prepare(model, baseline):
-    """Return (a copy of the model, memory format and dtype of its inputs) for a baseline; None: as they are.
-
-    Its precision holds where `precision_of` does.
-
-    No two compiled models may share a class: torch.compile keeps what it compiles with the class's code.
-    """
-    model = tensors.copy_model(model).to(baseline.dtype)
-    if baseline.channels_last:
-        for parameter in model.parameters():
-            if parameter.dim() in (4, 5):
-                layout = torch.channels_last if parameter.dim() == 4 else torch.channels_last_3d
-                parameter.data = parameter.data.contiguous(memory_format=layout)
-    if baseline.compiled:
-        # What exceeds the limit would run uncompiled without a word.
-        torch._dynamo.config.fail_on_recompile_limit_hit = True
-        model = torch.compile(model, mode=baseline.compiled)
-    return model, "channels_last" if baseline.channels_last else None, baseline.dtype
-
-
-@contextlib.contextmanager
-def precision_of(baseline):
-    """Put the baseline's settings in force; TF32 is forbidden where it is strict."""
-    flags = [flag for name in baseline.settings for flag in SETTINGS[name]]
-    flags += [(flag, "fp32_precision", "ieee") for flag in _PRECISIONS if baseline.strict]
-    before = [(place, name, getattr(place, name)) for place, name, _ in flags]
-    try:
-        _set(flags)
-        yield
-    finally:
-        _set(before[::-1])
-
-
-def _set(flags):
-    for place, name, value in flags:
-        if name != "fp32_precision":
-            setattr(place, name, value)
-    modes.set_fp32_precision({place: value for place, name, value in flags if name == "fp32_precision"})

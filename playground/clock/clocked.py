@@ -8,12 +8,13 @@ from playground import catalog, tensors
 from playground.clock import timer
 from playground.clock.memory import Gpu, Host
 from playground.clock.side import Side
-from playground.clock.workload import GRAPHED, Graphed, Workload, step_of
+from playground.clock.steps import GRAPHED, step_of
+from playground.clock.workload import Graphed, Workload
 from playground.judge import domain
 
 
 class Clocked:
-    """Requests about a `side` (a baseline's name, or "variant") in a `mode`: one of clock.workload's, GRAPHED or not.
+    """Requests about a `side` (a baseline's name, or "variant") in a `mode`: one of clock.steps', GRAPHED or not.
 
     `shared` is the descriptor of the memory that the process was born with, which the worker sets.
     A subclass calls `_take` before it loads any file, and gives `_circumstances(side)`, a context, and
@@ -78,7 +79,7 @@ class Clocked:
         """Time one call for each seed, each on content of its own that follows from it, and keep the last one's result.
 
         Returns {"samples_ms", "late", "flush_ms", "launch_ms"}: see clock.timer's clocks; the last is what the host took to
-        launch each call. The first `settling_calls` of them are for settling.
+        launch each call. The first SETTLING_CALLS of them are for settling.
         """
         self._forget()
         workload, calls = self.workloads[side, mode], []

@@ -19,7 +19,7 @@ import numpy as np
 
 from playground.clock import statistics
 from playground.clock.race import STANDING_CHANGED, WRONG_WHEN_TIMED, Rejected, standing
-from playground.clock.workload import GRAPHED
+from playground.clock.steps import GRAPHED
 from playground.judge.failure import GOES_ON, WorkerFailure
 from playground.machine.load import is_traced
 from playground.record import UNPROVED, Interval, Outcome, Outer, Ratio, Spread, Timing, scaled
@@ -81,7 +81,7 @@ def measure(
 ) -> Outer:
     """Return the Outer of the variant over eager PyTorch.
 
-    `players` are {name: Player} of VARIANT, EAGER and, where it runs, CONTROL; `mode` is one of workload's, GRAPHED or not, and
+    `players` are {name: Player} of VARIANT, EAGER and, where it runs, CONTROL; `mode` is one of steps', GRAPHED or not, and
     `call_ms` what a call of eager PyTorch takes in it, `launch_ms` what launching it takes a GPU's host. After `seconds`, or
     once what is known `suffices`, which is a narrow interval unless it is said, no more rounds follow than have to. Raises
     Rejected, and WorkerFailure where nothing can be measured.

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from playground.clock import statistics
-from playground.clock.timer import CpuClock, CudaClock
-from playground.clock.workload import GRAPHED, WARM_UP_CALLS
+from playground.clock.steps import GRAPHED, SETTLING_CALLS, WARM_UP_CALLS
 from playground.judge.failure import WorkerFailure
 from playground.machine.load import OtherLoad, Others, usable_processors
 from playground.record import Ceilings, Clocks, Ratio
-from playground.tensors import new_seed
+from playground.untrusted import new_seed
 
 if TYPE_CHECKING:
     from playground.worker.replies import Started
@@ -33,7 +32,6 @@ FAR = 1.1  # times as slow as the slowest baseline whose ratio matters
 ROUNDS_BETWEEN_LOOKS = 3
 BATCH_MS = {"cpu": 60, "cuda": 30}  # about what one side is asked to do at a time, all around the calls included
 MAX_CALLS = 10  # of a batch, on average 1.5 times as many
-SETTLING_CALLS = {place: clock.settling_calls for place, clock in (("cpu", CpuClock), ("cuda", CudaClock))}
 
 # What others may take of the processors in a round that counts. A kernel on the CPU has a thread on each of them and waits for
 # the last; what a GPU is given to do needs one, and one for the driver.

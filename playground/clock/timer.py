@@ -38,7 +38,6 @@ def clock_for(device):
 class CpuClock:
     """`flush()` and `time(step)` with a monotonic clock. `flush_ms` is what the last flush took."""
 
-    settling_calls = 0
     launch_ms = 0.0  # the host does all of a call itself
 
     def __init__(self):
@@ -86,8 +85,6 @@ class CudaClock:
     Other streams wait with it, and are waited for, on the device alone (`_AllStreams`). On an NVIDIA H200 such an end is 1.3
     to 2 us after that of a stream that was alone, beside another process at work, too.
     """
-
-    settling_calls = 1  # after another process had the GPU, caches of code and of addresses are cold
 
     def __init__(self):
         self._event = torch._C._CudaEventBase  # torch.cuda.Event's, whose own methods are Python and can be replaced

@@ -5,15 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from playground import tensors
-
-MODES = ("forward", "weights", "weights_and_input")
-GRAPHED = "graphed "  # before the name of a mode: the same step in a CUDA graph
-WARM_UP_CALLS = 3
-
-
-def step_of(mode):
-    """Return the one of MODES whose step is timed in `mode`, which may be in a CUDA graph."""
-    return mode.removeprefix(GRAPHED)
+from playground.clock.steps import WARM_UP_CALLS
 
 
 @dataclass

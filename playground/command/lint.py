@@ -6,14 +6,15 @@ import sys
 import time
 from pathlib import Path
 
+import cuda_emulator
 from playground import catalog, definitions, gpu_mode, suite
 from playground.command import files
+from playground.command.options import HALF
 from playground.machine import environment, requirements
 from playground.report import lint
 from playground.report.layout import INDENT, make_console, print_folded
 from playground.report.output import Output
 from playground.report.text import one_line
-from playground.tensors import HALF
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess
 
 ELEMENTS = {False: 1 << 20, True: 1 << 18}  # of a problem's inputs, with --quick
@@ -28,7 +29,7 @@ def run(given):
     console, found = make_console(sys.stderr if given.json == files.STDOUT else None), []
     output = Output("--json", given.json) if given.json and given.json != files.STDOUT else None
     precision, seed = given.precision if given.precision in HALF else None, secrets.randbits(31)
-    about = {"environment": {"torch": environment.torch.__version__, "cpu": environment.cpu_name()}}
+    about = {"environment": {"torch": cuda_emulator.torch_version().__version__, "cpu": environment.cpu_name()}}
     about |= {"precision": precision or "fp32", "seed": seed, "quick": given.quick}
     try:
         if output:

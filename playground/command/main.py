@@ -139,7 +139,8 @@ def _status(action, kept=lambda: None):
 
 
 def _watch(given, make_tasks):
-    _prepared(given, make_tasks)
+    tasks, *_ = _prepared(given, make_tasks)
+    _require_originals(given, tasks)
     with Progress() as progress:
         screen = watch_screen.Screen(make_console())
         Watch(lambda: _chosen(given, make_tasks, operator.call), _options(given), progress, screen).run()
@@ -179,8 +180,11 @@ def _measured(given, make_tasks, view, add, outputs, cluster):
     def finish(report):
         return compared(add(report))
 
+    def check():
+        _require_originals(given, tasks)
+
     try:
-        report = measure(tasks, _options(given), outputs.get("--json"), given.resume, finish, shown.update, cluster)
+        report = measure(tasks, _options(given), outputs.get("--json"), given.resume, finish, shown.update, cluster, check)
     except signals.Interrupted:
         if shown.latest:
             report = finish(shown.latest)
@@ -235,9 +239,12 @@ def _prepared(given, make_tasks, cluster=None):
         raise Impossible(str(missing))
     if not cluster:  # whose workers do it themselves
         needs.clear_locks()
+    return tasks, axes, compared
+
+
+def _require_originals(given, tasks):
     if not getattr(given, "suite", None):  # there a faulty problem costs its own pairs alone
         plan.require_originals(tasks, _options(given))
-    return tasks, axes, compared
 
 
 def _chosen(given, make_tasks, ask):

@@ -24,7 +24,6 @@ from typing import Any
 
 import dask
 import distributed
-import torch
 from rich.console import Console
 
 from playground.catalog import Impossible
@@ -75,6 +74,8 @@ def connected(where: str, side_by_side: bool = True, without_gpu: int = 1) -> It
 
 def _local_workers(side_by_side: bool, without_gpu: int) -> dict[str, Any]:
     """Dask's specification of a worker for each GPU of this machine, or of so many where there is none."""
+    import torch
+
     gpus = [str(number) for number in range(torch.cuda.device_count())]
     if gpus and (named := os.environ.get("CUDA_VISIBLE_DEVICES")):
         gpus = [name.strip() for name in named.split(",")]

@@ -21,7 +21,7 @@ from playground.report.progress import Progress
 from playground.run_record import SCHEMA, Document, Environment, load_result
 from playground.serial import DocumentError, dump
 from playground.subject import Subject
-from playground.worker import spent
+from playground.worker import kill_all, spent
 from playground.worker.failures import internal_error
 from playground.worker.referee_client import describe_machine
 
@@ -38,13 +38,15 @@ def measure(
     add: Callable[[Document], Document] = lambda finished: finished,
     show: Callable[[Document], Any] | None = None,
     cluster: Any = None,
+    check: Callable[[], None] = lambda: None,
 ) -> Document:
     """Return the document of a run, here or on a cluster.Cluster.
 
-    Every result is written to `file`, an Output, as soon as it is there, of a run of thousands by and by, but always before the
-    run ends, interrupted or not. Results that the document in the file `resume` has of these tasks are taken over. "complete"
-    in the environment says whether there is a result of each. What `add` makes of the finished document is what is written
-    last, and returned. `show` is called with the document so far at each new result, and gives what can be drawn of the rest.
+    Every result is written to `file`, an Output, as soon as it is there, of a run of thousands by and by, but always before
+    the run ends, interrupted or not. Results that the document in the file `resume` has of these tasks are taken over.
+    "complete" in the environment says whether there is a result of each. What `add` makes of the finished document is what is
+    written last, and returned. `check` is called before anything is judged, once workers have begun to start. `show` is called
+    with the document so far at each new result, and gives what can be drawn of the rest.
     Raises Impossible where that document cannot be continued.
     """
     began = time.monotonic()
@@ -54,9 +56,10 @@ def measure(
     try:
         left = record.settle()
         if cluster:
+            check()
             _run_on(cluster, left, options, record)
         else:
-            _run_here(left, options, record)
+            _run_here(left, options, record, check)
     except BaseException:
         record.write()
         raise
@@ -75,10 +78,18 @@ def _run_on(cluster: Any, tasks: Sequence[Task], options: Options, record: "_Rec
     record.environment |= {"lost_workers": cluster.lost}
 
 
-def _run_here(tasks: Sequence[Task], options: Options, record: "_Record") -> None:
+def _run_here(tasks: Sequence[Task], options: Options, record: "_Record", check: Callable[[], None]) -> None:
     with Progress() as progress:
         runner = Runner(options, progress)
         record.environment |= {"seed": runner.seed}
+        runner.begin(tasks)
+        try:
+            check()
+        except BaseException:
+            progress.hush()
+            kill_all(runner)
+            runner.close()
+            raise
 
         def keep(results: list[Result]) -> Any:
             with progress.aside():

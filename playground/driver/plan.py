@@ -8,8 +8,8 @@ from playground import catalog
 from playground.driver.session import named_failure
 from playground.driver.task import Options, Task
 from playground.judge.checks import DROP_IN, FORWARD
+from playground.judge.text import names_cuda
 from playground.judge.verdict import UNJUDGED, ended
-from playground.judge.work import names_cuda
 from playground.machine import requirements
 from playground.record import Result, compose
 from playground.report.figures import meets

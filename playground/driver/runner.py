@@ -21,10 +21,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
 import cuda_emulator
 from playground.clock.race import Measured, Patience
+from playground.driver.preparations import told
 from playground.driver.session import Session, SharedSession, load_candidate
 from playground.driver.task import Options, Task
 from playground.driver.timing import OUT_OF_MEMORY
@@ -38,7 +37,7 @@ from playground.record import ERROR, Result, compose
 from playground.report.progress import Progress
 from playground.room import NoRoom, is_full, no_room_in
 from playground.subject import Kernel, Subject, Unknown
-from playground.tensors import new_seed
+from playground.untrusted import new_seed
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, kill_all, owner, prepare, sandbox, submit
 from playground.worker.failures import internal_error
 from playground.worker.referee_client import GIVEN, sized_up
@@ -82,9 +81,39 @@ class Runner:
         self.in_turn = threading.Lock()  # is held by a session that waits for memory: who comes first has it first
         self.are_beside = False  # whether several models are judged at once
         self.is_over = False  # nobody needs to wait for anything any more
+        self._ahead = ThreadPoolExecutor(1)  # what its thread has started ends with that
+        self._compiled: Future[WorkerFailure | None] | None = None  # what came of `begin`
         self._niceness: dict[Path, int] = {}  # of builds, by the path of their model
         self.processors = Processors(builds_at_once())
         self._begun, self._judged, self._most_ahead = threading.Condition(), 0, 0  # how many builds are judged; may run ahead
+
+    def begin(self, tasks: Sequence[Task]) -> None:
+        """Begin to compile the texts of an only task's file for the emulator: others import PyTorch meanwhile."""
+        if len(tasks) == 1 and tasks[0].place == "emulator" and not self._options.debug:
+            ours = owner.set(self)
+            self._compiled = submit(self._ahead, self._compile, tasks[0])
+            owner.reset(ours)
+
+    def _compile(self, task: Task) -> WorkerFailure | None:
+        """Compile the texts of a task's file. Returns why one fails without which the file cannot be loaded; None elsewhere."""
+        names, path = task.names(), task.variant.path
+        failure = None
+        with contextlib.suppress(WorkerFailure, NoRoom, OSError):  # which is told by the process that loads the file
+            content, room = path.read_bytes(), self.room(task)
+            if room and room.has_builds:
+                self.start_ahead(task)
+            if b"load_inline" not in content or (room and room.has_builds):
+                return None
+            self._progress.started("compile", *names)
+            tell, limit = functools.partial(self._progress.said, "compile", *names), self._options.time_limit
+            with told(tell), WorkerProcess("compiler", limit, UNTIMED, room=room) as worker:
+                _make_emulator(str(path), limit)
+                found = worker.ask("compile", file=str(path), content=content.decode("latin-1"))
+            failure = WorkerFailure(found.reason, found.details, role="candidate") if found.reason else None
+            if not failure:
+                self.start_ahead(task)
+        self._progress.finished("compile", *names, ERROR if failure else "done")
+        return failure
 
     def run(self, tasks: Sequence[Task], keep: Callable[[list[Result]], None] = lambda results: None) -> list[Result]:
         """Return one Result a task, in their order. Failures of a variant are its verdict; nothing of it is raised.
@@ -217,7 +246,10 @@ class Runner:
 
     def _check_and_time(self, task: Task, subject: Subject, finish: Finish, build: bool = False) -> None:
         with self._shared[task.group] as shared:
-            if isinstance(subject, Result) and not self._options.sanitizes(task):
+            failure = self._compiled.result() if self._compiled else None
+            if failure:
+                result = compose(subject, failed(UNJUDGED, failure))
+            elif isinstance(subject, Result) and not self._options.sanitizes(task):
                 result = subject
             else:
                 result = self.answer(subject, lambda: shared.session().check_and_time(task, subject, build))
@@ -232,6 +264,7 @@ class Runner:
         for worker in self._ready.values():
             worker.close()
         self._ready = {}
+        self._ahead.shutdown(cancel_futures=True)
         for task, _ in list(self._rooms.values()):
             self.close_room(task)
         if self._folder:
@@ -429,14 +462,15 @@ def _build_alone(subject: Subject) -> Subject:
 def _key_of(task: Task) -> str | None:
     """What builds of a task may be used for again: its own files alone, since both of them run where these are built."""
     files = [task.hashes["source_sha256"], task.hashes["model_sha256"]]
-    return hashlib.sha256(repr([*files, sys.version, torch.__version__]).encode()).hexdigest()[:16] if all(files) else None
+    versions = sys.version, cuda_emulator.torch_version().__version__
+    return hashlib.sha256(repr([*files, *versions]).encode()).hexdigest()[:16] if all(files) else None
 
 
 @functools.cache
 def _make_emulator(file: str, limit: float) -> None:
     """Make what emulated files share, as far as `file` takes it: in a sandbox it can be read and not written."""
-    with WorkerProcess("candidate", limit, UNTIMED) as worker:
-        worker.ask("make_emulator", file=file)
+    with WorkerProcess("compiler", limit, UNTIMED) as worker:
+        worker.ask("make_shared", file=file)
 
 
 def roomy_folder() -> str:

@@ -32,7 +32,7 @@ from playground.clock.race import (
     play,
     standing,
 )
-from playground.clock.workload import GRAPHED, step_of
+from playground.clock.steps import GRAPHED, step_of
 from playground.driver.task import Options, Task
 from playground.judge.evaluation import judge
 from playground.judge.failure import remove
@@ -58,8 +58,7 @@ from playground.report.figures import baseline_name
 from playground.report.progress import Progress
 from playground.report.text import grouped
 from playground.serial import values
-from playground.tensors import new_seed
-from playground.untrusted import File
+from playground.untrusted import File, new_seed
 from playground.worker import WorkerFailure, WorkerProcess, pause_others, sandbox, submit
 from playground.worker.referee_client import RefereeClient
 from playground.worker.replies import Started

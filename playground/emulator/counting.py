@@ -6,10 +6,8 @@ python -m playground.emulator.counting --model NAME_OR_PATH --variant NAME_OR_PA
 import json
 import sys
 
-import torch
-
 import cuda_emulator as emulator
-from playground import catalog, tensors
+from playground import catalog
 from playground.emulator.step import parse
 
 SEED = 0
@@ -46,6 +44,10 @@ def measure(model, variant, settings):
 
     Inputs and weights are those of a fixed seed. Needs a process of its own: the emulator's libraries serve one mode.
     """
+    import torch
+
+    from playground import tensors
+
     with emulator.install(mode="count", source_file=str(variant.path)):
         problem = catalog.load_problem(model.path, settings)
         new = tensors.make_model(problem, catalog.load_variant(variant.path).ModelNew, SEED)

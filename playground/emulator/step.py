@@ -5,10 +5,8 @@ python -m playground.emulator.step --model NAME_OR_PATH --variant NAME_OR_PATH [
 
 import argparse
 
-import torch
-
 import cuda_emulator as emulator
-from playground import catalog, tensors
+from playground import catalog
 
 
 def parse(module, about, arguments, *more, sets=True):
@@ -46,6 +44,10 @@ def recipe(model, variant, settings):
 
 
 def main(arguments=None):
+    import torch
+
+    from playground import tensors
+
     model, variant, settings, _ = parse("step", __doc__.splitlines()[0], arguments)
     problem = catalog.load_problem(model.path, model.settings("emulator") | settings)
     with emulator.install(mode="fast", debug=True, source_file=str(variant.path)), torch.no_grad():

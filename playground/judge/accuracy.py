@@ -6,15 +6,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import torch
 
 from playground import tensors
+from playground.judge.classes import APPROXIMATE, FLOAT32, OPERANDS, SIZE_OF, WRONG
 from playground.judge.precision import LOWER
 from playground.judge.tolerance import Reference
 from playground.tensors import Results
 
-AS_PYTORCH, FLOAT32, WRONG = "as PyTorch", "float32", "wrong"
-APPROXIMATE = (1e-3, 1e-2)  # of the spread
-HALF = "half precision"  # the name of both, which the size of an error does not tell apart
-CLASSES = (AS_PYTORCH, FLOAT32, *LOWER, *(f"approximate to {limit:g}" for limit in APPROXIMATE), WRONG)
-OPERANDS, SIZE_OF = "it is what operands in", "an error of this size is that of"
 NAMES = {"tf32": "TF32", "fp16": "fp16", "bf16": "bf16"}
 ALIKE = 1.5  # precisions whose errors are within this factor of the nearest one's cannot be told apart
 SIZE = 3.0  # an error within this factor of a precision's own could be that precision's
@@ -52,11 +48,6 @@ def grade(
     return WRONG
 
 
-def named(found: str) -> str:
-    """Return a class as people read it: fp16 and bf16 are half precision."""
-    return HALF if found in ("fp16", "bf16") else found
-
-
 def likely_precision(
     reference: torch.Tensor, actual: torch.Tensor, lowered: Mapping[str, Sequence[torch.Tensor]]
 ) -> str | None:
@@ -88,11 +79,6 @@ def likely_precision(
     if ratio:
         return f"{SIZE_OF} {_names(ratio)}"
     return None
-
-
-def names_one(complaint: str) -> bool:
-    """Return whether a complaint has a remark on the precision already."""
-    return OPERANDS in complaint or SIZE_OF in complaint
 
 
 def _is_alike(errors: torch.Tensor, others: torch.Tensor) -> bool:

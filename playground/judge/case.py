@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from playground import tensors
-from playground.judge.checks import BY_NAME, CAVEATS, DROP_IN, FORWARD, SIDE_EFFECTS, WATCHED
+from playground import untrusted
+from playground.judge.checks import BY_NAME, CAVEATS, DROP_IN, FORWARD, OF_SEEDS, SIDE_EFFECTS, WATCHED, check_of
 from playground.judge.failure import WorkerFailure, remove
-from playground.judge.probes import OF_SEEDS, check_of
+from playground.judge.text import Text
 from playground.judge.verdict import UNJUDGED, Complaint
-from playground.judge.work import Text
 from playground.record import (
     UNCHECKED,
     Accuracy,
@@ -172,5 +171,5 @@ def is_its_own(failure: WorkerFailure) -> bool:
 
 def erase(file: Path) -> None:
     """Erase a file of results, whose memory others of the same size take next; what is no file is removed."""
-    if not tensors.erase_results(file):
+    if not untrusted.erase(file):
         remove(file)

@@ -164,8 +164,26 @@ SEEN = (
 
 ALL = (*PROBES, *SIDE_EFFECTS, *WATCHED, *STRESS_TESTS, *SEEN)
 BY_NAME = {check.name: check for check in ALL}
+PROBE_NAMES = tuple(check.name for check in PROBES)
+EVAL = "eval"  # the probe of models that give something else in eval mode, and what the referee calls that
+OF_SEEDS = "other weights"  # the probe of a variant whose weights come from a seed, and not from the original
+FORWARD_PROBES = tuple(check.name for check in PROBES if check.costs == FORWARD and check.name != OF_SEEDS)
+REQUIRED = (*FORWARD_PROBES, OF_SEEDS)  # all of the problem's own inputs
+WITHIN = "within"  # the range of the problem's own inputs, where an original may not run all the same
+FRESH = ("fresh", "fresh again")  # further draws of the problem's own inputs
+AT_OWN_SIZE = " at its own size"  # ends the name of a probe that a variant would not take at the reduced size
 CAVEATS = {check.caveat.tag: check.caveat for check in ALL}
 TABLES = {"PROBES": PROBES, "BEHAVIOUR": (*SIDE_EFFECTS, *WATCHED, *STRESS_TESTS), "SEEN": SEEN}  # of the page
+
+
+def check_of(name: str) -> Check:
+    """Return the check that the probe of that name is for."""
+    return BY_NAME[name.removesuffix(AT_OWN_SIZE)]
+
+
+def size_of(name: str) -> str:
+    """Return the size at which the probe of that name runs."""
+    return OWN if name.endswith(AT_OWN_SIZE) else str(check_of(name).size)
 
 
 def as_markdown(checks: Iterable[Check]) -> str:

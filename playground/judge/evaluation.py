@@ -14,13 +14,35 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from playground.judge.accuracy import APPROXIMATE, AS_PYTORCH, CLASSES, FLOAT32, WRONG, named, names_one
 from playground.judge.case import FIGURES, Case, is_its_own
-from playground.judge.checks import CAVEATS, DROP_IN, FORWARD, SHOWN, STRESS_TESTS
+from playground.judge.checks import (
+    AT_OWN_SIZE,
+    CAVEATS,
+    DROP_IN,
+    EVAL,
+    FORWARD,
+    FORWARD_PROBES,
+    FRESH,
+    OF_SEEDS,
+    PROBE_NAMES,
+    REQUIRED,
+    SHOWN,
+    STRESS_TESTS,
+    check_of,
+    size_of,
+)
+from playground.judge.classes import (
+    APPROXIMATE,
+    AS_PYTORCH,
+    CLASSES,
+    FLOAT32,
+    LOOK_ALIKE,
+    PRECISIONS,
+    WRONG,
+    named,
+    names_one,
+)
 from playground.judge.failure import WorkerFailure, remove
-from playground.judge.mutations import LOOK_ALIKE
-from playground.judge.precision import LOWER
-from playground.judge.probes import AT_OWN_SIZE, EVAL, FORWARD_PROBES, FRESH, OF_SEEDS, PROBES, REQUIRED, check_of, size_of
 from playground.judge.verdict import conclude, failed, with_shapes
 from playground.record import (
     FAIL,
@@ -138,7 +160,7 @@ class Evaluation(Case):
     def _probe_further(self) -> None:
         """The probes that can only cost drop-in, at the own size where the reduced one does not suit the variant."""
         changes_parameters = "weights unchanged" in self._referee.side_effects
-        for probe in (name for name in PROBES if name not in REQUIRED):
+        for probe in (name for name in PROBE_NAMES if name not in REQUIRED):
             if check_of(probe).parameters and (self._is_by_seed or changes_parameters):
                 others = "variant's parameters are not the original's"
                 why = others if self._is_by_seed else "original changes its parameters in a call"
@@ -258,7 +280,7 @@ class Evaluation(Case):
     def _class_of(self, probe: str, compared: dict[str, Any]) -> str:
         """The class of accuracy of wrong outputs; a lower precision only where the file's text may compute in it."""
         found: str = self._ask_referee("grade", probe)["class"]
-        if found not in LOWER or self._suspects is None or found in self._suspects:
+        if found not in PRECISIONS or self._suspects is None or found in self._suspects:
             return found
         return next((f"approximate to {limit:g}" for limit in APPROXIMATE if compared["max_error"] <= limit), WRONG)
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from playground import catalog, tensors
-from playground.judge import domain, footprint, mutants
+from playground.judge import domain, mutants, sizing
 from playground.judge.behaviour import copies, same
 from playground.judge.oracle import Oracle
 from playground.judge.sizes import BATCH_NAMES, REDUCED_BATCH
@@ -34,7 +34,7 @@ def examine(path, settings, precision, elements, seconds, seed, with_mutants=Tru
     mutants are tried for so many seconds.
     """
     own = tensors.in_precision(catalog.load_problem(path, settings), precision)
-    size, floor = footprint.measure(own, by_running=True), _floor(own)
+    size, floor = sizing.measure(own, by_running=True), _floor(own)
     changes = shrink(path, settings, elements)
     problem = tensors.in_precision(catalog.load_problem(path, settings | changes), precision)
     case = Case(problem, precision, seed)

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from playground.judge.calls import Unfit, require, tensor_of
+from playground.judge.classes import LOOK_ALIKE
 
 ROW = -2  # the dimension of an image's rows, or of a volume's
-LOOK_ALIKE = "replaced by a look-alike"  # of an activation
 
 
 def _if(test, mutation):

@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from playground import modes, tensors
+from playground.judge.classes import PRECISIONS
 
 aten = torch.ops.aten
 
@@ -81,7 +82,7 @@ def _through(dtype):
 
 
 # Precisions lower than float32's: what they make of a number.
-LOWER = {"tf32": round_to_tf32, "fp16": _through(torch.float16), "bf16": _through(torch.bfloat16)}
+LOWER = dict(zip(PRECISIONS, (round_to_tf32, _through(torch.float16), _through(torch.bfloat16)), strict=True))
 
 
 CUT = "tf32 towards zero"

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from playground import tensors
-from playground.judge import checks
+from playground.judge.checks import check_of
 from playground.judge.domain import Domain
 
 NO_DOMAIN = Domain()
-EVAL = "eval"  # the probe of models that give something else in eval mode, and what the referee calls that
 
 
 @dataclass
@@ -232,25 +231,6 @@ def with_upstream(probe, outputs, seed):
     upstream = [torch.randn(o.shape, dtype=o.dtype) if tensors.differentiable(o) else None for o in outputs]
     wanted = tuple(i for i, value in enumerate(probe.inputs) if tensors.differentiable(value))
     return replace(probe, upstream=upstream, wanted_inputs=wanted)
-
-
-PROBES = {check.name: check for check in checks.PROBES}
-OF_SEEDS = "other weights"  # for a variant whose weights come from a seed, and not from the original
-FORWARD_PROBES = tuple(check.name for check in checks.PROBES if check.costs == checks.FORWARD and check.name != OF_SEEDS)
-REQUIRED = (*FORWARD_PROBES, OF_SEEDS)  # all of the problem's own inputs
-WITHIN = "within"  # the range of the problem's own inputs, where an original may not run all the same
-FRESH = ("fresh", "fresh again")  # further draws of the problem's own inputs
-AT_OWN_SIZE = " at its own size"  # ends the name of a probe that a variant would not take at the reduced size
-
-
-def check_of(name):
-    """Return the check that the probe of that name is for."""
-    return PROBES[name.removesuffix(AT_OWN_SIZE)]
-
-
-def size_of(name):
-    """Return the size at which the probe of that name runs."""
-    return "own" if name.endswith(AT_OWN_SIZE) else check_of(name).size
 
 
 def make(name, problem, seed, parameters, domain=NO_DOMAIN, positive=False):

@@ -3,8 +3,10 @@
 import math
 import random
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 PARTS = 4096
 LEAST, MOST = 16 / PARTS, 0.9  # of all, where not all is compared
@@ -30,10 +32,12 @@ class Sample:
             "and the rest with eager PyTorch: all would take too much memory or time"
         )
 
-    def of(self, tensor: torch.Tensor, probe: str) -> torch.Tensor:
+    def of(self, tensor: "torch.Tensor", probe: str) -> "torch.Tensor":
         """Return the sample of a tensor that a probe gives, in one dimension; a small one as it is."""
         if not self.is_part or tensor.numel() <= SMALL:
             return tensor
+        import torch
+
         length = math.ceil(tensor.numel() / PARTS)
         count = tensor.numel() // length
         drawn = random.Random(f"{self.secret} {probe} {tensor.numel()}").sample(range(count), math.ceil(self.share * count))

@@ -28,11 +28,11 @@ nothing does but what is within a twentieth of the spread: that near float64, or
 
 import copy
 import math
-import re
 from dataclasses import dataclass
 
 import torch
 
+from playground.judge.classes import deviations, two_digits
 from playground.judge.precision import Perturbed
 from playground.tensors import as_real, in_steps
 
@@ -302,16 +302,6 @@ def _deviation(finite, others):
         return 0.0
     parts = [finite.double(), *(other[torch.isfinite(other)].double() for other in others)]
     return (torch.cat([part.flatten() for part in parts]) if others else parts[0]).std(correction=0).item()
-
-
-def two_digits(value):
-    """Return 3.8, 0.0012 or 6.8e-6, as numbers stand in sentences."""
-    return re.sub(r"e([+-])0*", lambda sign: "e" + sign[1].strip("+"), f"{value:.2g}")
-
-
-def deviations(value):
-    """Return '3.8 standard deviations', which are the outputs'."""
-    return f"{two_digits(value)} standard deviations"
 
 
 def _blocks(tensor):

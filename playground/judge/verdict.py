@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from playground.judge.accuracy import FLOAT32
 from playground.judge.checks import DROP_IN, FORWARD
+from playground.judge.classes import FLOAT32
 from playground.judge.failure import WorkerFailure
 from playground.record import ERROR, FAIL, FORWARD_ONLY, PASS, UNCHECKED, Caveat, Judgment, Result, Standard, Standards
 from playground.serial import values

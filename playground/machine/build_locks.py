@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import psutil
 
+import cuda_emulator
+
 JUDGED = "judged"  # the folder in torch's with one for each judged file that is not the project's
 ROOM, KEPT = "builds-", "kept-"  # begin the names of those there that a file in a sandbox writes to; kept for its next run
 SECOND_LOOK = 0.25  # seconds; a builder closes its lock a moment before it removes it
@@ -30,15 +32,12 @@ def extensions_root() -> Path:
     """Return the directory in which torch keeps one build directory an extension."""
     if (directory := os.environ.get("TORCH_EXTENSIONS_DIR")) is not None:
         return Path(directory)
-    import torch
-    from torch.utils import cpp_extension
-
-    if torch.version.hip is not None:
-        accelerator = f"rocm{torch.version.hip}"
-    else:
-        accelerator = "cpu" if torch.version.cuda is None else f"cu{torch.version.cuda}"
+    version = cuda_emulator.torch_version()
+    accelerator = "cpu" if version.cuda is None else f"cu{version.cuda}"
+    accelerator = accelerator if version.hip is None else f"rocm{version.hip}"
     python = f"py{sys.version_info.major}{sys.version_info.minor}{getattr(sys, 'abiflags', '')}"
-    return Path(cpp_extension.get_default_build_root()) / f"{python}_{accelerator.replace('.', '')}"
+    usual = "~/Library/Caches" if sys.platform == "darwin" else os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    return Path(usual).expanduser().resolve() / "torch_extensions" / f"{python}_{accelerator.replace('.', '')}"
 
 
 def clear_stale_locks(root: Path | None = None, grace: float = 2.0) -> Locks:
@@ -48,11 +47,9 @@ def clear_stale_locks(root: Path | None = None, grace: float = 2.0) -> Locks:
     that started it). The second look comes when the lock is `grace` seconds old. Another user's locks, and those on a network
     file system, stay.
     """
-    from torch.utils import cpp_extension
-
     root = extensions_root() if root is None else root
     cleared = []
-    if not hasattr(cpp_extension, "FileBaton"):  # newer ones lock through the operating system
+    if "import FileBaton" not in _text_of_cpp_extension():  # newer ones lock through the operating system
         return Locks(cleared, {})
     found = {path: status for path in _locks(root) if (status := _status(path))}
     held = _held(found)
@@ -71,6 +68,11 @@ def clear_stale_locks(root: Path | None = None, grace: float = 2.0) -> Locks:
         except OSError as error:
             held[path] = f"stale, but it cannot be removed ({error.strerror})"
     return Locks(cleared, held)
+
+
+def _text_of_cpp_extension() -> str:
+    """What torch.utils.cpp_extension is made of: importing it takes seconds."""
+    return (cuda_emulator.torch_folder() / "utils" / "cpp_extension.py").read_text()
 
 
 def _locks(root: Path) -> list[Path]:

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
-import torch
 
+import cuda_emulator
 from playground.run_record import CpuDetails, Environment
 
 from . import requirements
@@ -23,6 +23,8 @@ def describe() -> Environment:
     Initialises CUDA where there is a GPU.
     """
     commit, dirty = _git_state()
+    import torch
+
     gpus = _gpus()
     return Environment(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -49,6 +51,8 @@ def describe() -> Environment:
 
 
 def _gpus() -> list[dict]:
+    import torch
+
     indices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     return [
         {
@@ -63,6 +67,8 @@ def _gpus() -> list[dict]:
 
 def _cudnn_version() -> str | None:
     """torch gives major * 10000 + minor * 100 + patch (before cuDNN 9: major * 1000)."""
+    import torch
+
     if not (number := torch.backends.cudnn.version()):
         return None
     major, rest = divmod(number, 10000 if number >= 90000 else 1000)
@@ -72,7 +78,7 @@ def _cudnn_version() -> str | None:
 def _nvcc_release() -> str | None:
     """The release of the nvcc that torch's builds use."""
     home = requirements.named_home()
-    toolkit = requirements.toolkit_at(Path(home)) if home else requirements.find_toolkit(torch.version.cuda)
+    toolkit = requirements.toolkit_at(Path(home)) if home else requirements.find_toolkit(cuda_emulator.torch_version().cuda)
     return toolkit.release if toolkit else None
 
 

@@ -4,6 +4,9 @@
 """
 
 import contextlib
+import ctypes
+import functools
+import inspect
 import os
 import re
 import shlex
@@ -11,10 +14,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import cuda_emulator
 
 LEAST_ROOM = 1 << 20  # bytes: less than any build takes
 INSTALL_PREFIX = Path("/usr/local")  # where NVIDIA's installers put cuda and cuda-<version>
@@ -49,9 +53,8 @@ def missing_for(backend: str) -> Missing | None:
         raise ValueError(f"backend must be 'cuda' or 'cpu', not {backend!r}")
     prepare_environment()
     if backend == "cuda":
-        import torch
-
-        return missing_gpu() or missing_compiler() or missing_ninja() or missing_toolkit(torch.version.cuda)
+        torch_cuda = cuda_emulator.torch_version().cuda
+        return missing_gpu() or missing_compiler() or missing_ninja() or missing_toolkit(torch_cuda)
     return missing_compiler() or missing_ninja()
 
 
@@ -74,10 +77,8 @@ def prepare_environment() -> None:
         if directory:  # behind all that is on PATH, or, if a ninja there does not run, before it
             path = os.environ.get("PATH", os.defpath).split(os.pathsep)
             os.environ["PATH"] = os.pathsep.join([directory, *path] if shutil.which("ninja") else [*path, directory])
-    import torch
-
-    if torch.version.cuda:
-        set_cuda_home(torch.version.cuda)
+    if torch_cuda := cuda_emulator.torch_version().cuda:
+        set_cuda_home(torch_cuda)
 
 
 def missing_folder(folders) -> Missing | None:
@@ -129,28 +130,49 @@ def missing_ninja() -> Missing | None:
 
 def missing_gpu() -> Missing | None:
     """Return a Missing for a torch without CUDA, no driver, one too old for torch, or no GPU."""
-    import torch
-
-    if torch.version.cuda is None:
-        what = f"torch {torch.__version__} is built without CUDA"
+    version = cuda_emulator.torch_version()
+    if version.cuda is None:
+        what = f"torch {version.__version__} is built without CUDA"
         return Missing(what, "install a CUDA build of torch (https://pytorch.org/get-started/locally)")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of what is said below
-        if torch.cuda.is_available():
-            return None
-        try:
-            torch.cuda.init()
-            reason = "torch finds no GPU"
-        except (RuntimeError, AssertionError) as error:
-            reason = str(error).strip().split("\n")[0]
+    reason = no_gpu() if "torch" in sys.modules else _no_gpu_elsewhere(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if not reason:
+        return None
     if "no NVIDIA driver" in reason:
         return Missing("no NVIDIA driver", "install it, or start the container with the GPU (docker run --gpus all)")
     if "too old" in reason:
-        what = f"the NVIDIA driver is too old for torch {torch.__version__}"
-        return Missing(what, f"update it to one for CUDA {torch.version.cuda}, or install a torch built for an older CUDA")
+        what = f"the NVIDIA driver is too old for torch {version.__version__}"
+        return Missing(what, f"update it to one for CUDA {version.cuda}, or install a torch built for an older CUDA")
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return Missing(f"no GPU is visible: CUDA_VISIBLE_DEVICES is {visible!r}", "unset it, or name a GPU of this machine")
     return Missing(f"no GPU is visible ({reason})", "check what nvidia-smi says")
+
+
+def no_gpu() -> str:
+    """Return why torch finds no GPU; "" where it finds one. Its text runs in a process of its own, too."""
+    import warnings
+
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of what is returned
+        if torch.cuda.is_available():
+            return ""
+        try:
+            torch.cuda.init()
+        except (RuntimeError, AssertionError) as error:
+            return str(error).strip().split("\n")[0]
+    return "torch finds no GPU"
+
+
+@functools.cache
+def _no_gpu_elsewhere(visible: str | None) -> str:
+    """What `no_gpu` returns where these GPUs are visible: this process need not import torch for it, which takes seconds."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "no NVIDIA driver"
+    found = output(sys.executable, "-c", f"{inspect.getsource(no_gpu)}\nprint(no_gpu())")
+    return "torch cannot be imported" if found is None else found
 
 
 def missing_toolkit(torch_cuda: str) -> Missing | None:

@@ -2,8 +2,6 @@
 
 import ctypes
 
-import torch
-
 NAME = "playground_control"
 
 CUDA = r"""
@@ -46,6 +44,8 @@ def kernel_of(tool):
 
 def build(load_inline, device="cuda"):
     """Return the function control(tool) that makes the tool's mistake on the device. `load_inline` is torch's."""
+    import torch
+
     options = {"extra_cuda_cflags": ["-lineinfo"], "is_python_module": False, "no_implicit_headers": True}
     library = ctypes.CDLL(load_inline(NAME, "", CUDA, **options))
 

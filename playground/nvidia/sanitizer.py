@@ -4,7 +4,7 @@ import contextlib
 import tempfile
 from pathlib import Path
 
-from playground.judge import work
+from playground.judge.text import Text
 from playground.nvidia import control, sanitizer_reports
 from playground.nvidia.tool import Program, Run
 from playground.subject import NOTHING_TO_DO, Examination
@@ -67,7 +67,7 @@ def examine(load, probes, folder, limit):
         reply = plain.reply()
         if not (reply and reply["refused"]):
             break
-    text = work.Text(load["variant"])
+    text = Text(load["variant"])
     kernels = set(reply["kernels"] if reply else ()) | text.cuda_kernels | text.triton_kernels
     found.kernels = sorted(kernels)
     if reply and reply["refused"]:

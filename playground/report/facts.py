@@ -1,8 +1,7 @@
 """All about a result in words, as (label, text), and what its checks found, also as tables: on the terminal and the page."""
 
-from playground.judge.accuracy import named as accuracy_named
-from playground.judge.checks import BY_NAME, REDUCED, SHOWN
-from playground.judge.probes import AT_OWN_SIZE
+from playground.judge.checks import AT_OWN_SIZE, BY_NAME, REDUCED, SHOWN
+from playground.judge.classes import named as accuracy_named
 from playground.record import TIMED
 from playground.report import figures
 from playground.report.text import NOTHING, interval, one_line, scientific, with_unit

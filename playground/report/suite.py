@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from playground import record, run_record, serial
-from playground.judge.tolerance import deviations, two_digits
+from playground.judge.classes import deviations, two_digits
 from playground.record import TIMED
 from playground.report import document
 from playground.report.figures import headline

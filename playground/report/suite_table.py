@@ -4,7 +4,7 @@ import collections
 
 from rich.text import Text
 
-from playground.judge.accuracy import named as accuracy_named
+from playground.judge.classes import named as accuracy_named
 from playground.record import STANDARDS, TIMED, VERDICTS
 from playground.report import suite
 from playground.report.figures import baseline_name, label, proof, raised_at, why_no_speedup

@@ -3,12 +3,14 @@
 import torch
 
 from playground import tensors
-from playground.clock import floors
-from playground.clock.baselines import named, precision_of, prepare
+from playground.clock import work
+from playground.clock.baselines import named
 from playground.clock.clocked import Clocked
+from playground.clock.prepared import precision_of, prepare
 from playground.clock.workload import fresh_inputs
 from playground.judge.precision import forbid_tf32
 from playground.machine import ceilings
+from playground.record import Work
 
 
 class Baselines(Clocked):
@@ -29,16 +31,16 @@ class Baselines(Clocked):
     def work(self, name, counted):
         """Return {"least", "as_written", "certain"}, each {"bytes", "flops"}, of a step of the mode `counted` of model `name`.
 
-        "certain" is what must move in a forward pass. See clock.floors.
+        "certain" is what must move in a forward pass. See clock.work.
         """
         problem = self._problem()
         model = self._model(problem)
         inputs = fresh_inputs(problem, self.seed, self.device)
         with torch.no_grad():
             outputs = tensors.flatten(model(*inputs))
-        least = floors.count_work(name, model, inputs, outputs, counted)
-        certain = floors.Work(floors.certain_bytes(model, inputs, outputs), 0)
-        as_written = floors.as_written(model, inputs, counted)
+        least = work.count_work(name, model, inputs, outputs, counted)
+        certain = Work(work.certain_bytes(model, inputs, outputs), 0)
+        as_written = work.as_written(model, inputs, counted)
         return {"least": vars(least), "as_written": vars(as_written), "certain": vars(certain)}
 
     def free_memory(self):

@@ -20,7 +20,7 @@ from playground.machine import build_locks
 from playground.room import NO_ROOM, NoRoom, is_full
 from playground.worker import light_headers
 from playground.worker.failures import describe, is_of_user
-from playground.worker.interface import WrongInterface
+from playground.worker.interface import WrongInterface, joined, undeclared
 
 
 class BuildWatch:
@@ -74,7 +74,7 @@ class BuildWatch:
             given = {}
             with contextlib.suppress(TypeError):  # of a call that is wrong, which the call itself will say
                 given = dict(inspect.signature(function).bind(name, *args, **kwargs).arguments)
-            if text := _joined(given.get("cuda_sources")):
+            if text := joined(given.get("cuda_sources")):
                 implicit = "" if given.get("no_implicit_headers") else "#include <torch/types.h>\n"
                 flags = [str(flag) for flag in given.get("extra_cuda_cflags") or []]
                 self.device_code.append({"text": implicit + text, "flags": flags})
@@ -103,7 +103,7 @@ class BuildWatch:
         """What the call returns. For a GPU it is first tried with a small part of torch's headers, where that may do."""
         light = None
         if given.get("cuda_sources") and not self._emulated:
-            texts = _joined(given.get("cpp_sources")), _joined(given["cuda_sources"])
+            texts = joined(given.get("cpp_sources")), joined(given["cuda_sources"])
             binds, implicit = given.get("functions") is not None, not given.get("no_implicit_headers")
             light = light_headers.folder_for(build_locks.extensions_root(), *texts, binds, implicit)
         if light is None:
@@ -141,16 +141,9 @@ class BuildWatch:
 
 def _require_declared(given):
     """Raise WrongInterface where load_inline's `functions` names what its cpp_sources do not declare."""
-    functions, declared = given.get("functions"), _joined(given.get("cpp_sources"))
-    names = [functions] if isinstance(functions, str) else list(functions or [])
-    code = re.sub(r"//[^\n]*|/\*.*?\*/", " ", declared, flags=re.DOTALL)
-    if "##" in code or re.search(r'#\s*include\s*"', code):  # it may make names, or have them from elsewhere
-        return
-    for name in names:
-        if not re.search(rf"\b{re.escape(name)}\b", code):
-            found = re.findall(r"\b(\w+)\s*\([^;{}]*\)\s*[;{]", code)
-            told = f"functions names {name}; cpp_sources declares {', '.join(dict.fromkeys(found)) or 'no function'}"
-            raise WrongInterface(f"{_place_of_word(name)}{told}")
+    if found := undeclared(given):
+        name, told = found
+        raise WrongInterface(f"{_place_of_word(name)}{told}")
 
 
 def _place_of_word(word):
@@ -164,10 +157,6 @@ def _place_of_word(word):
     lines = cuda_emulator.lines_of_file(file)[line - 1 : line + 30]
     behind = (at for at, text in enumerate(lines) if re.search(rf"""["']{re.escape(word)}["']""", text))
     return f"{file}:{line + next(behind, 0)}: "
-
-
-def _joined(sources):
-    return sources if isinstance(sources, str) else "\n".join(sources or [])
 
 
 def _texts(arguments):

@@ -16,9 +16,10 @@ from playground import catalog, modes, tensors
 from playground.clock import timer
 from playground.clock.clocked import Clocked
 from playground.clock.workload import fresh_inputs
-from playground.judge import behaviour, footprint, foreign, global_state, probes, work
+from playground.judge import behaviour, foreign, global_state, probes, sizing, work
 from playground.judge.checks import BY_NAME
 from playground.judge.precision import forbid_tf32
+from playground.judge.text import Text
 from playground.machine import build_locks
 from playground.room import NoRoom
 from playground.tensors import Results
@@ -33,7 +34,7 @@ REFUSALS = (AssertionError, RuntimeError, TypeError, ValueError)  # of torch, or
 class Candidate(Clocked):
     """A ModelNew in this process."""
 
-    size_up = staticmethod(footprint.size_up)  # to be asked before `load`
+    size_up = staticmethod(sizing.size_up)  # to be asked before `load`
 
     def load(self, variant, weights, debug=False, builds=None, content=None, borrowed=(), **original):
         """Make a ModelNew of the variant's file and give it the weights in the file `weights` (its own when None).
@@ -59,7 +60,7 @@ class Candidate(Clocked):
         if self.strict:  # whatever the problem's file has set
             forbid_tf32()
         content = content and content.encode("latin-1")
-        self.text = work.Text(variant or self.path, content)
+        self.text = Text(variant or self.path, content)
         self.emulates_device = False  # "cuda" stands for the emulator's memory, in all that the model does
         self.form = None  # of the last result
         flags = global_state.flags()
@@ -76,12 +77,6 @@ class Candidate(Clocked):
         self.changed_by_loading = global_state.complaints_about_flags(flags, global_state.flags())
         came_by = "by seed" if difference else "by name"
         return {"precision": declared_precision(self.kind), "weights": came_by, "difference": difference}
-
-    def make_emulator(self, file):
-        """Compile what emulated files share, as far as `file` takes it."""
-        emulator.install(mode="check", source_file=file)
-        emulator.uninstall()
-        return {}
 
     def _take_weights(self, original):
         """Copy the original's weights by name. Returns what differs where they have other names or shapes, None elsewhere."""

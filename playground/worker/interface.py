@@ -2,10 +2,11 @@
 
 import contextlib
 import inspect
+import re
 import traceback
 import types
 
-from playground.judge.precision import LOWER
+from playground.judge.classes import PRECISIONS
 from playground.worker.failures import is_of_user
 
 
@@ -72,8 +73,8 @@ def declared_precision(cls):
     declared = getattr(cls, "precision", "fp32")
     if declared == "fp32":
         return None
-    if declared not in list(LOWER):  # a list, too, is none of them
-        raise WrongInterface(f"ModelNew.precision is {declared!r}; expected 'fp32' or one of {', '.join(LOWER)}")
+    if declared not in PRECISIONS:
+        raise WrongInterface(f"ModelNew.precision is {declared!r}; expected 'fp32' or one of {', '.join(PRECISIONS)}")
     return declared
 
 
@@ -92,3 +93,22 @@ def copy_weights(model, weights):
 def some(complaints, most=4):
     more = [f"{len(complaints) - most} more"] if len(complaints) > most else []
     return "; ".join([*complaints[:most], *more])
+
+
+def undeclared(given):
+    """Return (name, what is wrong) of load_inline's `functions` that its cpp_sources do not declare; None without one."""
+    functions, declared = given.get("functions"), joined(given.get("cpp_sources"))
+    names = [functions] if isinstance(functions, str) else list(functions or [])
+    code = re.sub(r"//[^\n]*|/\*.*?\*/", " ", declared, flags=re.DOTALL)
+    if "##" in code or re.search(r'#\s*include\s*"', code):  # it may make names, or have them from elsewhere
+        return None
+    for name in names:
+        if not re.search(rf"\b{re.escape(name)}\b", code):
+            found = re.findall(r"\b(\w+)\s*\([^;{}]*\)\s*[;{]", code)
+            return name, f"functions names {name}; cpp_sources declares {', '.join(dict.fromkeys(found)) or 'no function'}"
+    return None
+
+
+def joined(sources):
+    """Return load_inline's sources, a text or several, as one text."""
+    return sources if isinstance(sources, str) else "\n".join(sources or [])

@@ -8,7 +8,7 @@ import torch
 from playground import catalog, tensors
 from playground.clock import timer
 from playground.clock.workload import fresh_inputs, upstream_for
-from playground.judge import behaviour, domain, probes, special
+from playground.judge import behaviour, checks, domain, probes, special
 from playground.judge.oracle import Oracle, is_few
 from playground.judge.precision import forbid_tf32
 from playground.judge.references import beside, references_of
@@ -97,7 +97,7 @@ class Preparing:
     def side_effects(self):
         """Return what the original itself does in a call, so that a variant may do it, too: {"side_effects": [check, ...]}.
 
-        And "state", where its result depends on the calls before, probes.EVAL, where it is another one in eval mode, and
+        And "state", where its result depends on the calls before, checks.EVAL, where it is another one in eval mode, and
         "inference_mode" and "double()", where it does not run in that.
         """
         inputs = tensors.to(tensors.make_inputs(self.sizes.problem("reduced"), 0), self.device)
@@ -116,7 +116,7 @@ class Preparing:
         outputs = called(model, inputs)
         side_effects = list(effects.complaints(outputs))
         if not behaviour.same(outputs, called(tensors.copy_model(self.model).eval())):
-            side_effects.append(probes.EVAL)
+            side_effects.append(checks.EVAL)
         for name in ("inference_mode", "double()"):
             try:
                 behaviour.StressTests(tensors.copy_model(self.model), behaviour.copies(content), [], self.device).run(name)
@@ -129,7 +129,7 @@ class Preparing:
         return {"side_effects": side_effects}
 
     def prepare(self, probe, size, seed, inputs):
-        """Make a probe of probes.PROBES at a size ("own", "reduced", ...), save it to the file `inputs`, compute its reference.
+        """Make a probe of checks.PROBES at a size ("own", "reduced", ...), save it to the file `inputs`, compute its reference.
 
         The scaled and the normal probe also get upstream gradients where the original has any. Returns {"differentiable",
         "unusable", "form", "shapes", "ways"}: why nothing can be learned from the probe, or None; of the outputs, on the
@@ -137,22 +137,22 @@ class Preparing:
         float64, on the device, at once.
         """
         problem = self.sizes.problem(size)
-        why = self.domain.forbids(probe.removesuffix(probes.AT_OWN_SIZE))
+        why = self.domain.forbids(probe.removesuffix(checks.AT_OWN_SIZE))
         if problem is None:
             why = "the model's file has no constants for it"
-        elif not why and probe.endswith(probes.AT_OWN_SIZE) and self.sample.is_part:
+        elif not why and probe.endswith(checks.AT_OWN_SIZE) and self.sample.is_part:
             why = "the own size takes too much host memory for more probes than its own"
         if why:
             return {"differentiable": False, "unusable": why}
-        is_of_forward = probe in probes.REQUIRED
+        is_of_forward = probe in checks.REQUIRED
         try:
             differentiable = self._prepare(probe, problem, seed, inputs)
         except Exception as exception:  # what the original does not run on is no probe
-            if is_of_judge(exception) or (is_of_forward and probe != probes.WITHIN):
+            if is_of_judge(exception) or (is_of_forward and probe != checks.WITHIN):
                 raise
             return {"differentiable": False, "unusable": f"the original does not run: {describe(exception)[0]}"}
         unusable = None if is_of_forward else special.unusable(self.references[probe][0])
-        has_to_be_finite = probe == probes.WITHIN or not (is_of_forward or unusable or self.probes[probe].clean)
+        has_to_be_finite = probe == checks.WITHIN or not (is_of_forward or unusable or self.probes[probe].clean)
 
         def is_finite(name):
             return all(reference.is_finite for reference in self.references[name][0])
@@ -169,7 +169,7 @@ class Preparing:
 
         Where only samples of them are kept, they are compared within one probe.
         """
-        names = [name for name in probes.FORWARD_PROBES if name in self.references]
+        names = [name for name in checks.FORWARD_PROBES if name in self.references]
         outputs = {name: self.references[name][0] for name in names}
         own = [reference.float64 for reference in outputs["own"]]
 
@@ -193,12 +193,12 @@ class Preparing:
     def _prepare(self, probe, problem, seed, inputs):
         """Whether the probe has gradients."""
         drawing, made, oracle, eager = self._made(probe, problem, seed)
-        if probe in probes.FRESH:
+        if probe in checks.FRESH:
             self.references[probe] = beside(self.references["own"], oracle.reference(made), oracle.sampled(made, eager))
             self._keep(made, drawing, inputs)
             return False
         has_gradients = any(tensors.differentiable(output) for output in eager.outputs)
-        if has_gradients and probes.check_of(probe).gradients:
+        if has_gradients and checks.check_of(probe).gradients:
             with_upstream = tensors.made_on(self.device, lambda: probes.with_upstream(made, eager.outputs, seed))
             try:
                 differentiated = oracle.eager(with_upstream)
@@ -230,7 +230,7 @@ class Preparing:
 
     def _keep(self, probe, drawing, file):
         """Save a probe for the variant, or how it is drawn: what the file holds, of a large one in the same memory, is kept."""
-        is_own = probes.size_of(probe.name) == "own" and not probe.name.endswith(probes.AT_OWN_SIZE)
+        is_own = checks.size_of(probe.name) == "own" and not probe.name.endswith(checks.AT_OWN_SIZE)
         given = sum(value.nbytes for value in probe.inputs if isinstance(value, torch.Tensor))
         is_slow = self.sample.is_part or (self.device.type == "cuda" and given > FASTER_BY_FILE)
         if is_own and is_slow and drawing.gives(probe, self.problem, self.device):

@@ -83,9 +83,9 @@ def _variables(environment):
 class WorkerProcess:
     """A process that answers requests one at a time, each to the thread that asked. As a context manager, it ends the process.
 
-    Its `role` is "candidate", "referee" or "baselines": the module of playground.worker whose class answers. A request may take
-    `limit` seconds. `environment` is added to this process's environment. `bears_a_gpu` says that it disturbs nothing on a GPU.
-    It runs in the `room`, a sandbox.Room, where there is one.
+    Its `role` is "candidate", "referee", "baselines", or "compiler", which needs no PyTorch: the module of playground.worker
+    whose class answers. A request may take `limit` seconds. `environment` is added to this process's environment.
+    `bears_a_gpu` says that it disturbs nothing on a GPU. It runs in the `room`, a sandbox.Room, where there is one.
     """
 
     def __init__(self, role, limit, environment=None, bears_a_gpu=False, room=None):
@@ -111,7 +111,7 @@ class WorkerProcess:
         self.shared = untrusted.memory("shared")  # for the outer clock on a CPU, see clock.memory.Host
         self._printed, self._output = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         streams = self._printed.fileno(), self._output.fileno(), request_read, reply_write, self.shared
-        source = None if self.room else server.start(variables)
+        source = None if self.room or self.role == "compiler" else server.start(variables)
         forked = source and source.fork(*streams)
         self._process = forked or self._new_process(variables, environment, *streams)
         os.close(request_read)

@@ -15,13 +15,14 @@ import torch
 from playground import tensors
 from playground.clock import referee as clock
 from playground.clock.memory import Unshareable
-from playground.clock.workload import step_of
-from playground.judge import accuracy, behaviour, diagnosis, footprint, lint, mutants, probes, special
+from playground.clock.steps import step_of
+from playground.judge import accuracy, behaviour, checks, classes, diagnosis, lint, mutants, sizing, special
+from playground.judge.classes import deviations, two_digits
 from playground.judge.oracle import gradients_of
 from playground.judge.precision import CUT, LOWER
 from playground.judge.references import references_of
 from playground.judge.sample import SMALL
-from playground.judge.tolerance import Reference, deviations, largest_difference, two_digits, worst, wrong
+from playground.judge.tolerance import Reference, largest_difference, worst, wrong
 from playground.worker.failures import describe
 from playground.worker.preparing import Preparing, is_uniform
 
@@ -33,7 +34,7 @@ BYTES_OF_ELEMENT, SLACK = 32, 64 << 20  # of a file of results: more than these,
 class Referee(Preparing):
     """The original, its float64 reference on each probe, and the comparison with it."""
 
-    size_up = staticmethod(footprint.size_up)
+    size_up = staticmethod(sizing.size_up)
     lint = staticmethod(lint.examine)
 
     def load(self, *given, **named):
@@ -106,7 +107,7 @@ class Referee(Preparing):
         expected, _ = self._permitting(probe, declared)
         uniform = all(is_uniform(reference.float64) for reference in expected)
         unseen = {"note": None, "stale": False, "uniform": uniform, "diagnosis": None, "small": None}
-        if isinstance(declared, str) and probe not in probes.REQUIRED and special.unusable(expected):
+        if isinstance(declared, str) and probe not in checks.REQUIRED and special.unusable(expected):
             note = f"not judged: {declared} itself is too inexact, or overflows, on these inputs"
             return vars(wrong(None)) | unseen | {"note": note}
         try:
@@ -132,7 +133,7 @@ class Referee(Preparing):
         leaked = any(every.leaked for every in each)
         seen = {"stale": bool(stale), "swallowed": swallowed, "leaked": leaked, "diagnosis": lines}
         seen["decided"] = any(every.decided for every in each)
-        if probe in probes.REQUIRED and not compared["complaint"] and not isinstance(declared, float):
+        if probe in checks.REQUIRED and not compared["complaint"] and not isinstance(declared, float):
             seen["small"] = self._lost_small_values(probe, expected, names, actual)
         return compared | unseen | seen
 
@@ -141,7 +142,7 @@ class Referee(Preparing):
         if not any(map(Reference.lost, references, actual)):
             return None
         for i, (reference, name, value) in enumerate(zip(references, names, actual, strict=True)):
-            reordered = (each.outputs[i] for each in self._lowered(probe, accuracy.FLOAT32))
+            reordered = (each.outputs[i] for each in self._lowered(probe, classes.FLOAT32))
             if lost := reference.permitting(*reordered).lost(value):
                 share, given, true = lost
                 return f"{share:.0%} of {name} are small values without a right digit: {given:.3g} instead of {true:.3g}, say"
@@ -249,8 +250,8 @@ class Referee(Preparing):
         compared = reference.compare(f"the gradient of {name}", actual)
         if not compared.complaint or compared.unjudged or compared.max_error is None:
             return vars(compared) | {"class": None}
-        ways = {accuracy.AS_PYTORCH: [CUT, "tf32"]} if self.precision == "tf32" else {}
-        ways |= {accuracy.FLOAT32: [accuracy.FLOAT32]}
+        ways = {classes.AS_PYTORCH: [CUT, "tf32"]} if self.precision == "tf32" else {}
+        ways |= {classes.FLOAT32: [classes.FLOAT32]}
         for found, names in ways.items():
             more = [gradient for way in names for gradient in gradients_of(self._lowered(probe, way), name)]
             wider = reference.permitting(*more).compare(f"the gradient of {name}", actual)
@@ -258,20 +259,20 @@ class Referee(Preparing):
                 return vars(wider) | {"class": found}
         told = self._diagnosed(reference, probe, actual, compared.allowed)
         told = f"{compared.complaint}; {told.sentence}" if told else compared.complaint
-        return vars(compared) | {"class": accuracy.WRONG, "complaint": told}
+        return vars(compared) | {"class": classes.WRONG, "complaint": told}
 
     def grade(self, probe, file):
-        """Return {"class": one of accuracy.CLASSES} of the outputs in a file, which are not as exact as PyTorch's."""
+        """Return {"class": one of classes.CLASSES} of the outputs in a file, which are not as exact as PyTorch's."""
         references, _ = self.references[probe]
         try:
             whole = self._results(probe, file)
         except tensors.NotTensors:
-            return {"class": accuracy.WRONG}
+            return {"class": classes.WRONG}
         actual = self._sampled(probe, whole).outputs
         found = accuracy.grade(references, actual, lambda name: self._lowered(probe, name), [self.precision])
-        if self.sample.is_part and found in (accuracy.AS_PYTORCH, accuracy.FLOAT32):
-            expected, _ = self._permitting(probe, accuracy.FLOAT32)
-            found = accuracy.WRONG if self._far_from_eager(probe, expected, [""] * len(expected), whole.outputs) else found
+        if self.sample.is_part and found in (classes.AS_PYTORCH, classes.FLOAT32):
+            expected, _ = self._permitting(probe, classes.FLOAT32)
+            found = classes.WRONG if self._far_from_eager(probe, expected, [""] * len(expected), whole.outputs) else found
         return {"class": found}
 
     def _permitting(self, probe, declared):
@@ -297,7 +298,7 @@ class Referee(Preparing):
         oracle = self.oracle_of(made)
         if to == CUT:
             return oracle.rounded_operands(made, to, oracle.tf32_families)
-        return oracle.reordered(made) if to == accuracy.FLOAT32 else oracle.lowered(made, to)
+        return oracle.reordered(made) if to == classes.FLOAT32 else oracle.lowered(made, to)
 
     def _with_remark(self, comparison, each, probe, actual, suspects):
         """(The comparison, its complaint with where the result is wrong and how; the lines of a picture, or None)."""

@@ -3,9 +3,9 @@
 import random
 import threading
 
-from playground import tensors, untrusted
+from playground import untrusted
+from playground.judge.checks import AT_OWN_SIZE, OF_SEEDS, PROBE_NAMES, size_of
 from playground.judge.footprint import Footprint
-from playground.judge.probes import AT_OWN_SIZE, OF_SEEDS, PROBES, size_of
 from playground.machine import memory
 from playground.run_record import Environment
 from playground.serial import load
@@ -75,7 +75,7 @@ class RefereeClient:
         A `share` of large results is kept and compared; it is another secret than the probes' seeds.
         """
         self._limit_memory()
-        secret = tensors.new_seed(63)
+        secret = untrusted.new_seed(63)
         description = self.ask("load", **self._original, weights=self.weights, share=share, secret=secret)
         self.domain, self.checks_itself = description["domain"], description["checks_itself"]
         self.has_layouts, self.uses_tf32 = description["has_layouts"], description["precision"] == "tf32"
@@ -88,7 +88,7 @@ class RefereeClient:
     def prepare(self):
         """Compute the reference on the probes of the problem's own size. Raises WorkerFailure."""
         self.side_effects = self.ask("side_effects")["side_effects"]
-        for probe in PROBES:
+        for probe in PROBE_NAMES:
             if size_of(probe) == "own" and probe != OF_SEEDS:
                 self.prepared(probe)
         self.tells_nothing = self.ask("tells_nothing")["why"]

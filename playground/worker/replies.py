@@ -109,7 +109,16 @@ class Times:
     launch_ms: list[Number]
 
 
+@dataclass(frozen=True)
+class Compiled:
+    """Why a text does not compile, None where nothing is said against it."""
+
+    reason: str | None
+    details: str
+
+
 FORMS = {
+    "compiler.compile": Compiled,
     **{"candidate.load": Loaded, "candidate.build": Built, "candidate.device_code": DeviceCode},
     **{"candidate.accepted_races": AcceptedRaces, "candidate.run": Ran, "candidate.backward_work": BackwardWork},
     **{"candidate.made_contiguous": MadeContiguous, "candidate.differentiate": Differentiated, "candidate.try_out": TriedOut},

@@ -152,6 +152,9 @@ class Missing(Exception):
     """No sandbox can be made here; the text says why, and what to do."""
 
 
+CACHE_OF_EMULATOR = "emulator"  # the folder in that of a room's builds
+
+
 def has_gpu():
     return any(Path("/dev", name).exists() for name in ("nvidiactl", "dxg"))
 
@@ -182,6 +185,11 @@ class Room:
             if _lacks_reserve(folder):
                 self.close()
                 raise NoRoom(_no_room(folder, builds))
+
+    @property
+    def has_builds(self):
+        """Whether these very files were built in an earlier room of this key, for the emulator."""
+        return bool(cuda_emulator.entries(self.builds / CACHE_OF_EMULATOR / "libraries"))
 
     def _new(self, builds):
         folder = Path(tempfile.mkdtemp(prefix=build_locks.ROOM, dir=builds))
@@ -245,7 +253,7 @@ class Room:
         passed |= {"HOME": "/tmp/home", "TMPDIR": "/tmp", "USER": "sandbox", "LOGNAME": "sandbox"}
         passed |= dict.fromkeys(("PYTHONSAFEPATH", "PYTHONNOUSERSITE", "PYTHONDONTWRITEBYTECODE"), "1")
         passed["PYTHONPATH"] = os.pathsep.join(map(str, [ROOT, *_site_folders()]))
-        passed[cuda_emulator.CACHE_VARIABLE] = str(self.builds / "emulator")
+        passed[cuda_emulator.CACHE_VARIABLE] = str(self.builds / CACHE_OF_EMULATOR)
         passed[cuda_emulator.MADE_VARIABLE] = str(cuda_emulator.cache_folder())
         return passed | (more or {})
 

@@ -7,7 +7,9 @@ import torch
 import torch.nn as nn
 
 from playground import modes
-from playground.clock.baselines import BASELINES, SETTINGS, distinct, named, names_for, peers, precision_of, prepare, under
+from playground.clock import prepared as preparing
+from playground.clock.baselines import BASELINES, SETTINGS, distinct, named, names_for, peers, under
+from playground.clock.prepared import precision_of, prepare
 from playground.report.figures import BASELINES as SHOWN
 from playground.report.figures import LOWER_PRECISION, baseline_name
 from playground.report.figures import SETTINGS as SHOWN_SETTINGS
@@ -22,7 +24,7 @@ def precisions():
 def test_each_is_shown_by_a_name_of_its_own():
     assert list(SHOWN) == list(BASELINES)
     assert len(set(SHOWN.values())) == len(SHOWN)
-    assert list(SHOWN_SETTINGS) == list(SETTINGS)
+    assert list(SHOWN_SETTINGS) == list(SETTINGS) == list(preparing.FLAGS)
     assert baseline_name("compile+benchmark") == "torch.compile with cudnn.benchmark"
     assert [name for name, baseline in BASELINES.items() if baseline.dtype] == [LOWER_PRECISION]
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from playground.clock import outer
-from playground.clock.workload import step_of
+from playground.clock.steps import step_of
 from playground.serial import dump
 from playground.worker import WorkerProcess
 from playground.worker.referee_client import RefereeClient

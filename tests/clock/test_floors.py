@@ -8,8 +8,9 @@ import torch
 import torch.nn as nn
 
 from playground import catalog
-from playground.clock.floors import Work, as_written, certain_bytes, count_work, floor, impossible
-from playground.record import Ceilings
+from playground.clock.floors import floor, impossible
+from playground.clock.work import as_written, certain_bytes, count_work
+from playground.record import Ceilings, Work
 
 
 def on_meta(name):

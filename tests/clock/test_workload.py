@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.nn as nn
 
-from playground.clock.workload import MODES, Graphed, Workload, fresh_inputs, upstream_for
+from playground.clock.steps import MODES
+from playground.clock.workload import Graphed, Workload, fresh_inputs, upstream_for
 
 CPU = torch.device("cpu")
 

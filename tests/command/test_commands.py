@@ -16,6 +16,7 @@ import pytest
 from torch.utils import cpp_extension
 from typed import run, running, wait_for
 
+from playground import compare
 from playground.catalog import ROOT
 from playground.command import main, needs, signals
 from playground.report import document
@@ -140,9 +141,58 @@ def test_an_interrupt_leaves_no_process(tiny_problem, write_variant, tmp_path, s
     assert not [member for member in alive if member.status() != psutil.STATUS_ZOMBIE]
 
 
+IMPORTS = """
+import sys
+from playground.command.entry import enter
+print(enter("compare", sys.argv[1:]), "torch" in sys.modules)
+"""
+
+
+def test_the_driver_imports_no_pytorch(tiny_problem, right):
+    given = ["--model", tiny_problem, "--variant", right, "--check-only", "--sandbox", "off"]
+    _, out, err = run("-c", IMPORTS, *given)
+    assert out.endswith("\n0 False\n"), out + err
+
+
+TYPO = '''
+import torch
+from torch import nn
+from torch.utils.cpp_extension import load_inline
+CUDA = """
+__global__ void copy_kernel(float* y, const float* x) { y[0] = x[0] + mispelt; }
+torch::Tensor copy(torch::Tensor x) {
+    auto y = torch::empty_like(x);
+    copy_kernel<<<1, 1>>>(y.data_ptr<float>(), x.data_ptr<float>());
+    return y;
+}
+"""
+module = load_inline("typo", "torch::Tensor copy(torch::Tensor x);", CUDA, functions=["copy"])
+class ModelNew(nn.Module):
+    def __init__(self, *given):
+        super().__init__()
+    def forward(self, x):
+        return module.copy(x)
+'''
+
+
+def test_a_text_that_does_not_compile_is_an_error_before_its_file_runs(tiny_problem, tmp_path):
+    """What is said is what the process that loads the file would say."""
+    typo, file = tmp_path / "typo.py", tmp_path / "found.json"
+    typo.write_text(TYPO)
+    given = ["--model", tiny_problem, "--variant", typo, "--device", "emulator", "--json", file]
+    status, _, err = run("compare.py", *given)
+    assert status == 1 and "compile tiny/typo: error" in err
+    found = document.read(file)
+    assert not any(name.startswith("candidate.") for name in found.environment.requests)
+    (early,), late = found.results, compare(tiny_problem, typo, device="emulator", sandbox="off")
+    assert early.verdict == late.verdict == "error" and "mispelt" in early.reason
+    assert (early.reason, early.details) == (late.reason, late.details)
+
+
 def test_an_interrupt_while_pytorch_is_imported():
     with running("compare.py", "--model", "alexnet_conv1") as driver:
-        wait_for(lambda: "libtorch" in Path(f"/proc/{driver.pid}/maps").read_text())
+        started = lambda: [psutil.Process(driver.pid), *psutil.Process(driver.pid).children()]  # noqa: E731
+        wait_for(lambda: any("libtorch" in Path(f"/proc/{each.pid}/maps").read_text() for each in started()))
         driver.send_signal(signal.SIGINT)
         assert driver.communicate(timeout=60) == ("", "interrupted\n")
         assert driver.returncode == 130
@@ -171,7 +221,7 @@ def test_an_interrupted_summary_has_a_table_of_what_is_finished(monkeypatch, cap
     cut = dataclasses.replace(recorded.environment, complete=False)
     report = dataclasses.replace(recorded, environment=cut, results=recorded.results[:1])
 
-    def measure(tasks, options, file, resume, add, show, cluster):
+    def measure(tasks, options, file, resume, add, show, cluster, check):
         show(report)
         raise signals.Interrupted(signal.SIGHUP)
 

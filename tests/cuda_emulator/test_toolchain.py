@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils import cpp_extension
 
 from cuda_emulator import extension, toolchain
 from cuda_emulator.errors import EmulatorError
@@ -236,3 +237,10 @@ def test_a_typo_is_not_compiled_with_all_of_pytorchs_headers(tmp_path, monkeypat
 )
 def test_which_bindings_are_the_same_under_any_name(more, shared):
     assert is_the_same_under_any_name(BINDING + more) is shared
+
+
+def test_what_is_said_of_pytorch_without_importing_it():
+    flags, _ = toolchain.torch_flags()
+    assert toolchain.torch_version().__version__ == torch.__version__ == toolchain.torch_identity()[0]
+    assert {f"-isystem{path}" for path in cpp_extension.include_paths()} <= set(flags)
+    assert f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}" in flags

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from judged import judged_texts, one_worker, referee_of
 
 from playground import tensors
-from playground.judge import accuracy, reordered
+from playground.judge import accuracy, classes, reordered
 from playground.judge.oracle import Oracle
 from playground.judge.precision import cut_to_tf32
 from playground.judge.probes import Probe
@@ -59,7 +59,7 @@ def test_a_sum_in_any_usual_order_is_float32(count, kind):
     rows = 8 if count > 65536 else 64
     terms = torch.rand(rows, count) if kind == "uniform" else torch.randn(rows, count)
     classes = [found for found, _ in graded(terms, *(add(terms) for add in ORDERS.values()))]
-    assert dict(zip(ORDERS, classes, strict=True)) == dict.fromkeys(ORDERS, accuracy.FLOAT32)
+    assert dict(zip(ORDERS, classes, strict=True)) == dict.fromkeys(ORDERS, classes.FLOAT32)
 
 
 @pytest.mark.parametrize("count", [256, 65536])
@@ -68,15 +68,15 @@ def test_a_sum_that_is_less_exact_is_not(count):
     results = terms.bfloat16().float().sum(1), terms[:, 1:].sum(1), terms.sum(1).roll(1, 0)
     rounded, without_one, of_other_rows = [found for found, _ in graded(terms, *results)]
     assert rounded in ("fp16", "bf16")
-    assert without_one == accuracy.WRONG or count > 256
-    assert of_other_rows == accuracy.WRONG
+    assert without_one == classes.WRONG or count > 256
+    assert of_other_rows == classes.WRONG
 
 
 def test_one_after_another_is_beyond_what_pytorch_itself_does():
     """Or the class would be none of its own."""
     terms = torch.rand(64, 65536)
     one_after_another, (_, permitted) = graded(terms, in_sequence(terms), terms.sum(1))
-    assert one_after_another == (accuracy.FLOAT32, False)
+    assert one_after_another == (classes.FLOAT32, False)
     assert permitted
 
 
@@ -109,10 +109,10 @@ def test_classes_in_their_order():
         permitted = lambda name: [tensors.Results([truth + 1e-3 * (name == "tf32")])]  # noqa: E731
         return accuracy.grade([reference], [each.float() for each in outputs], permitted, skipped)
 
-    assert grade(truth) == accuracy.FLOAT32
-    assert grade(truth + 1e-3) == grade(truth, skipped=(accuracy.FLOAT32,)) == "tf32"
+    assert grade(truth) == classes.FLOAT32
+    assert grade(truth + 1e-3) == grade(truth, skipped=(classes.FLOAT32,)) == "tf32"
     assert grade(truth + 3e-3) == "approximate to 0.01"
-    assert grade(1.5 * truth) == grade() == grade(truth[:50]) == grade(truth, truth) == accuracy.WRONG
+    assert grade(1.5 * truth) == grade() == grade(truth[:50]) == grade(truth, truth) == classes.WRONG
 
 
 @pytest.fixture(scope="module")
@@ -189,9 +189,9 @@ class ModelNew(nn.Module):
 def test_an_approximation_fails_with_its_class(court):
     result = court(GELU, TANH_GELU)
     assert result["verdict"] == "fail"
-    assert result["accuracy"]["class"] in accuracy.CLASSES[2:-1]
-    named = f"(accuracy: {accuracy.named(result['accuracy']['class'])})" in result["reason"]
-    assert named != accuracy.names_one(result["reason"])
+    assert result["accuracy"]["class"] in classes.CLASSES[2:-1]
+    named = f"(accuracy: {classes.named(result['accuracy']['class'])})" in result["reason"]
+    assert named != classes.names_one(result["reason"])
     assert {found["verdict"] for found in result["standards"].values()} == {"fail"}
 
 
@@ -259,13 +259,13 @@ def gradients_at(tmp_path, problem, place, name):
         change(gradients)
         tensors.save_results(tensors.Results(outputs, gradients), file)
         found = referee.compare_gradients("scaled", file)[name]
-        assert bool(found["complaint"]) == (found["class"] == accuracy.WRONG)
+        assert bool(found["complaint"]) == (found["class"] == classes.WRONG)
         return found["class"]
 
     return *given["inputs"], *given["upstream"], of, classes
 
 
-@pytest.mark.parametrize("place, permitted", [("emulator", accuracy.AS_PYTORCH), ("cpu", accuracy.WRONG)])
+@pytest.mark.parametrize("place, permitted", [("emulator", classes.AS_PYTORCH), ("cpu", classes.WRONG)])
 def test_gradients_have_classes(tmp_path, place, permitted):
     """TF32's, whichever way operands are rounded, is PyTorch's where that may use it; a planted mistake never is."""
     x, upstream, gradients_of, classes = gradients_at(tmp_path, CONVOLUTION, place, "conv.weight")
@@ -284,7 +284,7 @@ def test_gradients_have_classes(tmp_path, place, permitted):
         gradients["conv.weight"] *= 1.01
 
     for mistake in without_a_tap, without_a_sample, a_hundredth_larger:
-        assert classes(x, upstream, mistake) == classes(*cut, mistake) == accuracy.WRONG
+        assert classes(x, upstream, mistake) == classes(*cut, mistake) == classes.WRONG
 
 
 SCALE = CONVOLUTION.replace("self.conv = torch.nn.Conv2d(16, 24, 3)", "self.weight = torch.nn.Parameter(torch.ones(1))")
@@ -295,7 +295,7 @@ def test_a_gradient_in_another_order_of_adding_is_float32(tmp_path):
     """One thread that adds a million terms one after another."""
     x, upstream, _, classes = gradients_at(tmp_path, SCALE, "cpu", "weight")
     in_turn = in_sequence((x * upstream[:, None]).reshape(1, -1))
-    assert classes(x, upstream, lambda gradients: gradients.update(weight=in_turn)) == accuracy.FLOAT32
+    assert classes(x, upstream, lambda gradients: gradients.update(weight=in_turn)) == classes.FLOAT32
 
 
 BELL = """

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from playground import tensors
-from playground.judge import domain, probes
+from playground.judge import checks, domain, probes
 from playground.judge.behaviour import same_bits
 
 SIZE = 12
@@ -77,7 +77,7 @@ STRUCTURES = {
         lambda x: torch.equal(x, torch.arange(SIZE) / 7.0),
     ),
 }
-FINITE = [name for name in probes.PROBES if name not in ("nan", "infinity")]
+FINITE = [name for name in checks.PROBE_NAMES if name not in ("nan", "infinity")]
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
@@ -109,12 +109,12 @@ def test_values_that_are_none_of_the_problems_are_not_run(name):
 @pytest.mark.parametrize("name", ["probabilities", "probabilities of columns"])
 def test_values_that_are_no_probabilities_are_not_run(name):
     learned = domain.learn(problem(STRUCTURES[name][0]), 0)
-    assert {probe for probe in probes.PROBES if learned.forbids(probe)} == set(domain.NO_PROBABILITIES)
+    assert {probe for probe in checks.PROBE_NAMES if learned.forbids(probe)} == set(domain.NO_PROBABILITIES)
 
 
 def test_what_remains_free_is_probed():
     learned = domain.learn(problem(square, STRUCTURES["a mask"][0]), 0)
-    assert not any(map(learned.forbids, probes.PROBES))
+    assert not any(map(learned.forbids, checks.PROBE_NAMES))
     behind = domain.learn(problem(STRUCTURES["a mask"][0], square), 0)
     assert behind.forbids("impulse") and not behind.forbids("large")
 
@@ -132,7 +132,7 @@ def test_inputs_that_are_equal_stay_equal():
 def test_ordinary_inputs_have_none(make):
     learned = domain.learn(problem(make), 0)
     assert learned.texts == []
-    assert not any(map(learned.forbids, probes.PROBES))
+    assert not any(map(learned.forbids, checks.PROBE_NAMES))
 
 
 def test_values_are_positive_where_that_is_asked_for():
@@ -224,6 +224,6 @@ def test_floats_of_one_byte_stay_the_problems_own():
     narrow = problem(lambda: torch.rand(4, 8).to(torch.float8_e4m3fn))
     (own,) = tensors.make_inputs(narrow, 1)
     assert domain.learn(narrow, 0).texts == []
-    for name in probes.PROBES:
+    for name in checks.PROBE_NAMES:
         (value,) = probes.make(name, narrow, 1, {}).inputs
         assert same_bits(value, own), name

@@ -6,7 +6,7 @@ from judged import referee_of
 from torch import nn
 
 from playground import tensors
-from playground.judge import footprint
+from playground.judge import sizing
 from playground.judge.footprint import GIB, Footprint
 from playground.judge.oracle import Oracle
 from playground.judge.probes import Drawing, Probe
@@ -32,7 +32,7 @@ class Problem:
 
 
 def test_it_is_measured_without_computing():
-    found = footprint.measure(Problem)
+    found = sizing.measure(Problem)
     assert found == Footprint(inputs=7 * 20 * 4, parameters=(20 + 1) * 30 * 4, outputs=7 * 4, results=(2 * 7 * 30 + 7) * 4)
 
 
@@ -44,7 +44,7 @@ def test_gigabytes_are_not_made(monkeypatch):
 
         get_inputs = staticmethod(lambda: [torch.rand(1 << 20, 1 << 20)])  # 4 TiB
 
-    assert footprint.measure(Huge) == Footprint(inputs=4 << 40, parameters=0, outputs=4 << 40, results=4 << 40)
+    assert sizing.measure(Huge) == Footprint(inputs=4 << 40, parameters=0, outputs=4 << 40, results=4 << 40)
 
 
 def test_a_model_that_needs_values_is_estimated():
@@ -53,7 +53,7 @@ def test_a_model_that_needs_values_is_estimated():
             def forward(self, x):
                 return x if x.sum() > 0 else -x
 
-    assert footprint.measure(Branches) == Footprint(560, 0, 560, 4 * 560)
+    assert sizing.measure(Branches) == Footprint(560, 0, 560, 4 * 560)
 
 
 def test_a_larger_problem_takes_more_and_a_sample_less():

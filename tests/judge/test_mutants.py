@@ -11,9 +11,10 @@ from test_oracle import Fits
 from playground import catalog, tensors
 from playground.judge import mutants, probes
 from playground.judge.calls import Call, Unfit
+from playground.judge.checks import EVAL, PROBES
 from playground.judge.mutations import MUTATIONS
 from playground.judge.oracle import Oracle
-from playground.judge.probes import EVAL, PROBES, Probe
+from playground.judge.probes import Probe
 from playground.judge.references import references_of
 from playground.worker.referee import Referee
 
@@ -271,8 +272,8 @@ def referee(request, tmp_path_factory):
     tmp_path = tmp_path_factory.mktemp("referee")
     made, model = Referee(), catalog.find_model(request.param)
     made.load(str(model.path), catalog.SETTINGS["emulator"][model.name], "cpu", tmp_path / "weights", 1)
-    for i, (probe, check) in enumerate(PROBES.items()):
-        made.prepare(probe, check.size, 10 + i, tmp_path / "inputs")
+    for i, check in enumerate(PROBES):
+        made.prepare(check.name, check.size, 10 + i, tmp_path / "inputs")
     return made
 
 

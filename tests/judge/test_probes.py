@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from playground import catalog, tensors
-from playground.judge import probes
+from playground.judge import checks, probes
 from playground.worker.referee import Referee
 
 
@@ -115,7 +115,7 @@ def test_minus_infinity_in_the_first_of_three_samples_and_zeros_in_the_second():
     assert (~torch.isfinite(x)).sum() == 1 and (x != 0).all(), "one of two samples stays as it is"
 
 
-@pytest.mark.parametrize("name", list(probes.PROBES))
+@pytest.mark.parametrize("name", checks.PROBE_NAMES)
 @pytest.mark.parametrize(
     "shape, dtype",
     [*(((), torch.float32), ((0, 3), torch.float32), ((1,), torch.float32)), ((2, 3), torch.float64), ((2, 3), torch.float16)],
@@ -151,8 +151,8 @@ def test_weights_eight_times_as_large():
 
 
 def test_a_probe_at_its_own_size_is_the_same_probe():
-    assert probes.size_of("ramp") == "reduced" and probes.size_of("ramp" + probes.AT_OWN_SIZE) == "own"
-    a, b = (probes.make(name, UNIFORM, 3, {}) for name in ("ramp", "ramp" + probes.AT_OWN_SIZE))
+    assert checks.size_of("ramp") == "reduced" and checks.size_of("ramp" + checks.AT_OWN_SIZE) == "own"
+    a, b = (probes.make(name, UNIFORM, 3, {}) for name in ("ramp", "ramp" + checks.AT_OWN_SIZE))
     assert torch.equal(a.inputs[0], b.inputs[0])
 
 

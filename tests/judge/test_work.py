@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from playground.judge import foreign, work
+from playground.judge.text import Text
 from playground.machine import requirements
 
 
@@ -357,7 +358,7 @@ def test_operators_of_pytorchs_within_own_ones(own):
 def text(tmp_path, content):
     path = tmp_path / "variant.py"
     path.write_text(textwrap.dedent(content))
-    return work.Text(path)
+    return Text(path)
 
 
 def test_a_file_that_means_to_build(tmp_path):

@@ -5,7 +5,7 @@ takes the order, and hides the rows, whose radio buttons are on. Both functions 
 to the latter what its row needs.
 """
 
-from playground.judge.accuracy import named as accuracy_named
+from playground.judge.classes import named as accuracy_named
 from playground.record import VERDICTS
 from playground.report import figures, suite, suite_table
 from playground.report.page.variant import without_folders
