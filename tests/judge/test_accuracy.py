@@ -58,8 +58,8 @@ def test_a_sum_in_any_usual_order_is_float32(count, kind):
     torch.manual_seed(count)
     rows = 8 if count > 65536 else 64
     terms = torch.rand(rows, count) if kind == "uniform" else torch.randn(rows, count)
-    classes = [found for found, _ in graded(terms, *(add(terms) for add in ORDERS.values()))]
-    assert dict(zip(ORDERS, classes, strict=True)) == dict.fromkeys(ORDERS, classes.FLOAT32)
+    found = [each for each, _ in graded(terms, *(add(terms) for add in ORDERS.values()))]
+    assert dict(zip(ORDERS, found, strict=True)) == dict.fromkeys(ORDERS, classes.FLOAT32)
 
 
 @pytest.mark.parametrize("count", [256, 65536])
@@ -254,7 +254,7 @@ def gradients_at(tmp_path, problem, place, name):
     def of(x, upstream):
         return tensors.gradients(model, [x], [upstream], given["wanted_inputs"])
 
-    def classes(x, upstream, change=lambda gradients: None):
+    def class_of(x, upstream, change=lambda gradients: None):
         outputs, gradients = of(x, upstream)
         change(gradients)
         tensors.save_results(tensors.Results(outputs, gradients), file)
@@ -262,16 +262,16 @@ def gradients_at(tmp_path, problem, place, name):
         assert bool(found["complaint"]) == (found["class"] == classes.WRONG)
         return found["class"]
 
-    return *given["inputs"], *given["upstream"], of, classes
+    return *given["inputs"], *given["upstream"], of, class_of
 
 
 @pytest.mark.parametrize("place, permitted", [("emulator", classes.AS_PYTORCH), ("cpu", classes.WRONG)])
 def test_gradients_have_classes(tmp_path, place, permitted):
     """TF32's, whichever way operands are rounded, is PyTorch's where that may use it; a planted mistake never is."""
-    x, upstream, gradients_of, classes = gradients_at(tmp_path, CONVOLUTION, place, "conv.weight")
+    x, upstream, gradients_of, class_of = gradients_at(tmp_path, CONVOLUTION, place, "conv.weight")
     cut = cut_to_tf32(x), cut_to_tf32(upstream)
-    assert classes(x, upstream) is None
-    assert classes(*cut) == permitted
+    assert class_of(x, upstream) is None
+    assert class_of(*cut) == permitted
 
     def without_a_tap(gradients):
         gradients["conv.weight"][:, :, 1, 1] = 0
@@ -284,7 +284,7 @@ def test_gradients_have_classes(tmp_path, place, permitted):
         gradients["conv.weight"] *= 1.01
 
     for mistake in without_a_tap, without_a_sample, a_hundredth_larger:
-        assert classes(x, upstream, mistake) == classes(*cut, mistake) == classes.WRONG
+        assert class_of(x, upstream, mistake) == class_of(*cut, mistake) == classes.WRONG
 
 
 SCALE = CONVOLUTION.replace("self.conv = torch.nn.Conv2d(16, 24, 3)", "self.weight = torch.nn.Parameter(torch.ones(1))")
@@ -293,9 +293,9 @@ SCALE = SCALE.replace("self.conv(x)", "(self.weight * x).sum(1)").replace("randn
 
 def test_a_gradient_in_another_order_of_adding_is_float32(tmp_path):
     """One thread that adds a million terms one after another."""
-    x, upstream, _, classes = gradients_at(tmp_path, SCALE, "cpu", "weight")
+    x, upstream, _, class_of = gradients_at(tmp_path, SCALE, "cpu", "weight")
     in_turn = in_sequence((x * upstream[:, None]).reshape(1, -1))
-    assert classes(x, upstream, lambda gradients: gradients.update(weight=in_turn)) == classes.FLOAT32
+    assert class_of(x, upstream, lambda gradients: gradients.update(weight=in_turn)) == classes.FLOAT32
 
 
 BELL = """
