@@ -1024,11 +1024,11 @@ def is_direct(*operands):
     """Return whether only autograd looks on: nothing traces, casts or transforms; and data are on the first one's device."""
     if torch.compiler.is_compiling() or torch.is_autocast_enabled(DEVICE) or torch.overrides.has_torch_function(operands):
         return False
+    tensors = [each for each in operands if isinstance(each, torch.Tensor)]
     try:
-        has_data = all(each.data_ptr() or not each.numel() for each in operands if isinstance(each, torch.Tensor))
-    except RuntimeError:  # torch.func's tensors have none
+        return tensors[0].device.type == DEVICE and all(each.data_ptr() or not each.numel() for each in tensors)
+    except RuntimeError:  # torch.func's tensors have no data
         return False
-    return has_data and operands[0].device.type == DEVICE
 
 
 def is_strict():
@@ -1078,7 +1078,7 @@ def convolve(x, weight, bias, stride, padding, library_for=library_for, original
     floats = count(library.count_packed, *numbers)
     if not floats or not count(library.count_terms, *numbers):
         limits = "a stride of 4 across and an even one down, weights for 24 outputs and a stage in shared memory"
-        warnings.warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}", stacklevel=2)
+        warnings.warn(f"PyTorch computes what these kernels do not take: {limits}", stacklevel=2)
     if not floats:
         return original(x, weight, bias, stride, padding)
     launch(library.launch_convolve, x, weight, bias, x.new_empty(floats), out, *numbers)

@@ -978,11 +978,11 @@ def is_direct(*operands):
     """Return whether only autograd looks on: nothing traces, casts or transforms; and data are on the first one's device."""
     if torch.compiler.is_compiling() or torch.is_autocast_enabled(DEVICE) or torch.overrides.has_torch_function(operands):
         return False
+    tensors = [each for each in operands if isinstance(each, torch.Tensor)]
     try:
-        has_data = all(each.data_ptr() or not each.numel() for each in operands if isinstance(each, torch.Tensor))
-    except RuntimeError:  # torch.func's tensors have none
+        return tensors[0].device.type == DEVICE and all(each.data_ptr() or not each.numel() for each in tensors)
+    except RuntimeError:  # torch.func's tensors have no data
         return False
-    return has_data and operands[0].device.type == DEVICE
 
 
 def is_strict():
@@ -1034,7 +1034,7 @@ def conv_max_mean(x, weight, conv_bias, bias, divisor, pool, needs, library_for=
     library, (out, argmax) = library_for(weight, pool), saved(x, weight, conv_bias, bias, divisor, pool, needs)
     if not library.is_served():
         limits = "at most 8 channels in and 16 out, a kernel of 3 x 3 x 3 and windows of 2 x 2 x 2"
-        warnings.warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}", stacklevel=2)
+        warnings.warn(f"PyTorch computes what these kernels do not take: {limits}", stacklevel=2)
         return original(x, weight, conv_bias, bias, divisor, pool), argmax
     x, weight, conv_bias, bias = x.contiguous(), weight.contiguous(), conv_bias.contiguous(), bias.contiguous()
     if batch:

@@ -992,11 +992,11 @@ def is_direct(*operands):
     """Return whether only autograd looks on: nothing traces, casts or transforms; and data are on the first one's device."""
     if torch.compiler.is_compiling() or torch.is_autocast_enabled(DEVICE) or torch.overrides.has_torch_function(operands):
         return False
+    tensors = [each for each in operands if isinstance(each, torch.Tensor)]
     try:
-        has_data = all(each.data_ptr() or not each.numel() for each in operands if isinstance(each, torch.Tensor))
-    except RuntimeError:  # torch.func's tensors have none
+        return tensors[0].device.type == DEVICE and all(each.data_ptr() or not each.numel() for each in tensors)
+    except RuntimeError:  # torch.func's tensors have no data
         return False
-    return has_data and operands[0].device.type == DEVICE
 
 
 def is_strict():
@@ -1051,7 +1051,7 @@ def conv_pool_sum(x, weight, bias, pool, needs, library_for=library_for, saved=s
     library, (out, grads, deltas) = library_for(weight, pool), saved(x, weight, bias, pool, needs)
     if not library.is_served():
         warnings.warn(
-            f"{NAME}: PyTorch computes what these kernels do not take: at most 8 channels in and 64 out, 9 taps, "
+            "PyTorch computes what these kernels do not take: at most 8 channels in and 64 out, 9 taps, "
             "windows of an even width up to 8 and at most 16 pixels, no kernel wider than its window and one more",
             stacklevel=2,
         )

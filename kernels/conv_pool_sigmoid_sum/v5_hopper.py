@@ -673,11 +673,11 @@ def is_direct(*operands):
     """Return whether only autograd looks on: nothing traces, casts or transforms; and data are on the first one's device."""
     if torch.compiler.is_compiling() or torch.is_autocast_enabled(DEVICE) or torch.overrides.has_torch_function(operands):
         return False
+    tensors = [each for each in operands if isinstance(each, torch.Tensor)]
     try:
-        has_data = all(each.data_ptr() or not each.numel() for each in operands if isinstance(each, torch.Tensor))
-    except RuntimeError:  # torch.func's tensors have none
+        return tensors[0].device.type == DEVICE and all(each.data_ptr() or not each.numel() for each in tensors)
+    except RuntimeError:  # torch.func's tensors have no data
         return False
-    return has_data and operands[0].device.type == DEVICE
 
 
 def is_strict():
@@ -708,7 +708,7 @@ def conv_pool_sum(x, weight, bias, pool, kernels=kernels, original=original):
     library = kernels(HOPPER, **channels, KERNEL_H=kernel_h, KERNEL_W=kernel_w, **pools)
     if not library.is_served(ctypes.c_int64(width)):
         warnings.warn(
-            f"{NAME}: PyTorch computes what these kernels do not take: widths of 32 * n, at most 8 channels in and 64 out, "
+            "PyTorch computes what these kernels do not take: widths of 32 * n, at most 8 channels in and 64 out, "
             "9 taps, windows of an even width up to 8 and 16 pixels, kernels up to one wider than the window",
             stacklevel=2,
         )

@@ -183,7 +183,8 @@ test_second_derivatives = every(second_derivatives)
 
 
 def other_ways(model, variant):
-    """Tangents are refused where a gradient is recorded (elsewhere custom_op drops them); vmap, batched gradients, replicas."""
+    """Tangents are refused where a gradient is recorded, by v4, v5 and training also where no tensor wants one (elsewhere
+    custom_op drops them); vmap, batched gradients, replicas."""
     forbid_tf32()
     with where(variant):
         original, new, x = made(model, variant)
@@ -199,11 +200,17 @@ def other_ways(model, variant):
                 same([tangent(new, of)], [tangent(original, of)])
             else:
                 refused("forward mode AD", lambda of=of: tangent(new, of))
+        if "class Direct(" in project_variants.text_of(variant):
+            new.requires_grad_(False)
+            refused("forward mode AD", lambda: tangent(new, "x"))
+            new.requires_grad_(True)
         refused("functorch", lambda: torch.func.grad(lambda given: new(given).sum())(x))
 
         given = torch.stack([x, 2 * x]).requires_grad_()
         found, expected = torch.func.vmap(new)(given), torch.stack([new(one) for one in given])
         assert torch.equal(found, expected)
+        with torch.no_grad():
+            assert torch.equal(torch.func.vmap(new)(given), expected)
         leaves = [given, *new.parameters()]
         agree(*(torch.autograd.grad(each.sum(), leaves) for each in (found, expected)), 1e-4)
 
