@@ -21,7 +21,8 @@ Floor
 
 Takes
     CUDA tensors (batch, in_channels, height, width) of float32, fp16 or bf16, any strides, on compute capability 9.x; others
-    raise RuntimeError. Sums are fp32, as the output is under autocast, where float32 x is rounded to TF32 only. PyTorch computes the gradient and, with a warning, what is_served refuses. Deterministic; bits vary with SM count.
+    raise RuntimeError. Sums are fp32, as is the output under autocast, where float32 x is rounded to TF32. PyTorch computes the
+    gradient and, with a warning, what is_served refuses. Deterministic; bits vary with SM count.
 """
 
 import copy
