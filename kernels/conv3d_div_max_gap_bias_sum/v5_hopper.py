@@ -118,11 +118,11 @@ struct Problem {
     int slab_parts, image_slabs, column_parts, image_columns, blocks;
     int stage_planes, stage_bytes, band_bytes, dynamic_bytes;  // of shared memory
     const Element *weight, *conv_bias;
-    const void* bias;  // of `out`'s type
-    void* out;         // (batch,), without `bias` (batch, OUT_CHANNELS)
+    const void* bias;
+    void* out;  // (batch,), without `bias` (batch, OUT_CHANNELS)
     float divisor, windows;
-    int biases;      // 1, OUT_CHANNELS or 0
-    bool float_out;  // else Element
+    int biases;   // 1, OUT_CHANNELS or 0
+    bool floats;  // in bias and out; else elements
 
     __host__ __device__ int parts() const { return slab_parts * column_parts; }
     __host__ __device__ int64_t images() const { return batch * parts(); }
@@ -244,6 +244,13 @@ DEVICE void store(__half* to, float x) { *to = __float2half_rn(x); }
 DEVICE float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 DEVICE void store(__nv_bfloat16* to, float x) { *to = __float2bfloat16_rn(x); }
 #endif
+// Of `bias` and `out`, which hold floats or elements.
+DEVICE float load_at(const void* from, int64_t i, bool floats) {
+    return floats ? static_cast<const float*>(from)[i] : to_float(static_cast<const Element*>(from)[i]);
+}
+DEVICE void store_at(void* to, int64_t i, bool floats, float x) {
+    floats ? store(static_cast<float*>(to) + i, x) : store(static_cast<Element*>(to) + i, x);
+}
 DEVICE uint32_t fp16_pair(float a, float b) {
     const __half2 pair = __floats2half2_rn(a, b);
     return *reinterpret_cast<const uint32_t*>(&pair);
@@ -494,24 +501,17 @@ DEVICE void convolve(const uint2 (&weights)[WINOGRAD], const Bands& bands, uint3
     }
 }
 
-DEVICE void store_out(const Problem& p, int64_t i, float result) {
-    if (p.float_out) static_cast<float*>(p.out)[i] = result;
-    else store(static_cast<Element*>(p.out) + i, result);
-}
 // A warp writes a sample's result: with a bias the sum over outputs, else the average of each. Lane o has output o's sum.
 DEVICE void write_result(const Problem& p, int64_t sample, float sum) {
     const int o = threadIdx.x % WARP;
     float average = 0;
     if (o < OUT_CHANNELS) {
         average = (sum / p.windows + copysignf(1, p.divisor) * to_float(p.conv_bias[o])) / fabsf(p.divisor);
-        if (!p.biases) store_out(p, sample * OUT_CHANNELS + o, average);
-        else {
-            const int i = p.biases == 1 ? 0 : o;
-            average += p.float_out ? static_cast<const float*>(p.bias)[i] : to_float(static_cast<const Element*>(p.bias)[i]);
-        }
+        if (!p.biases) store_at(p.out, sample * OUT_CHANNELS + o, p.floats, average);
+        else average += load_at(p.bias, p.biases == 1 ? 0 : o, p.floats);
     }
     UNROLL for (int offset = WARP / 2; offset > 0; offset /= 2) average += __shfl_xor_sync(0xffffffffu, average, offset);
-    if (p.biases && o == 0) store_out(p, sample, average);
+    if (p.biases && o == 0) store_at(p.out, sample, p.floats, average);
 }
 
 // ---- the kernel: producer warps, then consumer warps
@@ -809,14 +809,14 @@ static cudaError_t encode_map(const Element* x, const Problem& p, CUtensorMap* m
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// x: rows of a multiple of 16 bytes. bias, out: floats if float_out, else Element. scratch: OUTPUTS floats a segment.
+// x: rows of a multiple of 16 bytes. bias, out: floats or elements. scratch: OUTPUTS floats a segment.
 extern "C" int launch_stream_max_mean(const Element* x, const Element* weight, const Element* conv_bias, const void* bias,
-                                      float* scratch, void* out, double divisor, int64_t biases, int64_t float_out,
+                                      float* scratch, void* out, double divisor, int64_t biases, int64_t floats,
                                       int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t device,
                                       cudaStream_t stream) {
     Problem p = planned(batch, depth, height, width, device);
     p.weight = weight, p.conv_bias = conv_bias, p.bias = bias, p.out = out, p.divisor = divisor, p.biases = biases;
-    p.float_out = float_out;
+    p.floats = floats;
     p.windows = 1.0 * p.slabs * p.rows * p.columns;
     float* const segment_sums = p.sample_is_segment() ? nullptr : scratch;
     const auto kernel = stream_max_mean;
@@ -962,7 +962,8 @@ def call(x, weight, conv_bias, bias, *rest, function=stream_max_mean):
             return call(*(each.to(dtype) for each in (x, weight, conv_bias)), bias.float(), *rest, True, function=function)
     seen = torch.is_grad_enabled() or torch.compiler.is_compiling()
     seen |= x.device.type != DEVICE  # which the dispatcher refuses
-    return (torch.ops.conv3d_div_max_gap_bias_sum_v5_hopper.forward if seen else function)(x, weight, conv_bias, bias, *rest)
+    function = torch.ops.conv3d_div_max_gap_bias_sum_v5_hopper.forward if seen else function
+    return function(x, weight, conv_bias, bias, *rest)
 
 
 class ModelNew(nn.Module):
