@@ -22,9 +22,10 @@ Floor
     47.6 GFLOP in fp32, 0.93 ms at the 51 TFLOP/s that an H200 reaches: compute bound. 269 MB in are 0.06 ms.
 
 Takes
-    What the original takes, in float32 on CUDA, a channel below 2^31 pixels; any size, in slices of the weights. For other
-    `sum_dim` or `bias` than one value, or one a channel, summed over channels, PyTorch sums averages. Anything else raises. The
-    gradient is PyTorch's. Deterministic.
+    What the original takes, in float32, fp16 or bf16 on CUDA, a channel below 2^31 pixels; any size, in slices of the weights.
+    The bias, whose type the sum has, may be float32, as under autocast, which casts no such x. For other `sum_dim` or `bias`
+    than one value, or one a channel, summed over channels, PyTorch sums averages. Anything else raises. The gradient is
+    PyTorch's. Deterministic.
 """
 
 import copy

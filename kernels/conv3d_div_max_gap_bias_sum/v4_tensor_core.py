@@ -13,19 +13,20 @@ Mathematics
     gives each segment, a block's part of a sample, the range, from its first values; if a later one overflows, the segment is
     attempted again, its largest between 2^14 and 2^15. x is off by at most 2^-11 of itself, as in TF32, or by 2^-35 of the
     segment's largest. NaN and infinities count in no scale. Strict (PyTorch forbids TF32; read in each call): fp16x3. Each
-    plane's sums, which tensor cores truncate, begin at zero.
+    plane's sums, which tensor cores truncate, begin at zero. fp16 and bf16 are multiplied as they are, without a scale.
 
 Launches
     conv_max_mean    samples x parts    384 threads   97 KB, strict 206    a consumer warp: 8 windows x 16 outputs at a time
     finish_samples   samples            32            0                    adds a sample's parts, where there are several
 
 Floor
-    269 MB in, 0.062 ms on an H200; 47.6 GFLOP at the 622 TFLOP/s of mma.sync, 0.077. No single unit binds.
+    269 MB in, 0.062 ms on an H200 (16-bit types 0.031); 47.6 GFLOP at the 622 TFLOP/s of mma.sync, 0.077. No unit binds.
 
 Takes
-    float32 CUDA tensors, a channel below 2^31 pixels, on compute capability 8.0 or later; what SERVED says: up to 8
-    channels in and 16 out, a kernel of 3, windows of 2. PyTorch computes the rest, with a warning. The gradient is PyTorch's.
-    Deterministic for a number of SMs.
+    float32, fp16 or bf16 CUDA tensors, a channel below 2^31 pixels, on compute capability 8.0 or later; the bias, whose type
+    the sum has, may be float32, as under autocast, which casts no such x. What SERVED says: up to 8 channels in and 16 out, a
+    kernel of 3, windows of 2. PyTorch computes the rest, with a warning. The gradient is PyTorch's. Deterministic for a number
+    of SMs.
 """
 
 import copy

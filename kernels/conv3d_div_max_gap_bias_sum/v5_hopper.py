@@ -10,7 +10,8 @@ Mathematics
     max((conv + b) / d) = (max(sign(d) conv) + sign(d) b) / |d|: the weights take the sign, the rest follows the mean. x and
     weights are rounded to TF32's 11 bits, in fp16 with powers of two: one for the weights, one for each segment of x (see
     words); their transforms are rounded again. Tiny weights are off by 2^-38 of the largest, tiny x by 2^-34 of its segment's.
-    Segments with an infinity, and strict (TF32 forbidden: fp16x3), are computed tap by tap.
+    Segments with an infinity, and strict (TF32 forbidden: fp16x3), are computed tap by tap. bf16 x is scaled likewise, without
+    loss; fp16 x is only transposed, and where a value is above 32752, half of fp16's largest, computed tap by tap.
 
 Launches
     stream_max_mean  SMs at most  384 threads  209 KiB, strict 215  whole samples, if 95% of SMs stay busy; EXAMPLE: 128 blocks
@@ -20,9 +21,10 @@ Floor
     268 MB in, 0.061 ms on an H200 (4.39 TB/s); by F(2, 3) 31.7 GFLOP at mma.sync's 622 TFLOP/s, 0.051. No unit binds.
 
 Takes
-    float32 CUDA tensors on compute capability 9.0, else RuntimeError. There PyTorch computes what SERVED excludes, and warns.
-    Autocast casts to float32. An empty batch launches nothing. For other bias_shape or sum_dim, torch.sum follows. x whose rows
-    are no multiple of 16 bytes is copied first. The gradient is PyTorch's. Deterministic for a number of SMs.
+    float32, fp16 or bf16 CUDA tensors on compute capability 9.0, else RuntimeError; the bias, whose type the sum has, may be
+    float32, as under autocast, which casts no such x. PyTorch computes what SERVED excludes, and warns. An empty batch launches
+    nothing. For other bias_shape or sum_dim, torch.sum follows. x whose rows are no multiple of 16 bytes is copied first. The
+    gradient is PyTorch's. Deterministic for a number of SMs.
 """
 
 import copy
@@ -73,8 +75,8 @@ using Element = ELEMENT;  // of x and the parameters: float, __half or __nv_bflo
 // windows along depth. Where a sample's slabs are too many for shared memory, or its columns for a band, it is cut into images.
 // A band is two rows of x, in all planes and channels of an image: a row of windows reads two bands. All rows of windows of all
 // images stand in one line, of which each block takes an equal part. A segment is the part of one image in one block; it is
-// scaled by a power of two that its first stage suggests, and attempted again if a sum of two values could overflow fp16, or if
-// one is infinite.
+// scaled by a power of two that its first stage suggests (fp16 x is not), and attempted again if a sum of two values could
+// overflow fp16, or if one is infinite. A piece is what a producer thread converts at once: a few columns of a row.
 constexpr int WARP = 32, CONSUMER_WARPS = 8, PRODUCER_WARPS = 4;
 constexpr int CONSUMERS = CONSUMER_WARPS * WARP, PRODUCERS = PRODUCER_WARPS * WARP, THREADS = CONSUMERS + PRODUCERS;
 constexpr int CONSUMER_REGISTERS = 200, PRODUCER_REGISTERS = 104;  // 64,512 of the SM's 65,536
@@ -517,7 +519,7 @@ DEVICE void write_result(const Problem& p, int64_t sample, float sum) {
 // ---- the kernel: producer warps, then consumer warps
 constexpr int FIRST_TARGET = 10, LAST_TARGET = 14;  // the first leaves room for values 31 times as large, both for a sum of two
 constexpr int REJECTED = 1000, INFINITE = 2000;     // an attempt that is made again; the second one, tap by tap
-constexpr bool SCALED = DIGITS != 11;               // what is fp16 already needs no scale tap by tap: sums of two are not taken
+constexpr bool SCALED = DIGITS != 11;               // fp16 x is taken as it is; if sums of two could overflow, tap by tap
 
 // A piece as fp16, a column's channels side by side.
 struct Packed { uint4 columns[PIECE_COLUMNS]; };
