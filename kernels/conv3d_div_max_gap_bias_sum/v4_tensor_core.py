@@ -165,12 +165,13 @@ DEVICE void mma_m16n8k16_f32_f16(float (&d)[4], const uint4& a, uint32_t b0, uin
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
-// The same of bf16.
+// As mma_m16n8k8_f32_f16, of bf16.
 DEVICE void mma_m16n8k8_f32_bf16(float (&d)[4], uint2 a, uint32_t b) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a.x), "r"(a.y), "r"(b));
 }
+// As mma_m16n8k16_f32_f16, of bf16.
 DEVICE void mma_m16n8k16_f32_bf16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
@@ -780,14 +781,14 @@ def call(x, weight, conv_bias, bias, *rest, function=conv_max_mean):
 
     Autocast: 16-bit x and the weights get its type, float32 stays and permits TF32; the sum is float32, as PyTorch's.
     """
-    if torch.is_autocast_enabled(DEVICE):
-        with torch.autocast(DEVICE, enabled=False):
-            dtype = torch.get_autocast_dtype(DEVICE) if x.element_size() == 2 else x.dtype
-            return call(*(each.to(dtype) for each in (x, weight, conv_bias)), bias.float(), *rest, True, function=function)
     seen = torch.is_grad_enabled() or torch.compiler.is_compiling()
     seen |= x.device.type != DEVICE  # which the dispatcher refuses
-    function = torch.ops.conv3d_div_max_gap_bias_sum_v4_tensor_core.forward if seen else function
-    return function(x, weight, conv_bias, bias, *rest)
+    run = torch.ops.conv3d_div_max_gap_bias_sum_v4_tensor_core.forward if seen else function
+    if not torch.is_autocast_enabled(DEVICE):
+        return run(x, weight, conv_bias, bias, *rest)
+    with torch.autocast(DEVICE, enabled=False):
+        dtype = torch.get_autocast_dtype(DEVICE) if x.element_size() == 2 else x.dtype
+        return run(*(each.to(dtype) for each in (x, weight, conv_bias)), bias.float(), *rest, True)
 
 
 class ModelNew(nn.Module):

@@ -958,14 +958,14 @@ def call(x, weight, conv_bias, bias, *rest, function=stream_max_mean):
 
     Autocast: 16-bit x and the weights get its type, float32 stays and permits TF32; the sum is float32, as PyTorch's.
     """
-    if torch.is_autocast_enabled(DEVICE):
-        with torch.autocast(DEVICE, enabled=False):
-            dtype = torch.get_autocast_dtype(DEVICE) if x.element_size() == 2 else x.dtype
-            return call(*(each.to(dtype) for each in (x, weight, conv_bias)), bias.float(), *rest, True, function=function)
     seen = torch.is_grad_enabled() or torch.compiler.is_compiling()
     seen |= x.device.type != DEVICE  # which the dispatcher refuses
-    function = torch.ops.conv3d_div_max_gap_bias_sum_v5_hopper.forward if seen else function
-    return function(x, weight, conv_bias, bias, *rest)
+    run = torch.ops.conv3d_div_max_gap_bias_sum_v5_hopper.forward if seen else function
+    if not torch.is_autocast_enabled(DEVICE):
+        return run(x, weight, conv_bias, bias, *rest)
+    with torch.autocast(DEVICE, enabled=False):
+        dtype = torch.get_autocast_dtype(DEVICE) if x.element_size() == 2 else x.dtype
+        return run(*(each.to(dtype) for each in (x, weight, conv_bias)), bias.float(), *rest, True)
 
 
 class ModelNew(nn.Module):
