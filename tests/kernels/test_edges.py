@@ -6,6 +6,7 @@ meet. CUDA variants run in the emulator's fast mode, each test of one in a proce
 
 import copy
 import inspect
+import itertools
 from types import SimpleNamespace
 
 import apart
@@ -24,6 +25,7 @@ FUSED = [param for param in PARAMS if "::gradient" in project_variants.text_of(p
 TRAINED = [param for param in PARAMS if param in FUSED or param.values[1].backend == "cpu"]
 # These keep nothing of a precision for their gradient, which is of the backward pass's precision, as PyTorch's.
 KEEP_NOTHING = {"alexnet_conv1/training_tensor_core", "conv3d_div_max_gap_bias_sum/training_tensor_core"}
+NARROW = [p for p in PARAMS if "ELEMENT" in project_variants.text_of(p.values[1])]  # take 16-bit types
 STRICT = [p for p in PARAMS if "STRICT" in project_variants.text_of(p.values[1]) and p.id not in KEEP_NOTHING]
 
 
@@ -366,3 +368,46 @@ def magnitudes(model, variant):
 
 
 test_magnitudes_that_cancel = every(magnitudes, model="conv3d_div_max_gap_bias_sum")
+
+
+ODD = {"in_channels": 5, "out_channels": 7, "bias_shape": (7, 1, 1, 1), "depth": 6, "height": 9, "width": 77, "divisor": -3.0}
+
+
+def narrow_types(model, variant):
+    """fp16 and bf16, also what is not finite and what is almost not: in the type, and under autocast, whose sum is float32."""
+    with where(variant):
+        for settings, dtype in itertools.product(({}, ODD, {"sum_dim": 0}), (torch.float16, torch.bfloat16)):
+            original, new, x = made(model, variant, **settings)
+            original.to(dtype).float()  # weights that the type holds
+            new.load_state_dict(original.state_dict())
+            exact, (theirs, narrow) = copy.deepcopy(original).double(), (copy.deepcopy(m).to(dtype) for m in (original, new))
+            same(gradients(narrow, x.to(dtype)), gradients(theirs, x.to(dtype)))
+            rounding = 2 * torch.finfo(dtype).eps
+            near = 1e-3 if new.sums_channels else rounding
+
+            def agree_with(expected, found, tolerance):
+                torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+            with torch.no_grad():
+                for value in (0, 65504, torch.inf, -torch.inf, torch.nan):
+                    given = x.to(dtype)
+                    given[-1, 0, 1, 2, 3] = value
+                    found, expected = narrow(given), exact(given.double())
+                    assert found.dtype == dtype
+                    agree_with(expected, found, rounding)
+                    with torch.autocast("cpu", dtype):
+                        found = new(given)
+                        assert found.dtype == original(given).dtype == torch.float32
+                    agree_with(expected, found, near)
+                with torch.autocast("cpu", dtype):
+                    agree_with(exact(x.double()), new(x), 2e-3)
+                for each in narrow, exact:
+                    each.conv.weight.zero_()
+                agree_with(exact(x.double()), narrow(x.to(dtype)), rounding)
+            with torch.autocast("cpu", dtype):
+                kinds = [each.dtype for each in gradients(new, x.to(dtype))]
+            assert kinds == [dtype, torch.float32, torch.float32, torch.float32]
+        refused("one of torch.float32, torch.float16", lambda: new.double()(x.double()))
+
+
+test_narrow_types = every(narrow_types, NARROW, model="conv3d_div_max_gap_bias_sum")
