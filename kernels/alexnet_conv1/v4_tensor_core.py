@@ -594,7 +594,8 @@ __global__ void __launch_bounds__(PACK_THREADS) pack_weights(const Element* __re
             w[e] = exists ? to_float(*tap) * power_of_2(exponent) : 0;
         }
         uint4* const to = packed + static_cast<int64_t>(group) * F::PARTS * PART + i * F::OUTS + o % F::OUTS;
-        to[0] = make_uint4(operand_pair(w[0], w[1]), operand_pair(w[2], w[3]), operand_pair(w[4], w[5]), operand_pair(w[6], w[7]));
+        to[0] = make_uint4(operand_pair(w[0], w[1]), operand_pair(w[2], w[3]), operand_pair(w[4], w[5]),
+                           operand_pair(w[6], w[7]));
         if (F::PARTS > 1)
             to[PART] = make_uint4(residual_pair(w[0], w[1]), residual_pair(w[2], w[3]), residual_pair(w[4], w[5]),
                                   residual_pair(w[6], w[7]));
