@@ -8,18 +8,18 @@ Why it is faster
 
 Mathematics
     out[b,o,i,j] = bias[o] + sum over c,u,v of weight[o,c,u,v] * x[b, c, i*stride_h - pad_h + u, j*stride_w - pad_w + v]
-    Strict fp32: one chain of fused multiply-adds for each output, over c, u and v; the bias last.
+    Strict fp32: one chain of fused multiply-adds for each output, over c, u and v; the bias last. 16-bit types, too.
 
 Launches
     pack_weights  (weights / 256)                             256 threads  14 registers   0        one weight
     conv2d        (samples x tiles of 2 x 56 x groups of 96)  128 threads  160 registers  47.5 KB  7 positions x 12 channels
 
 Floor
-    154 MB in, 297 MB out, 0.106 ms on an H200; 54 GFLOP are 0.91 ms in plain fp32 at 1.755 GHz: compute bound.
+    154 MB in, 297 MB out, 0.106 ms on an H200, half in 16 bits; 54 GFLOP are 0.91 ms in plain fp32 at 1.755 GHz: compute bound.
 
 Takes
-    float32 CUDA tensors (batch, in_channels, height, width); any channels, kernel, stride, zero padding, bias or none,
-    channels below 2^31 pixels with their padding, compute capability 7.5 or later (before 8.0 without cp.async).
+    float32, float16 or bfloat16 CUDA tensors (batch, in_channels, height, width); any channels, kernel, stride, padding, bias
+    or none, channels below 2^31 pixels with their padding, compute capability 7.5 or later (before 8.0 without cp.async).
     Kernels whose width is a large prime, and images narrower than a tile, are slow. The gradient is PyTorch's. Deterministic.
 """
 

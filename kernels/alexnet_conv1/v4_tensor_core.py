@@ -12,18 +12,18 @@ Mathematics
     Taps come in units of 2 rows and 4 columns: 11 x 11 as 12 x 12, the rest zeros. Each channel of a tile of x and each
     output channel's weights are scaled by a power of two: x is off by at most 2^-11 of itself, as in TF32, or by 2^-36 of the
     tile's largest. Strict (PyTorch forbids TF32): operands are two fp16 values each (fp16x3), which leaves 2^-22. A tile that
-    reads a NaN or an infinity is computed in plain fp32. An infinite weight gives NaN in strict sums.
+    reads a NaN or an infinity is computed in plain fp32. An infinite weight gives NaN in strict sums. 16-bit: no scales.
 
 Launches
     convolve: a block of 384 threads an SM, 156 KB (strict 205), tiles of 256 positions x 96 (48) outputs. Where a block has
     99 KB: 90 KB (78), 384 (256) positions x 48 (24) outputs. pack_weights: a block of 128 threads an output channel.
 
 Floor
-    451 MB, 0.106 ms on an H200. 66 GFLOP, padded: 0.107 at the 622 TFLOP/s that mma.sync reaches.
+    451 MB, 0.106 ms on an H200, in 16-bit types half. 66 GFLOP, padded: 0.107 at the 622 TFLOP/s that mma.sync reaches.
 
 Takes
-    float32 CUDA tensors (batch, in_channels, height, width); any channels, kernel, stride, zero padding, bias or none,
-    on compute capability 8.0 or later; PyTorch computes what Choice does not take. The gradient is PyTorch's.
+    float32, float16 or bfloat16 CUDA tensors (batch, in_channels, height, width); any channels, kernel, stride, padding, bias
+    or none, on compute capability 8.0 or later; PyTorch computes what Choice does not take. The gradient is PyTorch's.
 """
 
 import copy
