@@ -302,6 +302,41 @@ def test_all_in_one_process():
     apart.run(together)
 
 
+def layer_in_16_bits(model, variant):
+    """fp16 and bf16, and under autocast, at sizes with odd and even rows, with NaN, infinities and zero weights."""
+    with where(variant):
+        for width, dtype in ((63, torch.float16), (64, torch.float16), (63, torch.bfloat16), (64, torch.bfloat16)):
+            original, new, x = made(model, variant, batch_size=2, height=40, width=width)
+            exact, limit = copy.deepcopy(original.to(dtype)).double(), 2 * torch.finfo(dtype).eps
+            x = x.to(dtype)
+
+            def agrees(out, x, exact=exact, limit=limit, dtype=dtype):
+                assert out.dtype == dtype
+                torch.testing.assert_close(out.double(), exact(x.double()), rtol=limit, atol=limit, equal_nan=True)
+
+            with torch.no_grad():
+                with torch.autocast("cpu", dtype):
+                    agrees(new(x), x)
+                    agrees(new(x.float()), x)
+                new.to(dtype)
+                for value in (0, torch.inf, -torch.inf, torch.nan):
+                    given = x.clone()
+                    given[1, 2, 39, 61] = given[0, 0, 0, 0] = value
+                    agrees(new(given), given)
+            same(gradients(new, x), gradients(original, x))
+            with torch.autocast("cpu", dtype):
+                found = gradients(new.float(), x.float())
+            assert [each.dtype for each in found] == [torch.float32] * 3
+            with torch.no_grad():
+                for each in exact, new.to(dtype):
+                    each.conv1.weight.zero_()
+                agrees(new(x), x)
+            refused("expected x as", lambda new=new, x=x: new(x.double()))
+
+
+test_a_layer_in_16_bits = every(layer_in_16_bits, NARROW, model="alexnet_conv1")
+
+
 # Where two infinities lie (channel, row, column), in the first sample: in the same box sum or in two of the same window, in the
 # fresh rows of a pooled row or in those that it shares with the next one.
 INFINITIES = {
