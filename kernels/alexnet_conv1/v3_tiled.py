@@ -59,6 +59,17 @@ CUDA = r"""
 #define UNROLL_1 _Pragma("unroll 1")
 
 using Element = ELEMENT;  // of all tensors: float, __half or __nv_bfloat16; in shared memory they are floats
+// Explicit: PyTorch builds without the conversions of 16-bit types.
+#if DIGITS == 24
+DEVICE float to_float(float x) { return x; }
+DEVICE float from_float(float x) { return x; }
+#elif DIGITS == 11
+DEVICE float to_float(__half x) { return __half2float(x); }
+DEVICE __half from_float(float x) { return __float2half_rn(x); }
+#else
+DEVICE float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+DEVICE __nv_bfloat16 from_float(float x) { return __float2bfloat16_rn(x); }
+#endif
 
 constexpr int WARP = 32, PACK_THREADS = 256, STAGE_FLOATS = 6144;  // of two stages: one is filled, one is computed with
 
@@ -82,7 +93,7 @@ DEVICE void cp_async_ca_4(uint32_t to, const void* from, int bytes) {
 // Copies a value, or writes a zero, without waiting. With CUDA's own __pipeline_memcpy_async the compiler branches.
 DEVICE void async_copy(float* to, const Element* from, bool exists) {
 #if DIGITS < 24 || defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800  // no cp.async: it does not convert, and is there from 8.0 on
-    *to = exists ? static_cast<float>(*from) : 0;
+    *to = exists ? to_float(*from) : 0;
 #else
     cp_async_ca_4(shared_address(to), from, exists ? 4 : 0);
 #endif
@@ -158,7 +169,7 @@ __global__ void __launch_bounds__(PACK_THREADS) pack_weights(const Element* __re
     const int c = slice.c + k / OUT_BLOCK / SLICE_V / SLICE_U;
     const int64_t o = index / SLICE_WEIGHTS / SLICES * OUT_BLOCK + k % OUT_BLOCK;
     const bool exists = o < OUT_CHANNELS && c < IN_CHANNELS && u < KERNEL_H;
-    packed[index] = exists ? static_cast<float>(weight[((o * IN_CHANNELS + c) * KERNEL_H + u) * KERNEL_W + v]) : 0.0f;
+    packed[index] = exists ? to_float(weight[((o * IN_CHANNELS + c) * KERNEL_H + u) * KERNEL_W + v]) : 0.0f;
 }
 
 // TILE_ROWS x TILE_COLUMNS positions of a sample, in a group of output channels.
@@ -244,7 +255,7 @@ __global__ void __launch_bounds__(THREADS, 384 / THREADS)
         UNROLL for (int o = 0; o < CHANNELS; ++o) {
             const int in_group = channel_lane * CHANNELS + o;
             const bool has_bias = bias && first_out + in_group < OUT_CHANNELS;
-            const float add = has_bias ? static_cast<float>(bias[first_out + in_group]) : 0.0f;
+            const float add = has_bias ? to_float(bias[first_out + in_group]) : 0.0f;
             UNROLL for (int p = 0; p < POSITIONS; ++p)
                 shared.outputs[in_group][row_lane * TILE_COLUMNS + column_lane * POSITIONS + p] = sums[o][p] + add;
         }
@@ -259,7 +270,7 @@ __global__ void __launch_bounds__(THREADS, 384 / THREADS)
         Element* to = first + o * plane + (int64_t)row * image.out_w;
         UNROLL for (int column = threadIdx.x % WARP; column < TILE_COLUMNS; column += WARP)
             if (o < outs && row < rows && column < columns)
-                to[column] = static_cast<Element>(shared.outputs[o][row * TILE_COLUMNS + column]);
+                to[column] = from_float(shared.outputs[o][row * TILE_COLUMNS + column]);
     }
 }
 

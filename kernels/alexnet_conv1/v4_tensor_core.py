@@ -145,10 +145,16 @@ DEVICE void mma_m16n8k16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1
 }
 
 // ---- elements and operands
+// Explicit: PyTorch builds without the conversions of 16-bit types.
 DEVICE float to_float(float x) { return x; }
 DEVICE float to_float(__half x) { return __half2float(x); }
 #if DIGITS == 8
 DEVICE float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+DEVICE Element from_float(float x) { return __float2bfloat16_rn(x); }
+#elif DIGITS == 11
+DEVICE Element from_float(float x) { return __float2half_rn(x); }
+#else
+DEVICE Element from_float(float x) { return x; }
 #endif
 float2 pair_of(float);
 __half2 pair_of(__half);
@@ -447,7 +453,7 @@ struct Forward {
         uint32_t key = 0;
         UNROLL for (int i = 0; i < PAIRS * PASSES * 2; ++i) {
             const Pair v = values[i / (2 * PASSES)][i / 2 % PASSES][i % 2];
-            key = larger(key, larger(2 * __float_as_uint(v.x), 2 * __float_as_uint(v.y)));
+            key = larger(key, larger(2 * __float_as_uint(to_float(v.x)), 2 * __float_as_uint(to_float(v.y))));
         }
         return warp_max(key);
     }
@@ -465,8 +471,8 @@ struct Forward {
                 const Pair upper = values[i][k][0], lower = values[i][k][1];
                 st_shared_v2_u32_if(exists, to, operand_pair(upper, scale), operand_pair(lower, scale));
                 if constexpr (STRICT) {
-                    const float a = float(upper.x) * scale, b = float(upper.y) * scale;
-                    const float c = float(lower.x) * scale, d = float(lower.y) * scale;
+                    const float a = to_float(upper.x) * scale, b = to_float(upper.y) * scale;
+                    const float c = to_float(lower.x) * scale, d = to_float(lower.y) * scale;
                     st_shared_v2_u32_if(exists, to + plan.x_bytes(), residual_pair(a, b), residual_pair(c, d));
                 }
             }
@@ -531,9 +537,9 @@ struct Forward {
             UNROLL for (int i = 0; i < 2 * M_TILES; ++i) {
                 const float* const two = sums[i / 2][j] + i % 2 * 2;
                 const float x = SCALED ? fmaf(two[0] * factor_x, other_half, bias.x) : two[0] + bias.x;
-                to[8 * i] = static_cast<Element>(x);
+                to[8 * i] = from_float(x);
                 const float y = SCALED ? fmaf(two[1] * factor_y, other_half, bias.y) : two[1] + bias.y;
-                to[8 * i + STAGING_ROW] = static_cast<Element>(y);
+                to[8 * i + STAGING_ROW] = from_float(y);
             }
             __syncwarp();
             UNROLL for (int row = 0; row < 8; ++row, out += plan.out_size())
@@ -551,9 +557,9 @@ struct Forward {
             const Input* row = plan.x + ((sample * IN_CHANNELS + tap / TAPS) * plan.height + h) * plan.width;
             const bool inside = h >= 0 && h < plan.height && w >= 0 && w < plan.width;
             const Element* const weight = plan.weight + static_cast<int64_t>(o) * IN_CHANNELS * TAPS + tap;
-            if (inside) sum += to_float(static_cast<Element>(row[w])) * to_float(*weight);
+            if (inside) sum += to_float(from_float(to_float(row[w]))) * to_float(*weight);
         }
-        return static_cast<Element>(plan.bias ? sum + to_float(plan.bias[o]) : sum);
+        return from_float(plan.bias ? sum + to_float(plan.bias[o]) : sum);
     }
 };
 

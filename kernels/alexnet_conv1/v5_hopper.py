@@ -241,10 +241,16 @@ DEVICE uint64_t uniform(uint64_t v) {
 }
 
 // ---- elements, operands and powers of two
+// Explicit: PyTorch builds without the conversions of 16-bit types.
 DEVICE float to_float(float x) { return x; }
 DEVICE float to_float(__half x) { return __half2float(x); }
 #if DIGITS == 8
 DEVICE float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+DEVICE Element from_float(float x) { return __float2bfloat16_rn(x); }
+#elif DIGITS == 11
+DEVICE Element from_float(float x) { return __float2half_rn(x); }
+#else
+DEVICE Element from_float(float x) { return x; }
 #endif
 constexpr float LARGEST_FP16 = 65504, LARGEST_POWER = 0x1p127f;
 constexpr uint32_t INFINITE = 0x7f800000u;  // magnitudes are ordered as their bits are
@@ -542,8 +548,8 @@ struct Block {
         int largest_positive = 0;  // numbers of one sign are ordered as their bits are
         uint32_t largest_negative = 0;
         UNROLL for (int i = 0; i < BATCH_PAIRS * BATCH_PASSES * 2; ++i) {
-            const float2 v = values[i / (2 * BATCH_PASSES)][i / 2 % BATCH_PASSES][i % 2];
-            const uint32_t x = __float_as_uint(v.x), y = __float_as_uint(v.y);
+            const Pair v = values[i / (2 * BATCH_PASSES)][i / 2 % BATCH_PASSES][i % 2];
+            const uint32_t x = __float_as_uint(to_float(v.x)), y = __float_as_uint(to_float(v.y));
             largest_positive = larger(largest_positive, larger(static_cast<int>(x), static_cast<int>(y)));
             largest_negative = larger(largest_negative, larger(x, y));
         }
@@ -568,8 +574,8 @@ struct Block {
                 const Pair upper = values[i][k][0], lower = values[i][k][1];
                 st_shared_v2_u32_if(exists, to, operand_pair(upper, scale), operand_pair(lower, scale));
                 if constexpr (STRICT) {
-                    const uint32_t low_upper = residual_pair(make_float2(upper.x, upper.y), scale);
-                    const uint32_t low_lower = residual_pair(make_float2(lower.x, lower.y), scale);
+                    const uint32_t low_upper = residual_pair(make_float2(to_float(upper.x), to_float(upper.y)), scale);
+                    const uint32_t low_lower = residual_pair(make_float2(to_float(lower.x), to_float(lower.y)), scale);
                     st_shared_v2_u32_if(exists, to + plan.part_bytes(), low_upper, low_lower);
                 }
             }
@@ -670,8 +676,8 @@ struct Block {
                 const int offset = offsets[i / 2][i % 2] + buffer * ELEMENT_BYTES;
                 const float x = SCALED ? fmaf(two[0] * factor_x, other_half, bias.x) : two[0] + bias.x;
                 const float y = SCALED ? fmaf(two[1] * factor_y, other_half, bias.y) : two[1] + bias.y;
-                st_shared(lane_row + offset, static_cast<Element>(x));
-                st_shared(next_row + offset, static_cast<Element>(y));
+                st_shared(lane_row + offset, from_float(x));
+                st_shared(next_row + offset, from_float(y));
             }
             fence_proxy_async();
             if (lane == 0) cp_async_bulk_wait_read<STAGING_BUFFERS - 2>();  // then the buffer of the next 8 is free
@@ -703,9 +709,9 @@ struct Block {
                     const Input* row = plan.x + ((tile.sample * IN_CHANNELS + tap / TAPS) * plan.height + h) * plan.width;
                     const bool inside = h >= 0 && h < plan.height && w >= 0 && w < plan.width;
                     const Element* const weight = plan.weight + static_cast<int64_t>(o) * IN_CHANNELS * TAPS + tap;
-                    if (inside) sum += to_float(static_cast<Element>(row[w])) * to_float(*weight);
+                    if (inside) sum += to_float(from_float(to_float(row[w]))) * to_float(*weight);
                 }
-                range.out[k] = static_cast<Element>(plan.bias ? sum + to_float(plan.bias[o]) : sum);
+                range.out[k] = from_float(plan.bias ? sum + to_float(plan.bias[o]) : sum);
             }
         }
     }

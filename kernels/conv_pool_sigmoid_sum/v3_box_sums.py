@@ -53,6 +53,15 @@ CUDA = r"""
 #define DEVICE __device__ __forceinline__
 
 using Element = ELEMENT;  // of x and the parameters: float, __half or __nv_bfloat16
+// Explicit: PyTorch builds without the conversions of 16-bit types.
+DEVICE float to_float(float x) { return x; }
+DEVICE void store(float* to, float x) { *to = x; }
+#if !IS(ELEMENT)
+DEVICE float to_float(__half x) { return __half2float(x); }
+DEVICE float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+DEVICE void store(__half* to, float x) { *to = __float2half_rn(x); }
+DEVICE void store(__nv_bfloat16* to, float x) { *to = __float2bfloat16_rn(x); }
+#endif
 
 constexpr int WARP = 32, THREADS = 128, WARPS = THREADS / WARP;
 
@@ -161,7 +170,7 @@ DEVICE void box_sums(const Image& image, int sample, const Tile& tile, const Sli
             const Element* column = corner + c * plane + (int64_t)row * POOL_H * image.width + w;
             float pixel[SLICE_R + POOL_H - 1];
             UNROLL for (int u = 0; u < SLICE_R + POOL_H - 1; ++u)
-                pixel[u] = inside ? float(column[(int64_t)u * image.width]) : 0.0f;
+                pixel[u] = inside ? to_float(column[(int64_t)u * image.width]) : 0.0f;
             UNROLL for (int r = 0; r < SLICE_R; ++r) {
                 float sum = pixel[r];
                 UNROLL for (int u = 1; u < POOL_H; ++u) sum += pixel[r + u];
@@ -190,7 +199,7 @@ DEVICE void box_sums(const Image& image, int sample, const Tile& tile, const Sli
             for (int u = 0; tile.exists && u < POOL_H; ++u) {
                 const Element* row = corner + c * plane + offset + (int64_t)(r + u) * image.width + s;
                 float sum_of_row = 0.0f;
-                for (int v = 0; v < POOL_W; ++v) sum_of_row += float(row[v]);
+                for (int v = 0; v < POOL_W; ++v) sum_of_row += to_float(row[v]);
                 sum += sum_of_row;
             }
             boxes[k][threadIdx.x] = sum;
@@ -230,7 +239,8 @@ __global__ void __launch_bounds__(THREADS, 4)
     float exponent[WINDOWS][OUTS];
     UNROLL for (int n = 0; n < OUTS; ++n) {
         const int out = first_out + column_of_thread(n);
-        UNROLL for (int m = 0; m < WINDOWS; ++m) exponent[m][n] = out < OUT_CHANNELS ? MINUS_LOG2_E * float(bias[out]) : 0.0f;
+        UNROLL for (int m = 0; m < WINDOWS; ++m)
+            exponent[m][n] = out < OUT_CHANNELS ? MINUS_LOG2_E * to_float(bias[out]) : 0.0f;
     }
     UNROLL_1 for (int i = 0; i < SLICES; ++i) {
         const Slice slice = {i};
@@ -239,7 +249,7 @@ __global__ void __launch_bounds__(THREADS, 4)
             const int term = k % TERMS, out = k / TERMS;
             const bool exists = out < OUT_BLOCK && first_out + out < OUT_CHANNELS;
             const int64_t source = (int64_t)(first_out + out) * ALL_TERMS + slice.term(term);
-            weights[term][out] = exists ? MINUS_LOG2_E * WINDOW_SCALE * float(weight[source]) : 0.0f;
+            weights[term][out] = exists ? MINUS_LOG2_E * WINDOW_SCALE * to_float(weight[source]) : 0.0f;
         }
         __syncthreads();
         multiply(boxes, weights, exponent);
@@ -266,7 +276,7 @@ __global__ void __launch_bounds__(THREADS) add_blocks(const float* __restrict__ 
     sum = block_sum(sum);
     if (threadIdx.x == 0) {
         if (as_floats) static_cast<float*>(out)[blockIdx.x] = sum;
-        else static_cast<Element*>(out)[blockIdx.x] = static_cast<Element>(sum);
+        else store(static_cast<Element*>(out) + blockIdx.x, sum);
     }
 }
 

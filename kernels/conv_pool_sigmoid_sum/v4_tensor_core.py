@@ -69,6 +69,16 @@ using Element = ELEMENT;  // of x and the parameters: float, __half or __nv_bflo
 #define UNROLL _Pragma("unroll")
 #define UNROLL_1 _Pragma("unroll 1")
 
+// Explicit: PyTorch builds without the conversions of 16-bit types.
+DEVICE float to_float(float x) { return x; }
+DEVICE float to_float(__half x) { return __half2float(x); }
+DEVICE void store(float* to, float x) { *to = x; }
+DEVICE void store(__half* to, float x) { *to = __float2half_rn(x); }
+#if IS(ELEMENT)
+DEVICE float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+DEVICE void store(__nv_bfloat16* to, float x) { *to = __float2bfloat16_rn(x); }
+#endif
+
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 __host__ __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
 __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
@@ -205,7 +215,7 @@ DEVICE uint32_t fp16_pair(float a, float b, float2& low) {
 }
 DEVICE void store_sum(void* sums, bool as_floats, int64_t at, float sum) {
     if (as_floats) static_cast<float*>(sums)[at] = sum;
-    else static_cast<Element*>(sums)[at] = static_cast<Element>(sum);
+    else store(static_cast<Element*>(sums) + at, sum);
 }
 DEVICE float warp_sum(float v) {
     UNROLL for (int offset = 16; offset; offset /= 2) v += __shfl_xor_sync(~0u, v, offset);
@@ -338,7 +348,7 @@ DEVICE void sum_row(const Pieces& pieces, int stage, RowSums& sums) {
             alignas(PIECE) uint32_t words[PIECE / 4];
             if constexpr (PIECE == 16) reinterpret_cast<uint4&>(words) = ld_shared_v4_u32(at);
             else reinterpret_cast<uint2&>(words) = ld_shared_v2_u32(at);
-            UNROLL for (int k = 0; k < 4; ++k) x[4 * i + k] = reinterpret_cast<const Element*>(words)[k];
+            UNROLL for (int k = 0; k < 4; ++k) x[4 * i + k] = to_float(reinterpret_cast<const Element*>(words)[k]);
         }
         UNROLL for (int member = 0; member < 2; ++member) {
             const float* const v = x + member * POOL_W;
@@ -408,7 +418,7 @@ __device__ float store_weights(const Element* weight, __half* to, float* warp_va
         const bool exists = i / CHANNELS < OUT_CHANNELS && i % CHANNELS < IN_CHANNELS;
         constexpr float FACTOR = MINUS_LOG2_E / (POOL_H * POOL_W);
         UNROLL for (int t = 0; t < TAPS; ++t)
-            taps[t] = exists ? static_cast<float>(weight[(i / CHANNELS * IN_CHANNELS + i % CHANNELS) * TAPS + t]) * FACTOR : 0;
+            taps[t] = exists ? to_float(weight[(i / CHANNELS * IN_CHANNELS + i % CHANNELS) * TAPS + t]) * FACTOR : 0;
         UNROLL for (int t = 0; t < TAPS; ++t)
             if (t % KERNEL_W != MIDDLE_W) taps[t / KERNEL_W * KERNEL_W + MIDDLE_W] += taps[t];
         UNROLL for (int t = 0; t < TAPS; ++t)
@@ -471,7 +481,7 @@ __global__ void __launch_bounds__(Kernel<FEW>::MOST_WARPS * 32, 1)
     if constexpr (FEW)
         UNROLL for (int i = 0; i < 2 * PAIRS; ++i) kept[i] = ld_shared_v4_u32(weights + i * FRAGMENT);
     for (int o = threadIdx.x; o < OUTPUTS; o += blockDim.x)  // the sigmoid of an output that does not exist is zero
-        biases[o] = o < OUT_CHANNELS ? MINUS_LOG2_E * static_cast<float>(t.bias[o]) : INFINITY;
+        biases[o] = o < OUT_CHANNELS ? MINUS_LOG2_E * to_float(t.bias[o]) : INFINITY;
     if (threadIdx.x == 0) weight_unit = inverse(weight_scale);
 
     Pipeline pipeline{s, shared_address(memory) + K::pipelines(s.warps) + warp * PIPELINE_BYTES};

@@ -64,6 +64,15 @@ __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / 
 __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
 using Element = ELEMENT;  // of x and the parameters: float, __half or __nv_bfloat16
+// Explicit: PyTorch builds without the conversions of 16-bit types.
+DEVICE float to_float(float x) { return x; }
+DEVICE void store(float* to, float x) { *to = x; }
+#if !IS(ELEMENT)
+DEVICE float to_float(__half x) { return __half2float(x); }
+DEVICE float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+DEVICE void store(__half* to, float x) { *to = __float2half_rn(x); }
+DEVICE void store(__nv_bfloat16* to, float x) { *to = __float2bfloat16_rn(x); }
+#endif
 
 // What the kernel is made for; TMA brings lines of 128 bytes.
 #define SERVED                                                           \
@@ -320,7 +329,7 @@ struct Pipeline {
 // The sums of segments, and of samples where the caller wants it, are floats; else samples' have x's type.
 DEVICE void store_sum(void* sums, bool as_floats, int64_t at, float sum) {
     if (as_floats) static_cast<float*>(sums)[at] = sum;
-    else static_cast<Element*>(sums)[at] = static_cast<Element>(sum);
+    else store(static_cast<Element*>(sums) + at, sum);
 }
 
 // ---- a consumer thread
@@ -366,7 +375,7 @@ struct Consumer {
             if (bytes > 8) reinterpret_cast<uint4&>(words) = ld_shared_v4_u32(at);
             else if (bytes > 4) reinterpret_cast<uint2&>(words) = ld_shared_v2_u32(at);
             else words[0] = ld_shared_u32(at);
-            UNROLL for (int k = 0; k < VECTOR; ++k) x[VECTOR * i + k] = reinterpret_cast<const Element*>(words)[k];
+            UNROLL for (int k = 0; k < VECTOR; ++k) x[VECTOR * i + k] = to_float(reinterpret_cast<const Element*>(words)[k]);
         }
         UNROLL for (int element = 0; element < 2; ++element) {
             const float* v = x + element * POOL_W;
@@ -444,7 +453,7 @@ struct Consumer {
             const int i = threadIdx.x + k * CONSUMERS, o = i / CHANNELS, c = i % CHANNELS;
             const bool exists = o < OUT_CHANNELS && c < IN_CHANNELS;
             UNROLL for (int tap = 0; tap < TAPS; ++tap)
-                w[k][tap] = exists ? static_cast<float>(weight[(o * IN_CHANNELS + c) * TAPS + tap]) * (EXACT ? 1 : FACTOR) : 0;
+                w[k][tap] = exists ? to_float(weight[(o * IN_CHANNELS + c) * TAPS + tap]) * (EXACT ? 1 : FACTOR) : 0;
         }
         UNROLL for (int k = 0; k < COUNT; ++k) {
             const int i = threadIdx.x + k * CONSUMERS, o = i / CHANNELS, c = i % CHANNELS;
@@ -548,7 +557,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     warpgroup_reg_alloc<CONSUMER_REGISTERS>();
     Consumer::store_weights(weight, memory + WEIGHTS_AT);
     for (int o = threadIdx.x; o < OUTPUTS; o += CONSUMERS)  // the sigmoid of an output that does not exist is zero
-        biases[o] = o < OUT_CHANNELS ? MINUS_LOG2_E * static_cast<float>(bias[o]) : INFINITY;
+        biases[o] = o < OUT_CHANNELS ? MINUS_LOG2_E * to_float(bias[o]) : INFINITY;
     fence_proxy_async();
     bar_sync(ALL_CONSUMERS, CONSUMERS);
 
