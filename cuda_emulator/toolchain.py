@@ -9,6 +9,7 @@ import contextvars
 import functools
 import hashlib
 import importlib.util
+import itertools
 import os
 import platform
 import re
@@ -324,11 +325,15 @@ def runtime_library():
     flags = ["-std=c++17", "-O2", *LINES_ONLY, "-fPIC", *machine_flags(), f"-I{INCLUDE}"]
     shown = {"scheduler.cpp": ["-g2"]}  # a block's and a thread's state, for a debugger
 
-    def make(path):
-        parts = [[] for _ in range(min(os.cpu_count() or 1, MOST_PARTS))]
-        for source in sorted(RUNTIME.glob("*.cpp"), key=lambda source: -source.stat().st_size):
-            min(parts, key=lambda part: sum(each.stat().st_size for each in part)).append(source)
+    sources = sorted(RUNTIME.glob("*.cpp"))  # in this order their static variables begin
+    ends = list(itertools.accumulate(source.stat().st_size for source in sources))
+    count = min(os.cpu_count() or 1, MOST_PARTS)
+    parts = [[] for _ in range(count)]
+    for source, end in zip(sources, ends, strict=True):
+        parts[(end - 1) * count // ends[-1]].append(source)
+    names = [[source.name for source in part] for part in parts]
 
+    def make(path):
         def compile_part(number):
             text = path.with_name(f"part{number}.cpp")
             text.write_text("".join(f'#include "{source}"\n' for source in parts[number]))
@@ -341,7 +346,7 @@ def runtime_library():
         own = ["-Wl,-Bsymbolic-functions", OWN_SYMBOLS]
         run_compiler([*compiler()[0], "-shared", *own, *objects, "-o", str(path), "-lpthread", "-ldl"])
 
-    return kept("runtime", "-libemulator.so", ("runtime", flags, shown), make)
+    return kept("runtime", "-libemulator.so", ("runtime", flags, shown, names), make)
 
 
 def torch_glue_library():

@@ -999,8 +999,8 @@ def launch(function, *arguments):
     if not function.argtypes:
         function.argtypes = [ctypes.c_double if isinstance(each, float) else ctypes.c_int64 for each in (*arguments, 0)]
     values = [each.data_ptr() if isinstance(each, torch.Tensor) else each or 0 for each in arguments]
-    with torch.cuda.device_of(first := arguments[0]):
-        stream = torch.cuda.current_stream().cuda_stream if first.is_cuda else 0
+    with torch.cuda.device(index := arguments[0].get_device()):  # -1: the CPU, under the emulator
+        stream = torch.cuda.current_stream(index).cuda_stream if index >= 0 else 0
         if code := function(*values, stream):
             raise RuntimeError(f"{function.__name__}: CUDA error {code}")
 
@@ -1014,8 +1014,21 @@ def check(name, tensor, shape, device, dtype=torch.float32):
 
 # ---- What is this file's own.
 SCHEMA = "(Tensor x, Tensor weight, Tensor? bias, int[2] stride, int[2] padding) -> Tensor"
-GRADIENT = "(Tensor grad, Tensor x, Tensor weight, Tensor? bias, int[2] stride, int[2] padding, int needs)"
+GRADIENT = (
+    "(Tensor grad, Tensor x, Tensor weight, Tensor? bias, int[2] stride, int[2] padding, int needs) -> (Tensor, Tensor, Tensor)"
+)
 capability = functools.cache(torch.cuda.get_device_capability)
+
+
+def is_direct(*operands):
+    """Return whether only autograd looks on: nothing traces, casts or transforms; and data are on the first one's device."""
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(DEVICE) or torch.overrides.has_torch_function(operands):
+        return False
+    tensors = [each for each in operands if isinstance(each, torch.Tensor)]
+    try:
+        return tensors[0].device.type == DEVICE and all(each.data_ptr() or not each.numel() for each in tensors)
+    except RuntimeError:  # torch.func's tensors have no data
+        return False
 
 
 def is_strict():
@@ -1041,7 +1054,6 @@ def original(x, weight, bias=None, stride=1, padding=0):
     return nn.functional.conv2d(x, weight, bias, stride, padding)
 
 
-@torch.library.custom_op(f"{NAME}::forward", mutates_args=(), device_types=DEVICE, schema=SCHEMA)
 def convolve(x, weight, bias, stride, padding, library_for=library_for, original=original):
     """Return the convolution's output. Raises RuntimeError for what the kernel does not take."""
     (batch, *_, height, width), (out_channels, in_channels, kernel_h, kernel_w) = x.shape, weight.shape
@@ -1066,19 +1078,17 @@ def convolve(x, weight, bias, stride, padding, library_for=library_for, original
     floats = count(library.count_packed, *numbers)
     if not floats or not count(library.count_terms, *numbers):
         limits = "a stride of 4 across and an even one down, weights for 24 outputs and a stage in shared memory"
-        warnings.warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}", stacklevel=2)
+        warnings.warn(f"PyTorch computes what these kernels do not take: {limits}", stacklevel=2)
     if not floats:
         return original(x, weight, bias, stride, padding)
     launch(library.launch_convolve, x, weight, bias, x.new_empty(floats), out, *numbers)
     return out
 
 
-convolve.register_fake(original)
+operator = torch.library.custom_op(f"{NAME}::forward", convolve, mutates_args=(), device_types=DEVICE, schema=SCHEMA)
+operator.register_fake(original)
 
 
-@torch.library.custom_op(
-    f"{NAME}::gradient", mutates_args=(), device_types=DEVICE, schema=f"{GRADIENT} -> (Tensor, Tensor, Tensor)"
-)
 def gradient(grad, x, weight, bias, stride, padding, needs, library_for=library_for):
     """Return the gradients of x (needs & 1), which is PyTorch's, weight and bias (needs & 2); else empty tensors."""
     check("grad", grad, grad.shape, x.device)
@@ -1096,22 +1106,24 @@ def gradient(grad, x, weight, bias, stride, padding, needs, library_for=library_
     return of_x, of_weight, of_bias
 
 
-@gradient.register_fake
 def gradients(grad, x, weight, bias, stride, padding, needs):
     bits = (x, 1), (weight, 2), (bias, 2 if bias is not None else 0)
     return tuple(each.new_empty(each.shape) if needs & bit else grad.new_empty(0) for each, bit in bits)
 
 
-def backward(ctx, grad, original=original):
+of_gradients = torch.library.custom_op(f"{NAME}::gradient", gradient, mutates_args=(), device_types=DEVICE, schema=GRADIENT)
+of_gradients.register_fake(gradients)
+
+
+def backward(ctx, grad, original=original, gradient=gradient):
     """The gradient; that of a gradient (create_graph) is PyTorch's."""
     (x, weight, bias), wanted = ctx.saved_tensors, ctx.needs_input_grad[:3]
     if torch.is_grad_enabled():
         tensors = [each for each in ctx.saved_tensors if each is not None]  # a bias may be missing
         found = torch.func.vjp(lambda *tensors: original(*tensors, **ctx.numbers), *tensors)[1](grad)
         return *found, *[None] * (5 - len(found))
-    found = torch.ops.alexnet_conv1_training_tensor_core.gradient(
-        grad, x, weight, bias, *ctx.numbers.values(), wanted[0] + 2 * any(wanted[1:])
-    )
+    function = gradient if is_direct(grad, x, weight, bias) else torch.ops.alexnet_conv1_training_tensor_core.gradient
+    found = function(grad, x, weight, bias, *ctx.numbers.values(), wanted[0] + 2 * any(wanted[1:]))
     return *[each if is_wanted else None for each, is_wanted in zip(found, wanted, strict=True)], None, None
 
 
@@ -1121,15 +1133,29 @@ def setup_context(ctx, inputs, output):
     ctx.numbers = {"stride": stride, "padding": padding}
 
 
-convolve.register_autograd(backward, setup_context=setup_context)
+operator.register_autograd(backward, setup_context=setup_context)
 if torch.__version__ >= "2.7":
-    convolve.register_autocast(DEVICE, torch.float32)
+    operator.register_autocast(DEVICE, torch.float32)
+
+
+class Direct(torch.autograd.Function):
+    """The operator without PyTorch's dispatcher, which takes longer than all else on the host."""
+
+    backward = staticmethod(backward)
+
+    @staticmethod
+    def forward(ctx, *operands, function=convolve, setup_context=setup_context):
+        output = function(*operands)
+        setup_context(ctx, operands, output)
+        return output
+
+
+def call(*operands, direct=Direct):
+    return (direct.apply if is_direct(*operands) else torch.ops.alexnet_conv1_training_tensor_core.forward)(*operands)
 
 
 class ModelNew(nn.Module):
-    @staticmethod
-    def operator(*operands):
-        return torch.ops.alexnet_conv1_training_tensor_core.forward(*operands)
+    operator = staticmethod(call)
 
     def __init__(self, num_classes=1000):
         super().__init__()

@@ -181,8 +181,8 @@ def launch(function, *arguments):
     if not function.argtypes:
         function.argtypes = [ctypes.c_double if isinstance(each, float) else ctypes.c_int64 for each in (*arguments, 0)]
     values = [each.data_ptr() if isinstance(each, torch.Tensor) else each or 0 for each in arguments]
-    with torch.cuda.device_of(first := arguments[0]):
-        stream = torch.cuda.current_stream().cuda_stream if first.is_cuda else 0
+    with torch.cuda.device(index := arguments[0].get_device()):  # -1: the CPU, under the emulator
+        stream = torch.cuda.current_stream(index).cuda_stream if index >= 0 else 0
         if code := function(*values, stream):
             raise RuntimeError(f"{function.__name__}: CUDA error {code}")
 

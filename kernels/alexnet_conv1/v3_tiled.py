@@ -8,18 +8,18 @@ Why it is faster
 
 Mathematics
     out[b,o,i,j] = bias[o] + sum over c,u,v of weight[o,c,u,v] * x[b, c, i*stride_h - pad_h + u, j*stride_w - pad_w + v]
-    Strict fp32: one chain of fused multiply-adds for each output, over c, u and v; the bias last.
+    Strict fp32: one chain of fused multiply-adds for each output, over c, u and v; the bias last. 16-bit types, too.
 
 Launches
     pack_weights  (weights / 256)                             256 threads  14 registers   0        one weight
     conv2d        (samples x tiles of 2 x 56 x groups of 96)  128 threads  160 registers  47.5 KB  7 positions x 12 channels
 
 Floor
-    154 MB in, 297 MB out, 0.106 ms on an H200; 54 GFLOP are 0.91 ms in plain fp32 at 1.755 GHz: compute bound.
+    154 MB in, 297 MB out, 0.106 ms on an H200, half in 16 bits; 54 GFLOP are 0.91 ms in plain fp32 at 1.755 GHz: compute bound.
 
 Takes
-    float32 CUDA tensors (batch, in_channels, height, width); any channels, kernel, stride, zero padding, bias or none,
-    channels below 2^31 pixels with their padding, compute capability 7.5 or later (before 8.0 without cp.async).
+    float32, float16 or bfloat16 CUDA tensors (batch, in_channels, height, width); any channels, kernel, stride, padding, bias
+    or none, channels below 2^31 pixels with their padding, compute capability 7.5 or later (before 8.0 without cp.async).
     Kernels whose width is a large prime, and images narrower than a tile, are slow. The gradient is PyTorch's. Deterministic.
 """
 
@@ -38,7 +38,18 @@ DEVICE = "cpu" if hasattr(load_inline, "emulates_cuda") else "cuda"  # the playg
 EXAMPLE = (), (256, 3, 224, 224), (2, 3, 67, 63), 2e-2  # of ModelNew, x, x under the emulator, limit: TF32's
 
 CUDA = r"""
-// Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W: loops with known ends are unrolled.
+// Needs ELEMENT, IN_CHANNELS, OUT_CHANNELS, KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W: loops with known ends are unrolled.
+#define DIGITS_float 24
+#define DIGITS___half 11
+#define DIGITS___nv_bfloat16 8
+#define PASTE(a, b) a##b
+#define DIGITS_OF(type) PASTE(DIGITS_, type)
+#define DIGITS DIGITS_OF(ELEMENT)  // of an element's significand
+#if DIGITS == 8                    // a header takes half a second to compile
+#include <cuda_bf16.h>
+#elif DIGITS == 11
+#include <cuda_fp16.h>
+#endif
 #include <cuda_pipeline.h>
 #include <cuda_runtime.h>
 #include <cstdint>
@@ -47,7 +58,18 @@ CUDA = r"""
 #define UNROLL _Pragma("unroll")
 #define UNROLL_1 _Pragma("unroll 1")
 
-using Element = float;  // of all tensors
+using Element = ELEMENT;  // of all tensors: float, __half or __nv_bfloat16; in shared memory they are floats
+// Explicit: PyTorch builds without the conversions of 16-bit types.
+#if DIGITS == 24
+DEVICE float to_float(float x) { return x; }
+DEVICE float from_float(float x) { return x; }
+#elif DIGITS == 11
+DEVICE float to_float(__half x) { return __half2float(x); }
+DEVICE __half from_float(float x) { return __float2half_rn(x); }
+#else
+DEVICE float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+DEVICE __nv_bfloat16 from_float(float x) { return __float2bfloat16_rn(x); }
+#endif
 
 constexpr int WARP = 32, PACK_THREADS = 256, STAGE_FLOATS = 6144;  // of two stages: one is filled, one is computed with
 
@@ -70,8 +92,8 @@ DEVICE void cp_async_ca_4(uint32_t to, const void* from, int bytes) {
 }
 // Copies a value, or writes a zero, without waiting. With CUDA's own __pipeline_memcpy_async the compiler branches.
 DEVICE void async_copy(float* to, const Element* from, bool exists) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800  // there is no cp.async: a copy is a load, which waits, and a store
-    *to = exists ? *from : 0;
+#if DIGITS < 24 || defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800  // no cp.async: it does not convert, and is there from 8.0 on
+    *to = exists ? to_float(*from) : 0;
 #else
     cp_async_ca_4(shared_address(to), from, exists ? 4 : 0);
 #endif
@@ -138,7 +160,7 @@ static_assert(sizeof(Stage) <= STAGE_FLOATS * sizeof(float));
 
 // weight (OUT_CHANNELS, IN_CHANNELS, KERNEL_H, KERNEL_W) -> packed (OUT_GROUPS, SLICES, a Stage's weights), in the order in
 // which a block reads them. Zeros stand for what does not exist.
-__global__ void __launch_bounds__(PACK_THREADS) pack_weights(const Element* __restrict__ weight, Element* __restrict__ packed) {
+__global__ void __launch_bounds__(PACK_THREADS) pack_weights(const Element* __restrict__ weight, float* __restrict__ packed) {
     const int64_t index = (int64_t)blockIdx.x * PACK_THREADS + threadIdx.x;
     if (index >= PACKED) return;
     const int k = index % SLICE_WEIGHTS;
@@ -147,7 +169,7 @@ __global__ void __launch_bounds__(PACK_THREADS) pack_weights(const Element* __re
     const int c = slice.c + k / OUT_BLOCK / SLICE_V / SLICE_U;
     const int64_t o = index / SLICE_WEIGHTS / SLICES * OUT_BLOCK + k % OUT_BLOCK;
     const bool exists = o < OUT_CHANNELS && c < IN_CHANNELS && u < KERNEL_H;
-    packed[index] = exists ? weight[((o * IN_CHANNELS + c) * KERNEL_H + u) * KERNEL_W + v] : 0.0f;
+    packed[index] = exists ? to_float(weight[((o * IN_CHANNELS + c) * KERNEL_H + u) * KERNEL_W + v]) : 0.0f;
 }
 
 // TILE_ROWS x TILE_COLUMNS positions of a sample, in a group of output channels.
@@ -167,7 +189,7 @@ struct Tile {
 // Asks for a slice of the weights, and for what the tile's positions read of the image under it: a warp for each row. Columns
 // outside the image are zero.
 DEVICE void fill(Stage& stage, const Image& image, const Tile& tile, const Element* __restrict__ x,
-                 const Element* __restrict__ packed, int slice_index) {
+                 const float* __restrict__ packed, int slice_index) {
     const Slice slice(slice_index);
     const int left = tile.column * STRIDE_W - image.pad_w + slice.v;
     UNROLL_1 for (int k = threadIdx.x / WARP; k < SLICE_C * ROWS; k += THREADS / WARP) {
@@ -182,7 +204,7 @@ DEVICE void fill(Stage& stage, const Image& image, const Tile& tile, const Eleme
         }
     }
     float* weights = &stage.weights[0][0][0][0];
-    const Element* from = packed + ((int64_t)tile.group * SLICES + slice_index) * SLICE_WEIGHTS;
+    const float* from = packed + ((int64_t)tile.group * SLICES + slice_index) * SLICE_WEIGHTS;
 #pragma unroll 4
     for (int k = 4 * threadIdx.x; k < SLICE_WEIGHTS; k += 4 * THREADS) __pipeline_memcpy_async(weights + k, from + k, 16);
 }
@@ -196,7 +218,7 @@ static_assert(sizeof(Shared) <= 48 * 1024);
 
 // One output tile. Occupancy: 12 warps an SM, 168 registers a thread.
 __global__ void __launch_bounds__(THREADS, 384 / THREADS)
-    conv2d(Image image, const Element* __restrict__ x, const Element* __restrict__ packed, const Element* __restrict__ bias,
+    conv2d(Image image, const Element* __restrict__ x, const float* __restrict__ packed, const Element* __restrict__ bias,
            Element* __restrict__ out) {
     __shared__ Shared shared;
     const Tile tile(image, blockIdx.x);
@@ -232,7 +254,8 @@ __global__ void __launch_bounds__(THREADS, 384 / THREADS)
     if (computes)
         UNROLL for (int o = 0; o < CHANNELS; ++o) {
             const int in_group = channel_lane * CHANNELS + o;
-            const float add = bias && first_out + in_group < OUT_CHANNELS ? bias[first_out + in_group] : 0.0f;
+            const bool has_bias = bias && first_out + in_group < OUT_CHANNELS;
+            const float add = has_bias ? to_float(bias[first_out + in_group]) : 0.0f;
             UNROLL for (int p = 0; p < POSITIONS; ++p)
                 shared.outputs[in_group][row_lane * TILE_COLUMNS + column_lane * POSITIONS + p] = sums[o][p] + add;
         }
@@ -246,7 +269,8 @@ __global__ void __launch_bounds__(THREADS, 384 / THREADS)
         const int o = k / TILE_ROWS, row = k % TILE_ROWS;
         Element* to = first + o * plane + (int64_t)row * image.out_w;
         UNROLL for (int column = threadIdx.x % WARP; column < TILE_COLUMNS; column += WARP)
-            if (o < outs && row < rows && column < columns) to[column] = shared.outputs[o][row * TILE_COLUMNS + column];
+            if (o < outs && row < rows && column < columns)
+                to[column] = from_float(shared.outputs[o][row * TILE_COLUMNS + column]);
     }
 }
 
@@ -255,8 +279,8 @@ extern "C" int64_t count_blocks(int64_t batch, int64_t out_h, int64_t out_w) {
     return batch * ceil_div(out_h, TILE_ROWS) * ceil_div(out_w, TILE_COLUMNS) * OUT_GROUPS;
 }
 
-// scratch: count_scratch() elements, for the packed weights
-extern "C" int launch_conv2d(const Element* x, const Element* weight, const Element* bias, Element* scratch, Element* out,
+// scratch: count_scratch() floats, for the packed weights
+extern "C" int launch_conv2d(const Element* x, const Element* weight, const Element* bias, float* scratch, Element* out,
                              int64_t blocks, int64_t height, int64_t width, int64_t pad_h, int64_t pad_w, int64_t out_h,
                              int64_t out_w, cudaStream_t stream) {
     const Image image = {(int)height, (int)width, (int)pad_h, (int)pad_w, (int)out_h, (int)out_w};
@@ -286,8 +310,8 @@ def launch(function, *arguments):
     if not function.argtypes:
         function.argtypes = [ctypes.c_double if isinstance(each, float) else ctypes.c_int64 for each in (*arguments, 0)]
     values = [each.data_ptr() if isinstance(each, torch.Tensor) else each or 0 for each in arguments]
-    with torch.cuda.device_of(first := arguments[0]):
-        stream = torch.cuda.current_stream().cuda_stream if first.is_cuda else 0
+    with torch.cuda.device(index := arguments[0].get_device()):  # -1: the CPU, under the emulator
+        stream = torch.cuda.current_stream(index).cuda_stream if index >= 0 else 0
         if code := function(*values, stream):
             raise RuntimeError(f"{function.__name__}: CUDA error {code}")
 
@@ -301,6 +325,7 @@ def check(name, tensor, shape, device, dtype=torch.float32):
 
 # ---- What is this file's own.
 SCHEMA = "(Tensor x, Tensor weight, Tensor? bias, int[2] stride, int[2] padding) -> Tensor"
+ELEMENTS = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 
 
 def count(function, *numbers):
@@ -312,13 +337,15 @@ def count(function, *numbers):
 
 @torch.library.custom_op(f"{NAME}::forward", mutates_args=(), device_types=DEVICE, schema=SCHEMA)
 def conv2d(x, weight, bias, stride, padding, kernels=kernels):
-    """Return the convolution's output. Raises RuntimeError for what the kernel does not take."""
+    """Return the convolution's output, of x's type. Raises RuntimeError for what the kernel does not take."""
     (batch, *_, height, width), (out_channels, in_channels, kernel_h, kernel_w) = x.shape, weight.shape
     (stride_h, stride_w), (pad_h, pad_w) = stride, padding
-    check("x", x, (batch, in_channels, height, width), x.device)
-    check("weight", weight, weight.shape, x.device)
+    if x.dtype not in ELEMENTS:
+        raise RuntimeError(f"expected x as float32, float16 or bfloat16; got {x.dtype}")
+    check("x", x, (batch, in_channels, height, width), x.device, x.dtype)
+    check("weight", weight, weight.shape, x.device, x.dtype)
     if bias is not None:
-        check("bias", bias, (out_channels,), x.device)
+        check("bias", bias, (out_channels,), x.device, x.dtype)
     room_h, room_w = height + 2 * pad_h - kernel_h, width + 2 * pad_w - kernel_w
     if min(*stride, kernel_h, kernel_w) < 1 or min(*padding, room_h, room_w) < 0:
         fits = f"a kernel of {[kernel_h, kernel_w]}, strides {[*stride]} and padding {[*padding]}"
@@ -326,11 +353,12 @@ def conv2d(x, weight, bias, stride, padding, kernels=kernels):
     if (height + 2 * pad_h) * (width + 2 * pad_w) >= 2**31:
         raise RuntimeError(f"expected fewer than 2^31 pixels a channel; got {height} x {width} padded by {[*padding]}")
     names = "OUT_CHANNELS", "IN_CHANNELS", "KERNEL_H", "KERNEL_W", "STRIDE_H", "STRIDE_W"
-    library = kernels(**dict(zip(names, (*weight.shape, *stride), strict=True)))
+    library = kernels(ELEMENT=ELEMENTS[x.dtype], **dict(zip(names, (*weight.shape, *stride), strict=True)))
     x, weight, bias = x.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous()
     out = x.new_empty(batch, out_channels, room_h // stride_h + 1, room_w // stride_w + 1)
     if out.numel():
-        blocks, scratch = count(library.count_blocks, batch, *out.shape[2:]), x.new_empty(count(library.count_scratch))
+        blocks = count(library.count_blocks, batch, *out.shape[2:])
+        scratch = x.new_empty(count(library.count_scratch), dtype=torch.float32)
         if blocks >= 2**31:
             raise RuntimeError(f"expected a batch of fewer than 2^31 blocks; got one of {blocks}")
         launch(library.launch_conv2d, x, weight, bias, scratch, out, blocks, height, width, *padding, *out.shape[2:])
@@ -356,14 +384,15 @@ def setup_context(ctx, inputs, output):
 
 
 conv2d.register_autograd(backward, setup_context=setup_context)
-if torch.__version__ >= "2.7":
-    conv2d.register_autocast(DEVICE, torch.float32)
 
 
 class ModelNew(nn.Module):
     @staticmethod
-    def operator(*operands):
-        return torch.ops.alexnet_conv1_v3_tiled.forward(*operands)
+    def operator(x, weight, bias, *numbers):
+        if torch.is_autocast_enabled(DEVICE):
+            dtype = torch.get_autocast_dtype(DEVICE)
+            x, weight, bias = (t if t is None or t.dtype == torch.float64 else t.to(dtype) for t in (x, weight, bias))
+        return torch.ops.alexnet_conv1_v3_tiled.forward(x, weight, bias, *numbers)
 
     def __init__(self, num_classes=1000):
         super().__init__()

@@ -12,18 +12,18 @@ Mathematics
     Taps come in units of 2 rows and 4 columns: 11 x 11 as 12 x 12, the rest zeros. Each channel of a tile of x and each
     output channel's weights are scaled by a power of two: x is off by at most 2^-11 of itself, as in TF32, or by 2^-36 of the
     tile's largest. Strict (PyTorch forbids TF32): operands are two fp16 values each (fp16x3), which leaves 2^-22. A tile that
-    reads a NaN or an infinity is computed in plain fp32. An infinite weight gives NaN in strict sums.
+    reads a NaN or an infinity is computed in plain fp32. An infinite weight gives NaN in strict sums. 16-bit: no scales.
 
 Launches
     convolve: a block of 384 threads an SM, 156 KB (strict 205), tiles of 256 positions x 96 (48) outputs. Where a block has
     99 KB: 90 KB (78), 384 (256) positions x 48 (24) outputs. pack_weights: a block of 128 threads an output channel.
 
 Floor
-    451 MB, 0.106 ms on an H200. 66 GFLOP, padded: 0.107 at the 622 TFLOP/s that mma.sync reaches.
+    451 MB, 0.106 ms on an H200, in 16-bit types half. 66 GFLOP, padded: 0.107 at the 622 TFLOP/s that mma.sync reaches.
 
 Takes
-    float32 CUDA tensors (batch, in_channels, height, width); any channels, kernel, stride, zero padding, bias or none,
-    on compute capability 8.0 or later; PyTorch computes what Choice does not take. The gradient is PyTorch's.
+    float32, float16 or bfloat16 CUDA tensors (batch, in_channels, height, width); any channels, kernel, stride, padding, bias
+    or none, on compute capability 8.0 or later; PyTorch computes what Choice does not take. The gradient is PyTorch's.
 """
 
 import copy
@@ -43,7 +43,17 @@ SHARED_LIMIT_KB = 0  # builds as for a device with that much shared memory a blo
 EXAMPLE = (), (256, 3, 224, 224), (2, 3, 67, 63), 2e-2  # of ModelNew, x, x under the emulator, limit: TF32's
 
 CUDA = r"""
-// Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W, PAD_H, PAD_W, SHARED_LIMIT_KB.
+// Needs INPUT, ELEMENT, STRICT, IN_CHANNELS, OUT_CHANNELS, KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W, PAD_H, PAD_W,
+// SHARED_LIMIT_KB.
+#define DIGITS_float 24
+#define DIGITS___half 11
+#define DIGITS___nv_bfloat16 8
+#define PASTE(a, b) a##b
+#define DIGITS_OF(type) PASTE(DIGITS_, type)
+#define DIGITS DIGITS_OF(ELEMENT)  // of an element's significand
+#if DIGITS == 8                    // a header takes half a second to compile
+#include <cuda_bf16.h>
+#endif
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <cmath>
@@ -53,7 +63,10 @@ CUDA = r"""
 #define UNROLL _Pragma("unroll")
 #define UNROLL_1 _Pragma("unroll 1")
 
-using Element = float;  // of all tensors
+using Element = ELEMENT;  // of weights, bias and outputs: float, __half or __nv_bfloat16
+using Input = INPUT;      // of x: Element; or float, which is rounded to Element while it is loaded (autocast)
+constexpr bool SCALED = DIGITS == 24;  // floats become fp16 times a power of two; 16-bit values are multiplied as they are
+constexpr int ELEMENT_BYTES = sizeof(Element), PER_16 = 16 / ELEMENT_BYTES;  // PER_16: elements in 16 bytes
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 template <class T>
@@ -117,21 +130,53 @@ DEVICE uint4 ldmatrix_m8n8_x4(uint32_t row) {
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(row) : "memory");
     return v;
 }
-// d (16 x 8) += a (16 x 16) * b (16 x 8), fp16 with fp32 sums. Lane 4 * n + q has columns 2 * q and 2 * q + 1 of d, rows n and
-// n + 8.
-DEVICE void mma_m16n8k16_f32_f16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+// d (16 x 8) += a (16 x 16) * b (16 x 8), fp16 or bf16 with fp32 sums. Lane 4 * n + q has columns 2 * q and 2 * q + 1 of d,
+// rows n and n + 8.
+DEVICE void mma_m16n8k16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+    if constexpr (DIGITS == 8)
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+            "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+    else
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
-DEVICE uint32_t fp16_pair(float a, float b) {
+
+// ---- elements and operands
+// Explicit: PyTorch builds without the conversions of 16-bit types.
+DEVICE float to_float(float x) { return x; }
+DEVICE float to_float(__half x) { return __half2float(x); }
+#if DIGITS == 8
+DEVICE float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+DEVICE Element from_float(float x) { return __float2bfloat16_rn(x); }
+#elif DIGITS == 11
+DEVICE Element from_float(float x) { return __float2half_rn(x); }
+#else
+DEVICE Element from_float(float x) { return x; }
+#endif
+float2 pair_of(float);
+__half2 pair_of(__half);
+#if DIGITS == 8
+__nv_bfloat162 pair_of(__nv_bfloat16);
+#endif
+using Pair = decltype(pair_of(Input()));  // two columns
+DEVICE uint32_t operand_pair(float a, float b) {  // as the tensor core reads it
+#if DIGITS == 8
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
+#else
     const __half2 pair = __floats2half2_rn(a, b);
+#endif
     return *reinterpret_cast<const uint32_t*>(&pair);
 }
+DEVICE uint32_t operand_pair(float2 v, float scale) { return operand_pair(v.x * scale, v.y * scale); }
+template <class Pair>
+DEVICE uint32_t operand_pair(const Pair& v, float) { return *reinterpret_cast<const uint32_t*>(&v); }  // of 16-bit values
 // The residual of two values' rounding to fp16, as fp16; NaN of an infinity.
-DEVICE uint32_t fp16_residual(float a, float b) {
+DEVICE uint32_t residual_pair(float a, float b) {
     const float2 rounded = __half22float2(__floats2half2_rn(a, b));
-    return fp16_pair(a - rounded.x, b - rounded.y);
+    return operand_pair(a - rounded.x, b - rounded.y);
 }
 DEVICE uint32_t warp_max(uint32_t v) { return __reduce_max_sync(0xffffffffu, v); }
 
@@ -149,7 +194,7 @@ DEVICE int scale_exponent(uint32_t largest, int target) {
 struct Shape {
     int64_t batch;
     int height, width, out_h, out_w;
-    bool paired;  // rows of x begin at multiples of 8 bytes, and so do pairs of columns that exist
+    bool paired;  // rows of x begin at multiples of two values, and so do pairs of columns that exist
 
     DEVICE int64_t x_size() const { return static_cast<int64_t>(height) * width; }  // of a channel
     __host__ DEVICE int64_t out_size() const { return static_cast<int64_t>(out_h) * out_w; }
@@ -162,7 +207,8 @@ struct Plan : Shape {
     bool by_rows;
     int positions, columns, pitch, rows, stages, blocks;  // blocks: that share the tiles
     int line, lines, tiles_of_line, tiles;                // positions; lines of a sample; tiles of the whole batch
-    const Element *__restrict__ x, *__restrict__ weight, *__restrict__ bias;  // bias: or null
+    const Input* __restrict__ x;
+    const Element *__restrict__ weight, *__restrict__ bias;  // bias: or null
     Element* __restrict__ out;
 
     __host__ DEVICE int row_pairs() const { return PLANES * rows; }
@@ -218,7 +264,7 @@ struct Pipeline {
 
 // ---- the kernel: what a block does, and then the parts of it
 // Each consumer warp has M_TILES x 16 positions and WARP_OUTS outputs.
-template <int OUTS_, int M_TILES, bool STRICT>
+template <int OUTS_, int M_TILES>
 struct Forward {
     static constexpr int OUTS = OUTS_, WARP_OUTS = smaller(OUTS, 48), N_TILES = WARP_OUTS / 8, WARPS_ACROSS = OUTS / WARP_OUTS;
     static constexpr int WARP_POSITIONS = 16 * M_TILES, POSITIONS = WARP_POSITIONS * CONSUMER_WARPS / WARPS_ACROSS;
@@ -226,7 +272,8 @@ struct Forward {
     static constexpr int CHANNEL_BYTES = STEPS * 2 * OUTS * UNIT_BYTES;
     static constexpr int64_t WEIGHT_BYTES = static_cast<int64_t>(PARTS) * IN_CHANNELS * CHANNEL_BYTES;
     // A warp's outputs on their way out: 8 channels. The pitch avoids bank conflicts.
-    static constexpr int STAGING_ROW = WARP_POSITIONS + 4, STAGING_BYTES = CONSUMER_WARPS * 8 * STAGING_ROW * 4;
+    static constexpr int STAGING_ROW = WARP_POSITIONS + PER_16;
+    static constexpr int STAGING_BYTES = CONSUMER_WARPS * 8 * STAGING_ROW * ELEMENT_BYTES;
     static constexpr int64_t FIXED_BYTES = WEIGHT_BYTES + STAGING_BYTES + 2 * OUTS * 4;
     static constexpr int64_t PACKED_FLOATS = GROUPS * (WEIGHT_BYTES / 4 + OUTS);  // then what undoes their scales
     static __host__ int64_t bytes(const Plan& plan) {  // with stages' mbarriers and exponents, and warps' largest
@@ -235,7 +282,7 @@ struct Forward {
     // A batch is in the producers' registers: PAIRS x PRODUCER_WARPS row pairs x 128 column pairs.
     static constexpr int PAIRS = POSITIONS > 256 ? 5 : 4, PASSES = 4;
     static constexpr int ROW_PAIRS = PAIRS * PRODUCER_WARPS, COLUMN_PAIRS = WARP * PASSES;
-    using Batch = float2[PAIRS][PASSES][2];  // [row pair][column pair][row]: two columns
+    using Batch = Pair[PAIRS][PASSES][2];  // [row pair][column pair][row]
     using Sums = float[M_TILES][N_TILES][4];
 
     const Plan& plan;
@@ -258,7 +305,7 @@ struct Forward {
         for (int i = threadIdx.x; i < OUTS; i += CONSUMERS) {
             const int o = group * OUTS + i;
             scales[i] = unscales[o];
-            scales[OUTS + i] = plan.bias && o < OUT_CHANNELS ? plan.bias[o] : 0;
+            scales[OUTS + i] = plan.bias && o < OUT_CHANNELS ? to_float(plan.bias[o]) : 0;
         }
         cp_async_wait_all();
         bar_sync(2, CONSUMERS);
@@ -268,10 +315,11 @@ struct Forward {
     // Producers load a channel's rows for a tile, find their scale, convert and store them. The next batch is asked for as soon
     // as one is stored. Where rows take more than a batch, each batch is loaded twice: for the scale, and to be stored.
     static constexpr int NOT_FINITE = -1000;  // instead of a tile's exponent: x holds a NaN or an infinity
+    static constexpr int FIRST_EXPONENT = SCALED ? MOST_EXPONENT : 0;  // 16-bit types: always
     DEVICE void produce(Pipeline& pipeline) const {
         const bool whole = plan.row_pairs() <= ROW_PAIRS && 2 * plan.pitch <= COLUMN_PAIRS;  // a batch holds all rows
-        int number = blockIdx.x / GROUPS, channel = 0, first_pair = 0, first_column = 0, exponent = MOST_EXPONENT, slot = 0;
-        bool storing = whole;
+        int number = blockIdx.x / GROUPS, channel = 0, first_pair = 0, first_column = 0, exponent = FIRST_EXPONENT, slot = 0;
+        bool storing = whole || !SCALED;
         uint32_t key = 0;
         Rows rows(plan, number);
         Batch values;
@@ -279,8 +327,10 @@ struct Forward {
         UNROLL_1 while (number < plan.tiles) {
             const bool is_last =  // of the rows' batches
                 first_column + COLUMN_PAIRS >= 2 * plan.pitch && first_pair + ROW_PAIRS >= plan.row_pairs();
-            if (whole || !storing) key = larger(key, largest_of_batch(values));
-            if (is_last && (whole || !storing)) {
+            if (SCALED && (whole || !storing)) key = larger(key, largest_of_batch(values));
+            if (!SCALED) {
+                if (first_pair == 0 && first_column == 0) mbarrier_test_wait(pipeline.empty(), pipeline.parity ^ 1);
+            } else if (is_last && (whole || !storing)) {
                 uint32_t* const keys = pipeline.warp_largest + slot * PRODUCER_WARPS;
                 slot ^= 1;  // two slots take turns: one barrier is enough
                 if (threadIdx.x % WARP == 0) keys[threadIdx.x / WARP % PRODUCER_WARPS] = key;
@@ -291,18 +341,18 @@ struct Forward {
                 key = 0;
                 mbarrier_test_wait(pipeline.empty(), pipeline.parity ^ 1);
             }
-            if (storing) store_batch(pipeline.address(), first_pair, first_column, power_of_2(exponent), values);
+            if (storing) store_batch(pipeline.address(), first_pair, first_column, SCALED ? power_of_2(exponent) : 1, values);
             if (is_last && storing) {
                 if (threadIdx.x == CONSUMERS) pipeline.exponent() = exponent;
                 mbarrier_arrive(pipeline.full());
                 pipeline.advance();
                 rows.x += plan.x_size();
                 if (++channel == IN_CHANNELS) {
-                    channel = 0, number += plan.blocks, exponent = MOST_EXPONENT;
+                    channel = 0, number += plan.blocks, exponent = FIRST_EXPONENT;
                     if (number < plan.tiles) rows = Rows(plan, number);
                 }
             }
-            if (is_last) storing = whole || !storing;
+            if (is_last) storing = whole || !SCALED || !storing;
             first_column += COLUMN_PAIRS;
             if (first_column >= 2 * plan.pitch) first_column = 0, first_pair += ROW_PAIRS;
             if (is_last) first_pair = 0;
@@ -316,7 +366,7 @@ struct Forward {
         const int first_out = warp % WARPS_ACROSS * WARP_OUTS, first_channel = blockIdx.x % GROUPS * OUTS + first_out;
         const uint32_t first_weight =
             shared_address(memory) + (lane / 8 % 2 * OUTS + first_out + lane / 16 * 8 + lane % 8) * UNIT_BYTES;
-        float* const staging = reinterpret_cast<float*>(memory + WEIGHT_BYTES) + warp * 8 * STAGING_ROW;
+        Element* const staging = reinterpret_cast<Element*>(memory + WEIGHT_BYTES) + warp * 8 * STAGING_ROW;
         const float* const scales = reinterpret_cast<const float*>(memory + WEIGHT_BYTES + STAGING_BYTES) + first_out;
         UNROLL_1 for (int number = blockIdx.x / GROUPS; number < plan.tiles; number += plan.blocks) {
             const Tile tile(plan, number);
@@ -328,7 +378,7 @@ struct Forward {
             int exponent = 0;
             UNROLL_1 for (int channel = 0; channel < IN_CHANNELS; ++channel) {
                 mbarrier_test_wait(pipeline.full(), pipeline.parity);
-                const int change = pipeline.exponent() - exponent;
+                const int change = SCALED ? pipeline.exponent() - exponent : 0;
                 exponent += change;
                 if (channel > 0 && change != 0)
                     UNROLL for (int i = 0; i < M_TILES * N_TILES * 4; ++i) {
@@ -341,6 +391,7 @@ struct Forward {
                 mbarrier_arrive(pipeline.empty());
                 pipeline.advance();
             }
+            if (!SCALED && reads_not_finite(sums)) exponent = NOT_FINITE;
             const int count = smaller(tile.count - first_position, WARP_POSITIONS), position = tile.first + first_position;
             const int channels = smaller(WARP_OUTS, OUT_CHANNELS - first_channel);
             const int64_t plane = static_cast<int64_t>(tile.sample) * OUT_CHANNELS + first_channel;
@@ -355,7 +406,7 @@ struct Forward {
 
     // ---- the producers' parts: from device memory through registers to a stage
     struct Rows {  // of a tile in a channel of x
-        const Element* x;  // their first column, of row 0
+        const Input* x;  // their first column, of row 0
         int top, left;
 
         DEVICE Rows(const Plan& plan, int number) {
@@ -381,15 +432,15 @@ struct Forward {
         UNROLL for (int i = 0; i < PAIRS; ++i) {
             const int pair = first_pair + i * PRODUCER_WARPS + threadIdx.x / WARP % PRODUCER_WARPS;
             const int h = rows.top + (PLANES == PHASES ? 2 * pair : pair / PLANES * STRIDE_H + pair % PLANES * 2);
-            const Element* row = rows.x + static_cast<int64_t>(h) * plan.width + 2 * column_pair;
+            const Input* row = rows.x + static_cast<int64_t>(h) * plan.width + 2 * column_pair;
             UNROLL for (int r = 0; r < 2; ++r, row += plan.width) {
                 const bool exists =
                     pair < plan.row_pairs() && static_cast<unsigned>(h + r) < static_cast<unsigned>(plan.height);
                 UNROLL for (int k = 0; k < PASSES; ++k) {
-                    float2& v = values[i][k][r];
-                    v = make_float2(0, 0);
-                    const Element* const from = row + 2 * WARP * k;
-                    if (PAIRED && exists && left_exists[k]) v = __ldg(reinterpret_cast<const float2*>(from));
+                    Pair& v = values[i][k][r];
+                    v = Pair{};
+                    const Input* const from = row + 2 * WARP * k;
+                    if (PAIRED && exists && left_exists[k]) v = __ldg(reinterpret_cast<const Pair*>(from));
                     if (!PAIRED && exists && left_exists[k]) v.x = __ldg(from);
                     if (!PAIRED && exists && right_exists[k]) v.y = __ldg(from + 1);
                 }
@@ -401,8 +452,8 @@ struct Forward {
     static DEVICE uint32_t largest_of_batch(const Batch& values) {
         uint32_t key = 0;
         UNROLL for (int i = 0; i < PAIRS * PASSES * 2; ++i) {
-            const float2 v = values[i / (2 * PASSES)][i / 2 % PASSES][i % 2];
-            key = larger(key, larger(2 * __float_as_uint(v.x), 2 * __float_as_uint(v.y)));
+            const Pair v = values[i / (2 * PASSES)][i / 2 % PASSES][i % 2];
+            key = larger(key, larger(2 * __float_as_uint(to_float(v.x)), 2 * __float_as_uint(to_float(v.y))));
         }
         return warp_max(key);
     }
@@ -417,10 +468,13 @@ struct Forward {
             UNROLL for (int k = 0; k < PASSES; ++k) {
                 const uint32_t to = first + WARP * k * (UNIT_BYTES / 2);
                 const bool exists = pair < plan.row_pairs() && column_pair + WARP * k < 2 * plan.pitch;
-                const float2 upper = values[i][k][0], lower = values[i][k][1];
-                const float a = upper.x * scale, b = upper.y * scale, c = lower.x * scale, d = lower.y * scale;
-                st_shared_v2_u32_if(exists, to, fp16_pair(a, b), fp16_pair(c, d));
-                if (STRICT) st_shared_v2_u32_if(exists, to + plan.x_bytes(), fp16_residual(a, b), fp16_residual(c, d));
+                const Pair upper = values[i][k][0], lower = values[i][k][1];
+                st_shared_v2_u32_if(exists, to, operand_pair(upper, scale), operand_pair(lower, scale));
+                if constexpr (STRICT) {
+                    const float a = to_float(upper.x) * scale, b = to_float(upper.y) * scale;
+                    const float c = to_float(lower.x) * scale, d = to_float(lower.y) * scale;
+                    st_shared_v2_u32_if(exists, to + plan.x_bytes(), residual_pair(a, b), residual_pair(c, d));
+                }
             }
         }
     }
@@ -432,7 +486,8 @@ struct Forward {
     DEVICE void multiply_stage(const uint32_t (&x)[M_TILES], uint32_t weights, Sums& sums) const {
         const bool second = threadIdx.x % WARP >= 16;  // of a step's units
         float parts[STRICT ? M_TILES : 1][N_TILES][4] = {};
-#pragma unroll (STRICT || STEPS > 16 ? 1 : STEPS)
+        constexpr int UNROLLED = STRICT || STEPS > 16 ? 1 : STEPS;
+#pragma unroll UNROLLED
         for (int step = 0; step < STEPS; ++step) {
             const int here = unit_offset(plan, 2 * step), to_second = unit_offset(plan, 2 * step + 1) - here;
             const uint32_t offset = (here + (second ? to_second : 0)) * UNIT_BYTES;
@@ -448,9 +503,9 @@ struct Forward {
                     float(&d)[4] = STRICT ? parts[STRICT ? m : 0][j] : sums[m][j];
                     const bool odd = j == N_TILES - 1 || j % 2;  // of the two in four words
                     const uint4 high = b[0][j / 2], low = b[PARTS - 1][j / 2];
-                    if (STRICT) mma_m16n8k16_f32_f16(d, a[PARTS - 1][m], odd ? high.z : high.x, odd ? high.w : high.y);
-                    if (STRICT) mma_m16n8k16_f32_f16(d, a[0][m], odd ? low.z : low.x, odd ? low.w : low.y);
-                    mma_m16n8k16_f32_f16(d, a[0][m], odd ? high.z : high.x, odd ? high.w : high.y);
+                    if (STRICT) mma_m16n8k16(d, a[PARTS - 1][m], odd ? high.z : high.x, odd ? high.w : high.y);
+                    if (STRICT) mma_m16n8k16(d, a[0][m], odd ? low.z : low.x, odd ? low.w : low.y);
+                    mma_m16n8k16(d, a[0][m], odd ? high.z : high.x, odd ? high.w : high.y);
                 }
         }
         if constexpr (STRICT)
@@ -458,9 +513,17 @@ struct Forward {
                 sums[i / (4 * N_TILES)][i / 4 % N_TILES][i % 4] += parts[i / (4 * N_TILES)][i / 4 % N_TILES][i % 4];
     }
 
+    // Whether the warp's positions read a NaN or an infinity: then all channels' sums are none, by zero weights, too.
+    static DEVICE bool reads_not_finite(const Sums& sums) {
+        uint32_t found = 0;
+        UNROLL for (int m = 0; m < M_TILES; ++m)
+            UNROLL for (int row = 0; row < 2; ++row) found |= !(fabsf(sums[m][0][2 * row]) < INFINITY);
+        return warp_max(found);
+    }
+
     // Writes a warp's outputs, `count` positions from `out` on. Through staging, 8 channels at a time, so that stores are
     // coalesced.
-    DEVICE void write_outputs(const Sums& sums, int exponent, const float* scales, float* staging, Element* __restrict__ out,
+    DEVICE void write_outputs(const Sums& sums, int exponent, const float* scales, Element* staging, Element* __restrict__ out,
                               int channels, int count) const {
         const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
         const float half_unscale = power_of_2(-exponent / 2), other_half = power_of_2(-exponent - -exponent / 2);
@@ -470,10 +533,13 @@ struct Forward {
             const float factor_x = fminf(half_unscale * unscale.x, LARGEST_POWER);
             const float factor_y = fminf(half_unscale * unscale.y, LARGEST_POWER);
             __syncwarp();  // the channels before have been read
-            float* const to = staging + 2 * t * STAGING_ROW + g;
+            Element* const to = staging + 2 * t * STAGING_ROW + g;
             UNROLL for (int i = 0; i < 2 * M_TILES; ++i) {
-                to[8 * i] = fmaf(sums[i / 2][j][i % 2 * 2] * factor_x, other_half, bias.x);
-                to[8 * i + STAGING_ROW] = fmaf(sums[i / 2][j][i % 2 * 2 + 1] * factor_y, other_half, bias.y);
+                const float* const two = sums[i / 2][j] + i % 2 * 2;
+                const float x = SCALED ? fmaf(two[0] * factor_x, other_half, bias.x) : two[0] + bias.x;
+                to[8 * i] = from_float(x);
+                const float y = SCALED ? fmaf(two[1] * factor_y, other_half, bias.y) : two[1] + bias.y;
+                to[8 * i + STAGING_ROW] = from_float(y);
             }
             __syncwarp();
             UNROLL for (int row = 0; row < 8; ++row, out += plan.out_size())
@@ -483,16 +549,17 @@ struct Forward {
     }
 
     // An output in plain fp32: with the tensor core, zero weights would spread a NaN or an infinity.
-    DEVICE float fp32_output(int64_t sample, int o, int position) const {
+    DEVICE Element fp32_output(int64_t sample, int o, int position) const {
         const int top = position / plan.out_w * STRIDE_H - PAD_H, left = position % plan.out_w * STRIDE_W - PAD_W;
         float sum = 0;
         UNROLL_1 for (int tap = 0; tap < IN_CHANNELS * TAPS; ++tap) {
             const int h = top + tap % TAPS / KERNEL_W, w = left + tap % KERNEL_W;
-            const Element* row = plan.x + ((sample * IN_CHANNELS + tap / TAPS) * plan.height + h) * plan.width;
+            const Input* row = plan.x + ((sample * IN_CHANNELS + tap / TAPS) * plan.height + h) * plan.width;
             const bool inside = h >= 0 && h < plan.height && w >= 0 && w < plan.width;
-            if (inside) sum += row[w] * plan.weight[static_cast<int64_t>(o) * IN_CHANNELS * TAPS + tap];
+            const Element* const weight = plan.weight + static_cast<int64_t>(o) * IN_CHANNELS * TAPS + tap;
+            if (inside) sum += to_float(from_float(to_float(row[w]))) * to_float(*weight);
         }
-        return plan.bias ? sum + plan.bias[o] : sum;
+        return from_float(plan.bias ? sum + to_float(plan.bias[o]) : sum);
     }
 };
 
@@ -514,14 +581,14 @@ __global__ void __launch_bounds__(PACK_THREADS) pack_weights(const Element* __re
     uint32_t largest = 0;
     if (o < OUT_CHANNELS)
         for (int i = threadIdx.x; i < IN_CHANNELS * TAPS; i += PACK_THREADS) {
-            const uint32_t magnitude = __float_as_uint(mine[i]) & 0x7fffffffu;
+            const uint32_t magnitude = __float_as_uint(to_float(mine[i])) & 0x7fffffffu;
             if (magnitude < INFINITE) largest = larger(largest, magnitude);
         }
     largest = warp_max(largest);
     if (threadIdx.x % WARP == 0) warp_largest[threadIdx.x / WARP] = largest;
     __syncthreads();
     for (int warp = 0; warp < PACK_THREADS / WARP; ++warp) largest = larger(largest, warp_largest[warp]);
-    const int exponent = smaller(scale_exponent(largest, WEIGHT_TARGET), MOST_WEIGHT_EXPONENT);
+    const int exponent = SCALED ? smaller(scale_exponent(largest, WEIGHT_TARGET), MOST_WEIGHT_EXPONENT) : 0;
     for (int i = threadIdx.x; i < IN_CHANNELS * STEPS * 2; i += PACK_THREADS) {
         const int unit = i % (2 * STEPS);
         float w[8];
@@ -529,13 +596,15 @@ __global__ void __launch_bounds__(PACK_THREADS) pack_weights(const Element* __re
             const int u = (unit / PLANES / QUADS * PHASES + unit % PLANES) * 2 + e / 2 % 2;
             const int v = unit / PLANES % QUADS * 4 + e / 4 * 2 + e % 2;
             const bool exists = o < OUT_CHANNELS && unit < UNITS && u < KERNEL_H && v < KERNEL_W;
-            w[e] = exists ? mine[i / (2 * STEPS) * TAPS + u * KERNEL_W + v] * power_of_2(exponent) : 0;
+            const Element* const tap = mine + i / (2 * STEPS) * TAPS + u * KERNEL_W + v;
+            w[e] = exists ? to_float(*tap) * power_of_2(exponent) : 0;
         }
         uint4* const to = packed + static_cast<int64_t>(group) * F::PARTS * PART + i * F::OUTS + o % F::OUTS;
-        to[0] = make_uint4(fp16_pair(w[0], w[1]), fp16_pair(w[2], w[3]), fp16_pair(w[4], w[5]), fp16_pair(w[6], w[7]));
+        to[0] = make_uint4(operand_pair(w[0], w[1]), operand_pair(w[2], w[3]), operand_pair(w[4], w[5]),
+                           operand_pair(w[6], w[7]));
         if (F::PARTS > 1)
-            to[PART] = make_uint4(fp16_residual(w[0], w[1]), fp16_residual(w[2], w[3]), fp16_residual(w[4], w[5]),
-                                  fp16_residual(w[6], w[7]));
+            to[PART] = make_uint4(residual_pair(w[0], w[1]), residual_pair(w[2], w[3]), residual_pair(w[4], w[5]),
+                                  residual_pair(w[6], w[7]));
     }
     float* const unscales = reinterpret_cast<float*>(packed + static_cast<int64_t>(F::GROUPS) * F::PARTS * PART);
     if (threadIdx.x == 0) unscales[o] = power_of_2(-exponent);
@@ -558,13 +627,13 @@ struct Choice {
     int64_t packed_floats = 0;  // of the weights; 0: no kernel takes it
     cudaError_t (*launch)(const Plan&, uint4*, cudaStream_t) = nullptr;
 
-    Choice(bool strict, int64_t batch, int64_t height, int64_t width, int device) {
+    Choice(int64_t batch, int64_t height, int64_t width, int device) {
         plan.batch = batch;
         plan.height = height, plan.out_h = (height + 2 * PAD_H - KERNEL_H) / STRIDE_H + 1;
         plan.width = width, plan.out_w = (width + 2 * PAD_W - KERNEL_W) / STRIDE_W + 1;
-        if (strict) takes<Forward<48, 2, true>>(device, 2) || takes<Forward<24, 2, true>>(device, 1);
-        else if (OUT_CHANNELS <= 48 || !takes<Forward<96, 4, false>>(device, 2))
-            takes<Forward<48, 3, false>>(device, 2) || takes<Forward<24, 2, false>>(device, 1);
+        if constexpr (STRICT) takes<Forward<48, 2>>(device, 2) || takes<Forward<24, 2>>(device, 1);
+        else if (OUT_CHANNELS <= 48 || !takes<Forward<96, 4>>(device, 2))
+            takes<Forward<48, 3>>(device, 2) || takes<Forward<24, 2>>(device, 1);
     }
 
     // The one predicate of what a kernel takes: whether weights and a pipeline of `least_stages` or more fit into the device's
@@ -595,18 +664,17 @@ struct Choice {
 };
 
 // The floats that the packed weights take; 0: what no kernel takes.
-extern "C" int64_t count_packed(int64_t strict, int64_t batch, int64_t height, int64_t width, int64_t device) {
-    return Choice(strict, batch, height, width, device).packed_floats;
+extern "C" int64_t count_packed(int64_t batch, int64_t height, int64_t width, int64_t device) {
+    return Choice(batch, height, width, device).packed_floats;
 }
 
 // out (batch, OUT_CHANNELS, out_h, out_w); `packed` has count_packed() floats; bias may be null.
-extern "C" int launch_convolve(const Element* x, const Element* weight, const Element* bias, float* packed, Element* out,
-                               int64_t strict, int64_t batch, int64_t height, int64_t width, int64_t device,
-                               cudaStream_t stream) {
-    Choice choice(strict, batch, height, width, device);
+extern "C" int launch_convolve(const Input* x, const Element* weight, const Element* bias, float* packed, Element* out,
+                               int64_t batch, int64_t height, int64_t width, int64_t device, cudaStream_t stream) {
+    Choice choice(batch, height, width, device);
     if (!choice.packed_floats) return cudaErrorNotSupported;
     choice.plan.x = x, choice.plan.weight = weight, choice.plan.bias = bias, choice.plan.out = out;
-    choice.plan.paired = width % 2 == 0 && PAD_W % 2 == 0 && reinterpret_cast<uintptr_t>(x) % 8 == 0;
+    choice.plan.paired = width % 2 == 0 && PAD_W % 2 == 0 && reinterpret_cast<uintptr_t>(x) % sizeof(Pair) == 0;
     return choice.launch(choice.plan, reinterpret_cast<uint4*>(packed), stream);
 }
 """
@@ -631,8 +699,8 @@ def launch(function, *arguments):
     if not function.argtypes:
         function.argtypes = [ctypes.c_double if isinstance(each, float) else ctypes.c_int64 for each in (*arguments, 0)]
     values = [each.data_ptr() if isinstance(each, torch.Tensor) else each or 0 for each in arguments]
-    with torch.cuda.device_of(first := arguments[0]):
-        stream = torch.cuda.current_stream().cuda_stream if first.is_cuda else 0
+    with torch.cuda.device(index := arguments[0].get_device()):  # -1: the CPU, under the emulator
+        stream = torch.cuda.current_stream(index).cuda_stream if index >= 0 else 0
         if code := function(*values, stream):
             raise RuntimeError(f"{function.__name__}: CUDA error {code}")
 
@@ -646,7 +714,19 @@ def check(name, tensor, shape, device, dtype=torch.float32):
 
 # ---- What is this file's own.
 SCHEMA = "(Tensor x, Tensor weight, Tensor? bias, int[2] stride, int[2] padding) -> Tensor"
+ELEMENTS = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 capability = functools.cache(torch.cuda.get_device_capability)
+
+
+def is_direct(*operands):
+    """Return whether only autograd looks on: nothing traces, casts or transforms; and data are on the first one's device."""
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(DEVICE) or torch.overrides.has_torch_function(operands):
+        return False
+    tensors = [each for each in operands if isinstance(each, torch.Tensor)]
+    try:
+        return tensors[0].device.type == DEVICE and all(each.data_ptr() or not each.numel() for each in tensors)
+    except RuntimeError:  # torch.func's tensors have no data
+        return False
 
 
 def is_strict():
@@ -663,17 +743,20 @@ def count(function, *numbers):
 
 
 def original(x, weight, bias=None, stride=1, padding=0):
-    return nn.functional.conv2d(x, weight, bias, stride, padding)
+    return nn.functional.conv2d(x.to(weight.dtype), weight, bias, stride, padding)
 
 
 def convolve(x, weight, bias, stride, padding, kernels=kernels, original=original):
-    """Return the convolution's output. Raises RuntimeError for what the kernel does not take."""
+    """Return the convolution's output, of the weights' type. Raises RuntimeError for what the kernel does not take."""
     (batch, *_, height, width), (out_channels, in_channels, kernel_h, kernel_w) = x.shape, weight.shape
     (stride_h, stride_w), (pad_h, pad_w) = stride, padding
-    check("x", x, (batch, in_channels, height, width), x.device)
-    check("weight", weight, weight.shape, x.device)
+    if x.dtype not in ELEMENTS:
+        raise RuntimeError(f"expected x as float32, float16 or bfloat16; got {x.dtype}")
+    dtype = weight.dtype if x.dtype == torch.float32 and weight.dtype in ELEMENTS else x.dtype  # they differ under autocast
+    check("x", x, (batch, in_channels, height, width), x.device, x.dtype)
+    check("weight", weight, weight.shape, x.device, dtype)
     if bias is not None:
-        check("bias", bias, (out_channels,), x.device)
+        check("bias", bias, (out_channels,), x.device, dtype)
     room_h, room_w = height + 2 * pad_h - kernel_h, width + 2 * pad_w - kernel_w
     if min(*stride, kernel_h, kernel_w) < 1 or min(*padding, room_h, room_w) < 0:
         fits = f"a kernel of {[kernel_h, kernel_w]}, strides {[*stride]} and padding {[*padding]}"
@@ -683,18 +766,21 @@ def convolve(x, weight, bias, stride, padding, kernels=kernels, original=origina
     if x.is_cuda and capability(x.device) < (8, 0):
         raise RuntimeError("expected a GPU of compute capability 8.0 or later; v1_direct runs on any")
     x, weight, bias = x.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous()
-    out = x.new_empty(batch, out_channels, room_h // stride_h + 1, room_w // stride_w + 1)
+    out = weight.new_empty(batch, out_channels, room_h // stride_h + 1, room_w // stride_w + 1)
     if not out.numel():
         return out
     names = "OUT_CHANNELS", "IN_CHANNELS", "KERNEL_H", "KERNEL_W", "STRIDE_H", "STRIDE_W", "PAD_H", "PAD_W"
-    library = kernels(**dict(zip(names, (*weight.shape, *stride, *padding), strict=True)), SHARED_LIMIT_KB=SHARED_LIMIT_KB)
-    numbers = is_strict(), batch, height, width, x.device.index or 0
+    macros = dict(zip(names, (*weight.shape, *stride, *padding), strict=True), SHARED_LIMIT_KB=SHARED_LIMIT_KB)
+    strict = dtype == torch.float32 and is_strict()
+    library = kernels(INPUT=ELEMENTS[x.dtype], ELEMENT=ELEMENTS[dtype], STRICT=int(strict), **macros)
+    numbers = batch, height, width, x.device.index or 0
     floats = count(library.count_packed, *numbers)
     if not floats:
         limits = "a stride of 4 across and an even one down, weights for 24 outputs and a stage in shared memory"
-        warnings.warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}", stacklevel=2)
+        warnings.warn(f"PyTorch computes what these kernels do not take: {limits}", stacklevel=2)
         return original(x, weight, bias, stride, padding)
-    launch(library.launch_convolve, x, weight, bias, x.new_empty(floats), out, *numbers)
+    packed = x.new_empty(floats, dtype=torch.float32)
+    launch(library.launch_convolve, x, weight, bias, packed, out, *numbers)
     return out
 
 
@@ -716,15 +802,32 @@ def setup_context(ctx, inputs, output):
 
 
 operator.register_autograd(backward, setup_context=setup_context)
-if torch.__version__ >= "2.7":
-    operator.register_autocast(DEVICE, torch.float32)
 
 
-def call(*operands, function=convolve):
-    """Call the operator; where nothing is recorded or traced, its function: the dispatcher takes 20 us of the host's time."""
-    seen = torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled(DEVICE)
-    seen |= operands[0].device.type != DEVICE  # which the dispatcher refuses
-    return (torch.ops.alexnet_conv1_v4_tensor_core.forward if seen else function)(*operands)
+class Direct(torch.autograd.Function):
+    """The operator without PyTorch's dispatcher, which takes longer than all else on the host."""
+
+    backward = staticmethod(backward)
+
+    @staticmethod
+    def forward(ctx, *operands, function=convolve, setup_context=setup_context):
+        output = function(*operands)
+        setup_context(ctx, operands, output)
+        return output
+
+
+def call(x, weight, bias, *numbers, function=convolve, direct=Direct):
+    """Call the operator or, in eager mode, its function. Autocast: in its type; a float32 x is rounded while it is loaded."""
+    if torch.is_autocast_enabled(DEVICE):
+        dtype = torch.get_autocast_dtype(DEVICE)
+        x = x.to(dtype) if x.dtype.itemsize == 2 else x
+        weight, bias = weight.to(dtype), bias if bias is None else bias.to(dtype)
+    else:
+        check("x", x, x.shape, x.device, weight.dtype)
+    operands = x, weight, bias, *numbers
+    if not is_direct(*operands):
+        return torch.ops.alexnet_conv1_v4_tensor_core.forward(*operands)
+    return (direct.apply if torch.is_grad_enabled() else function)(*operands)
 
 
 class ModelNew(nn.Module):

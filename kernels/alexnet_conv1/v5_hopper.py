@@ -11,19 +11,19 @@ Mathematics
     A tile of x is fp16 times a power of two, and so are an output's weights. x is off by at most 2^-11 of itself, as in TF32,
     or 2^-35 of the tile's largest; a weight by 2^-11 of itself or 2^-38 of its output's largest. Strict (PyTorch forbids TF32):
     high and low parts (fp16x3), low * high + high * low + high * high; an infinite weight may give NaN, since a low part has
-    either sign. A tile that reads a NaN or an infinity in x is computed in plain fp32.
+    either sign. A tile that reads a NaN or an infinity in x is computed in plain fp32. 16-bit types have no scales.
 
 Launches
     convolve: one block of 512 threads per SM, 219 KiB (strict: 218); persistent and warp-specialized: two producer warpgroups
     (x to fp16), two consumer warpgroups (wgmma, bulk copies out). Before it, each call: pack_weights, 128 per output channel.
 
 Floor
-    154 MB in and 297 MB out take an H200 0.103 ms at 4.39 TB/s; 54 GFLOP take 0.070 at 767 TFLOP/s (in whole tiles: 0.090).
+    451 MB take an H200 0.103 ms at 4.39 TB/s, half in 16 bits; 54 GFLOP 0.070 at 767 TFLOP/s (in whole tiles: 0.090).
 
 Takes
-    float32 CUDA tensors (batch, in_channels, height, width) on compute capability 9.0. PyTorch computes the backward
-    pass and, with a warning, what make_plan refuses: strides not 4 across and even down, too many weights, strict also images
-    247 to 250 or over 286 columns wide.
+    float32, float16 or bfloat16 CUDA tensors (batch, in_channels, height, width) on compute capability 9.0. PyTorch computes
+    the backward pass and, with a warning, what make_plan refuses: strides not 4 across and even down, too many weights, strict
+    also images 247 to 250 or over 286 columns wide.
 """
 
 import copy
@@ -42,7 +42,16 @@ DEVICE = "cpu" if hasattr(load_inline, "emulates_cuda") else "cuda"  # the playg
 EXAMPLE = (), (256, 3, 224, 224), (2, 3, 67, 63), 2e-2  # of ModelNew, x, x under the emulator, limit: TF32's
 
 CUDA = r"""
-// Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W, PAD_H, PAD_W.
+// Needs INPUT, ELEMENT, STRICT, IN_CHANNELS, OUT_CHANNELS, KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W, PAD_H, PAD_W.
+#define DIGITS_float 24
+#define DIGITS___half 11
+#define DIGITS___nv_bfloat16 8
+#define PASTE(a, b) a##b
+#define DIGITS_OF(type) PASTE(DIGITS_, type)
+#define DIGITS DIGITS_OF(ELEMENT)  // of an element's significand
+#if DIGITS == 8                    // a header takes half a second to compile
+#include <cuda_bf16.h>
+#endif
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <cmath>
@@ -52,7 +61,10 @@ CUDA = r"""
 #define UNROLL _Pragma("unroll")
 #define UNROLL_1 _Pragma("unroll 1")
 
-using Element = float;  // of all tensors
+using Element = ELEMENT;  // of weights, bias and outputs: float, __half or __nv_bfloat16
+using Input = INPUT;      // of x: Element; or float, which is rounded to Element while it is loaded (autocast)
+constexpr bool SCALED = DIGITS == 24;  // floats become fp16 times a power of two; 16-bit values are multiplied as they are
+constexpr int ELEMENT_BYTES = sizeof(Element), PER_16 = 16 / ELEMENT_BYTES;  // PER_16: elements in 16 bytes
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 template <class T>
@@ -72,7 +84,7 @@ __host__ DEVICE constexpr T larger(T a, T b) { return a > b ? a : b; }
 // What a block keeps in shared memory, from the top; bytes at the original's size. Strict: the same with 48 outputs, 2 stages.
 //
 //     weights  82,944   [high, low][channel][unit][output], 16 B       a bulk copy fills it once; wgmma's right operand
-//     staging  37,632   [consumer][3][8 channels][196 floats]          a consumer fills it, its bulk copies empty it
+//     staging  37,632   [consumer][3][8 channels][196 elements]        a consumer fills it, its bulk copies empty it
 //     the rest    848   scales, biases: all threads, at first; largest: between a producer's warps; the weights' mbarrier
 //     stages  102,400   [consumer][4]: [high, low][plane][row][unit],  a producer fills one (full mbarrier), its consumer's
 //                       StageInfo, mbarriers: full, empty              wgmma reads it: the left operand (empty mbarrier)
@@ -89,20 +101,27 @@ constexpr int UNITS = PLANES * TAP_ROWS * QUADS, STEPS = ceil_div(UNITS, 2);
 constexpr int CONSUMERS = 2, THREADS = 2 * CONSUMERS * WARPGROUP, M_TILES = 3, TILE_M = 64 * M_TILES;
 constexpr int PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS = 184;  // launched with 128; 256 x 72 + 256 x 184 = all 65,536
 constexpr int MOST_OUTS = 96, FEW_OUTS = 48;                      // of a block; strict: FEW_OUTS, whose weights have two parts
-// Floats, of 8 channels. + 4: a row begins 0 to 3 floats late (shift), and rows are whole 16 bytes.
-constexpr int STAGING_BUFFERS = 3, STAGING_ROW = TILE_M + 4, STAGING = 8 * STAGING_ROW;
-// A batch: 8 row pairs x 128 column pairs in a producer's registers; a warp has every fourth row pair. A stage here: two.
-constexpr int PRODUCER_WARPS = WARPGROUP / WARP, BATCH_PAIRS = 2, BATCH_PASSES = 4;
-using Batch = float2[BATCH_PAIRS][BATCH_PASSES][2];  // [row pair][column pair][row]: two columns
+// Elements, of 8 channels. + PER_16: a row begins up to PER_16 - 1 late (shift), and rows are whole 16 bytes.
+constexpr int STAGING_BUFFERS = 3, STAGING_ROW = TILE_M + PER_16, STAGING = 8 * STAGING_ROW;
+// A batch: 8 row pairs (16-bit: 16) x 128 column pairs in a producer's registers; a warp has every fourth row pair. A stage
+// here: two (one).
+constexpr int PRODUCER_WARPS = WARPGROUP / WARP, BATCH_PAIRS = 8 / sizeof(Input), BATCH_PASSES = 4;
+float2 pair_of(float);
+__half2 pair_of(__half);
+#if DIGITS == 8
+__nv_bfloat162 pair_of(__nv_bfloat16);
+#endif
+using Pair = decltype(pair_of(Input()));           // two columns
+using Batch = Pair[BATCH_PAIRS][BATCH_PASSES][2];  // [row pair][column pair][row]
 
 // Units of a group's weights; strict: of high and low parts.
-__host__ __device__ constexpr int64_t weight_units(int outs, bool strict) {
-    return static_cast<int64_t>(strict ? 2 : 1) * IN_CHANNELS * STEPS * 2 * outs;
+__host__ __device__ constexpr int64_t weight_units(int outs) {
+    return static_cast<int64_t>(STRICT ? 2 : 1) * IN_CHANNELS * STEPS * 2 * outs;
 }
-template <int OUTS, bool STRICT>
+template <int OUTS>
 struct Shared {  // the stages lie behind it
-    uint4 weights[weight_units(OUTS, STRICT)];
-    float staging[CONSUMERS][STAGING_BUFFERS][STAGING];
+    uint4 weights[weight_units(OUTS)];
+    Element staging[CONSUMERS][STAGING_BUFFERS][STAGING];
     float unscales[OUTS], biases[OUTS];
     uint32_t largest[CONSUMERS][2][PRODUCER_WARPS];
     alignas(16) uint64_t weights_full;
@@ -111,7 +130,7 @@ struct Shared {  // the stages lie behind it
 struct StageInfo {
     int exponent;           // x was scaled by 2^exponent
     int is_first, is_last;  // channel of an attempt at the tile: the first one drops the sums of the attempt before
-    int not_finite;         // the tile reads a NaN or an infinity: its outputs are computed without the tensor core
+    int not_finite;         // the tile reads a NaN or an infinity: its outputs are computed without the tensor core (SCALED)
 };
 constexpr int STAGE_MORE = sizeof(StageInfo) + 2 * 8;  // bytes behind the units of a stage: this, and its two mbarriers
 
@@ -157,7 +176,11 @@ template <int REGISTERS>
 DEVICE void warpgroup_reg_dealloc() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
 template <int REGISTERS>
 DEVICE void warpgroup_reg_alloc() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
-DEVICE void st_shared_f32(uint32_t at, float v) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(v) : "memory"); }
+DEVICE void st_shared(uint32_t at, float v) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(v) : "memory"); }
+template <class T>
+DEVICE void st_shared(uint32_t at, T v) {  // of 16 bits
+    asm volatile("st.shared.b16 [%0], %1;" ::"r"(at), "h"(reinterpret_cast<const uint16_t&>(v)) : "memory");
+}
 DEVICE void st_shared_v2_u32_if(bool exists, uint32_t address, uint32_t a, uint32_t b) {
     asm volatile("{\n.reg .pred exists;\nsetp.ne.u32 exists, %3, 0;\n@exists st.shared.v2.u32 [%0], {%1, %2};\n}"
                  ::"r"(address), "r"(a), "r"(b), "r"(static_cast<uint32_t>(exists)) : "memory");
@@ -172,21 +195,36 @@ DEVICE void wgmma_wait_group() { asm volatile("wgmma.wait_group.sync.aligned %0;
 #define REGISTERS_32                                                         \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-// d (64 x 48) = or += a (64 x 16) * b (16 x 48), fp16, both in shared memory.
-DEVICE void wgmma_m64n48k16_f16(float (&d)[24], uint64_t a, uint64_t b, int accumulate) {
-    asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %26, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
-                 "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23}, %24, %25, accumulate, 1, 1, 0, 0;\n}"
-                 : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16) : "l"(a), "l"(b), "r"(accumulate));
+#define REGISTERS_24 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23"
+#define REGISTERS_48 REGISTERS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+// d (64 x 48) = or += a (64 x 16) * b (16 x 48), fp16 or bf16, both in shared memory.
+DEVICE void wgmma_m64n48k16(float (&d)[24], uint64_t a, uint64_t b, int accumulate) {
+    if constexpr (DIGITS == 8)
+        asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %26, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {" REGISTERS_24 "}, "
+                     "%24, %25, accumulate, 1, 1, 0, 0;\n}"
+                     : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16) : "l"(a), "l"(b), "r"(accumulate));
+    else
+        asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %26, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 {" REGISTERS_24 "}, "
+                     "%24, %25, accumulate, 1, 1, 0, 0;\n}"
+                     : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16) : "l"(a), "l"(b), "r"(accumulate));
 }
-// d (64 x 96) = or += a (64 x 16) * b (16 x 96), fp16, both in shared memory.
-DEVICE void wgmma_m64n96k16_f16(float (&d)[48], uint64_t a, uint64_t b, int accumulate) {
-    asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %50, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {" REGISTERS_32
-                 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
-                 "%48, %49, accumulate, 1, 1, 0, 0;\n}"
-                 : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16), EIGHT(d, 24), EIGHT(d, 32), EIGHT(d, 40)
-                 : "l"(a), "l"(b), "r"(accumulate));
+// d (64 x 96) = or += a (64 x 16) * b (16 x 96), fp16 or bf16, both in shared memory.
+DEVICE void wgmma_m64n96k16(float (&d)[48], uint64_t a, uint64_t b, int accumulate) {
+    if constexpr (DIGITS == 8)
+        asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %50, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {" REGISTERS_48 "}, "
+                     "%48, %49, accumulate, 1, 1, 0, 0;\n}"
+                     : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16), EIGHT(d, 24), EIGHT(d, 32), EIGHT(d, 40)
+                     : "l"(a), "l"(b), "r"(accumulate));
+    else
+        asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %50, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {" REGISTERS_48 "}, "
+                     "%48, %49, accumulate, 1, 1, 0, 0;\n}"
+                     : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16), EIGHT(d, 24), EIGHT(d, 32), EIGHT(d, 40)
+                     : "l"(a), "l"(b), "r"(accumulate));
 }
 // Describes an operand in shared memory without swizzle, made of core matrices of 8 rows x 16 bytes. Core matrices adjacent in
 // the rows are 128 bytes apart, those adjacent in k `k_stride` units. Units have at most 14 bits, as their fields do.
@@ -202,16 +240,34 @@ DEVICE uint64_t uniform(uint64_t v) {
     return static_cast<uint64_t>(upper) << 32 | lower;
 }
 
-// ---- fp16 values and powers of two
+// ---- elements, operands and powers of two
+// Explicit: PyTorch builds without the conversions of 16-bit types.
+DEVICE float to_float(float x) { return x; }
+DEVICE float to_float(__half x) { return __half2float(x); }
+#if DIGITS == 8
+DEVICE float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+DEVICE Element from_float(float x) { return __float2bfloat16_rn(x); }
+#elif DIGITS == 11
+DEVICE Element from_float(float x) { return __float2half_rn(x); }
+#else
+DEVICE Element from_float(float x) { return x; }
+#endif
 constexpr float LARGEST_FP16 = 65504, LARGEST_POWER = 0x1p127f;
 constexpr uint32_t INFINITE = 0x7f800000u;  // magnitudes are ordered as their bits are
-DEVICE uint32_t fp16_pair(float a, float b) {
+DEVICE uint32_t operand_pair(float a, float b) {  // as the tensor core reads it
+#if DIGITS == 8
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
+#else
     const __half2 pair = __floats2half2_rn(a, b);
+#endif
     return *reinterpret_cast<const uint32_t*>(&pair);
 }
+DEVICE uint32_t operand_pair(float2 v, float scale) { return operand_pair(v.x * scale, v.y * scale); }
+template <class Pair>
+DEVICE uint32_t operand_pair(const Pair& v, float) { return *reinterpret_cast<const uint32_t*>(&v); }  // of 16-bit values
 // The residual of rounding to fp16; none of an infinity.
 DEVICE float residual(float x) { return fabsf(x) == INFINITY ? 0 : x - __half2float(__float2half_rn(x)); }
-DEVICE uint32_t fp16_residuals(float a, float b) { return fp16_pair(residual(a), residual(b)); }
+DEVICE uint32_t residual_pair(float2 v, float scale) { return operand_pair(residual(v.x * scale), residual(v.y * scale)); }
 DEVICE float power_of_2(int exponent) { return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23); }
 // The exponent of the power of two that brings `largest` below 2^target, and not below half of that unless it is tiny.
 DEVICE int scale_exponent(float largest, int target) {
@@ -225,15 +281,17 @@ DEVICE int scale_exponent(float largest, int target) {
 // `pitch` units in each, of which `columns` begin at a position.
 struct Plan {
     int height, width, out_h, out_w;
-    bool paired;                             // rows of x begin at multiples of 8 bytes, and so do pairs of columns that exist
+    bool paired;                             // rows of x begin at multiples of a Pair, and so do pairs of columns that exist
     bool by_rows;                            // lines are rows
     int columns, pitch, rows;                // of a stage
     int lines, step, outs, stages, blocks;   // lines: of a sample; step: from tile to tile; blocks: of a group of outputs
     int64_t line_size, tiles_per_line, all_tiles;
-    const Element *__restrict__ x, *__restrict__ weight, *__restrict__ bias;  // bias: or null
+    const Input* __restrict__ x;
+    const Element *__restrict__ weight, *__restrict__ bias;  // bias: or null
     Element* __restrict__ out;
 
-    __host__ DEVICE int stage_bytes(bool strict) const { return (strict ? 2 : 1) * PLANES * rows * pitch * UNIT_BYTES; }
+    __host__ DEVICE int part_bytes() const { return PLANES * rows * pitch * UNIT_BYTES; }  // of a stage's high, or low, parts
+    __host__ DEVICE int stage_bytes() const { return (STRICT ? 2 : 1) * part_bytes(); }
     __host__ DEVICE int groups() const { return ceil_div(OUT_CHANNELS, outs); }
     DEVICE int64_t x_size() const { return static_cast<int64_t>(height) * width; }  // of a channel
     DEVICE int64_t out_size() const { return static_cast<int64_t>(out_h) * out_w; }
@@ -260,21 +318,23 @@ struct Tile {
     }
 };
 
-// A tile's output in one channel: positions [first, last), counted from the tile's first, begin 16-byte aligned unless the line
-// begins there. [whole_first, whole_last) of them go out by a bulk copy, in whole 16 bytes. Up to three are before and after.
+// A tile's output in one channel: positions [first, last), counted from the tile's first; of floats they begin 16-byte aligned
+// unless the line begins there. [whole_first, whole_last) of them go out by a bulk copy, in whole 16 bytes. Up to PER_16 - 1
+// are before and after. 16-bit tiles do not overlap: their 7 more positions would need an 18th tile at the original's size.
+constexpr int OVERLAP = SCALED ? PER_16 - 1 : 0;
 struct ChannelRange {
     Element* out;                                     // the tile's first position
-    int shift, first, last, whole_first, whole_last;  // shift: of that position, in floats from 16 bytes
+    int shift, first, last, whole_first, whole_last;  // shift: of that position, in elements from 16 bytes
 
     DEVICE ChannelRange(Element* channel, const Tile& tile) {
         out = channel + tile.first;
         shift = misalignment(out);
-        first = tile.is_first ? 0 : (4 - shift) % 4;
-        last = tile.is_last ? tile.size : tile.size + (4 - misalignment(out + tile.size)) % 4;
-        whole_first = smaller(first + (4 - (shift + first) % 4) % 4, last);
-        whole_last = larger(last - (shift + last) % 4, whole_first);
+        first = !OVERLAP || tile.is_first ? 0 : (PER_16 - shift) % PER_16;
+        last = !OVERLAP || tile.is_last ? tile.size : tile.size + (PER_16 - misalignment(out + tile.size)) % PER_16;
+        whole_first = smaller(first + (PER_16 - (shift + first) % PER_16) % PER_16, last);
+        whole_last = larger(last - (shift + last) % PER_16, whole_first);
     }
-    static DEVICE int misalignment(const Element* p) { return reinterpret_cast<uintptr_t>(p) / 4 % 4; }
+    static DEVICE int misalignment(const Element* p) { return reinterpret_cast<uintptr_t>(p) / sizeof(Element) % PER_16; }
 };
 
 // The pipeline of one consumer and its producer, at a stage and its parity. All 128 threads of a warpgroup arrive.
@@ -297,7 +357,7 @@ struct Pipeline {
 
 // Where a producer is in a tile: a channel, and the first row pair and column pair of a batch.
 struct Cursor {
-    const Element* sample;     // of x
+    const Input* sample;       // of x
     int row, left, row_pairs;  // as the tile has them; row pairs that its products read
     int channel = 0, row_pair = 0, column_pair = 0;
 
@@ -317,10 +377,10 @@ struct Cursor {
 };
 
 // ---- the kernel: what a block does, and then the parts of it
-template <int OUTS, bool STRICT>
+template <int OUTS>
 struct Block {
     const Plan& plan;
-    Shared<OUTS, STRICT>& shared;
+    Shared<OUTS>& shared;
 
     // Warpgroups 0 and 1 consume, 2 and 3 produce for them. The weights come while the first tiles are on their way.
     DEVICE void run(const uint4* __restrict__ packed) const {
@@ -333,14 +393,14 @@ struct Block {
                     mbarrier_init(each.full(), WARPGROUP), mbarrier_init(each.empty(), WARPGROUP);
             fence_mbarrier_init();
             mbarrier_arrive_expect_tx(weights_full, sizeof(shared.weights));
-            const uint4* const from = packed + group * weight_units(OUTS, STRICT);
+            const uint4* const from = packed + group * weight_units(OUTS);
             cp_async_bulk_load(shared_address(shared.weights), from, sizeof(shared.weights), weights_full);
         }
         if (threadIdx.x < OUTS) {
             const int o = group * OUTS + threadIdx.x;
-            const uint4* const after_weights = packed + plan.groups() * weight_units(OUTS, STRICT);
+            const uint4* const after_weights = packed + plan.groups() * weight_units(OUTS);
             shared.unscales[threadIdx.x] = reinterpret_cast<const float*>(after_weights)[o];
-            shared.biases[threadIdx.x] = plan.bias && o < OUT_CHANNELS ? plan.bias[o] : 0;
+            shared.biases[threadIdx.x] = plan.bias && o < OUT_CHANNELS ? to_float(plan.bias[o]) : 0;
         }
         __syncthreads();
         const int warpgroup = uniform(static_cast<int>(threadIdx.x / WARPGROUP));
@@ -353,14 +413,14 @@ struct Block {
         }
     }
     DEVICE Pipeline pipeline_of(int consumer) const {
-        const int bytes = plan.stage_bytes(STRICT);
+        const int bytes = plan.stage_bytes();
         return {reinterpret_cast<char*>(&shared + 1) + consumer * plan.stages * (bytes + STAGE_MORE), bytes, plan.stages};
     }
 
     // A producer warpgroup: for each tile of its consumer, for each channel, fills a stage, batch by batch. A tile's power of
     // two comes from its first batch that is not all zeros, with room for values 31 times as large. Where a later batch needs
     // more, the tile begins again in the stage that it has reached: is_first tells the consumer to drop its sums. A thread's 16
-    // loads of a batch are all in flight at once, before the wait for an empty stage; full stages hide their latency.
+    // (32) loads of a batch are all in flight at once, before the wait for an empty stage; full stages hide their latency.
     template <bool PAIRED>
     DEVICE void produce(int consumer) const {
         constexpr int FIRST_TARGET = 11, NO_EXPONENT = 1000;
@@ -373,24 +433,26 @@ struct Block {
         int exponent = NO_EXPONENT, slot = 0;
         bool not_finite = false;
         UNROLL_1 while (true) {
-            const uint32_t largest = largest_of_batch(values, shared.largest[consumer][slot], consumer);
-            slot ^= 1;
-            if (largest >= INFINITE) not_finite = true;
-            else if (!not_finite && largest > 0) {
-                const bool begins = exponent == NO_EXPONENT;
-                if (begins || __uint_as_float(largest) * power_of_2(exponent) > LARGEST_FP16) {
-                    exponent = scale_exponent(__uint_as_float(largest), FIRST_TARGET);
-                    if (!begins) {
-                        at.channel = 0, at.row_pair = 0, at.column_pair = 0;
-                        load_batch<PAIRED>(at, values);
-                        continue;
+            if constexpr (SCALED) {
+                const uint32_t largest = largest_of_batch(values, shared.largest[consumer][slot], consumer);
+                slot ^= 1;
+                if (largest >= INFINITE) not_finite = true;
+                else if (!not_finite && largest > 0) {
+                    const bool begins = exponent == NO_EXPONENT;
+                    if (begins || __uint_as_float(largest) * power_of_2(exponent) > LARGEST_FP16) {
+                        exponent = scale_exponent(__uint_as_float(largest), FIRST_TARGET);
+                        if (!begins) {
+                            at.channel = 0, at.row_pair = 0, at.column_pair = 0;
+                            load_batch<PAIRED>(at, values);
+                            continue;
+                        }
                     }
                 }
             }
             // Returns at once where a tile that began again has the stage already.
             if (at.row_pair == 0 && at.column_pair == 0) mbarrier_try_wait(pipeline.empty(), pipeline.parity ^ 1);
             const int used_exponent = exponent == NO_EXPONENT ? 0 : exponent;
-            store_batch(pipeline.address(), at, power_of_2(used_exponent), values);
+            store_batch(pipeline.address(), at, SCALED ? power_of_2(used_exponent) : 1, values);
             if (at.next(plan)) {  // at.channel is the next one
                 const bool is_last = at.channel == IN_CHANNELS;
                 if (threadIdx.x % WARPGROUP == 0) pipeline.info() = {used_exponent, at.channel == 1, is_last, not_finite};
@@ -430,7 +492,7 @@ struct Block {
                     mbarrier_arrive(pipeline.empty());
                 } else {
                     // The tensor core rounds sums towards zero, always: so each stage begins at zero, small terms first.
-                    const int low_x = plan.stage_bytes(false) / UNIT_BYTES, low_weights = IN_CHANNELS * STEPS * 2 * OUTS;
+                    const int low_x = plan.part_bytes() / UNIT_BYTES, low_weights = IN_CHANNELS * STEPS * 2 * OUTS;
                     UNROLL for (int m = 0; m < M_TILES; ++m) {
                         float part[1][OUTS / 2];
                         UNROLL_1 for (int k = 0; k < 3; ++k)  // low * high, high * low, high * high
@@ -443,7 +505,7 @@ struct Block {
                 }
                 pipeline.advance(), ++channel;
             } while (!info.is_last);
-            if (info.not_finite) write_fp32_tile(tile);
+            if (SCALED ? info.not_finite : reads_not_finite(sums, consumer)) write_fp32_tile(tile);
             else write_tile(sums, tile, info.exponent, consumer);
         }
         cp_async_bulk_wait();
@@ -466,14 +528,14 @@ struct Block {
             // pair -> plane pair % PLANES, row pair / PLANES; where PLANES < PHASES, pairs that no tap reads are skipped.
             const int pair = at.row_pair + i * PRODUCER_WARPS + warp;
             const int h = top + (PLANES == PHASES ? 2 * pair : pair / PLANES * STRIDE_H + 2 * (pair % PLANES));
-            const Element* row = at.sample + at.channel * plan.x_size() + left + static_cast<int64_t>(h) * plan.width;
+            const Input* row = at.sample + at.channel * plan.x_size() + left + static_cast<int64_t>(h) * plan.width;
             UNROLL for (int r = 0; r < 2; ++r, row += plan.width) {
                 const bool exists = pair < at.row_pairs && static_cast<unsigned>(h + r) < static_cast<unsigned>(plan.height);
                 UNROLL for (int k = 0; k < BATCH_PASSES; ++k) {
-                    float2& v = values[i][k][r];
-                    v = make_float2(0, 0);
-                    const Element* const from = row + 2 * WARP * k;
-                    if (PAIRED && exists && left_exists[k]) v = __ldg(reinterpret_cast<const float2*>(from));
+                    Pair& v = values[i][k][r];
+                    v = Pair{};
+                    const Input* const from = row + 2 * WARP * k;
+                    if (PAIRED && exists && left_exists[k]) v = __ldg(reinterpret_cast<const Pair*>(from));
                     if (!PAIRED && exists && left_exists[k]) v.x = __ldg(from);
                     if (!PAIRED && exists && right_exists[k]) v.y = __ldg(from + 1);
                 }
@@ -486,8 +548,8 @@ struct Block {
         int largest_positive = 0;  // numbers of one sign are ordered as their bits are
         uint32_t largest_negative = 0;
         UNROLL for (int i = 0; i < BATCH_PAIRS * BATCH_PASSES * 2; ++i) {
-            const float2 v = values[i / (2 * BATCH_PASSES)][i / 2 % BATCH_PASSES][i % 2];
-            const uint32_t x = __float_as_uint(v.x), y = __float_as_uint(v.y);
+            const Pair v = values[i / (2 * BATCH_PASSES)][i / 2 % BATCH_PASSES][i % 2];
+            const uint32_t x = __float_as_uint(to_float(v.x)), y = __float_as_uint(to_float(v.y));
             largest_positive = larger(largest_positive, larger(static_cast<int>(x), static_cast<int>(y)));
             largest_negative = larger(largest_negative, larger(x, y));
         }
@@ -509,11 +571,13 @@ struct Block {
             UNROLL for (int k = 0; k < BATCH_PASSES; ++k) {
                 const uint32_t to = stage + row * plan.pitch * UNIT_BYTES + first_pair * PAIR_BYTES + WARP * k * PAIR_BYTES;
                 const bool exists = pair < at.row_pairs && first_pair + WARP * k < 2 * plan.pitch;
-                const float2 upper = values[i][k][0], lower = values[i][k][1];
-                const float a = upper.x * scale, b = upper.y * scale, c = lower.x * scale, d = lower.y * scale;
-                st_shared_v2_u32_if(exists, to, fp16_pair(a, b), fp16_pair(c, d));
-                const uint32_t to_low = to + plan.stage_bytes(false);
-                if (STRICT) st_shared_v2_u32_if(exists, to_low, fp16_residuals(a, b), fp16_residuals(c, d));
+                const Pair upper = values[i][k][0], lower = values[i][k][1];
+                st_shared_v2_u32_if(exists, to, operand_pair(upper, scale), operand_pair(lower, scale));
+                if constexpr (STRICT) {
+                    const uint32_t low_upper = residual_pair(make_float2(to_float(upper.x), to_float(upper.y)), scale);
+                    const uint32_t low_lower = residual_pair(make_float2(to_float(lower.x), to_float(lower.y)), scale);
+                    st_shared_v2_u32_if(exists, to + plan.part_bytes(), low_upper, low_lower);
+                }
             }
         }
     }
@@ -534,18 +598,32 @@ struct Block {
             UNROLL for (int m = 0; m < TILES; ++m) {
                 const uint64_t a = descriptor(x + 64 * m + first, second - first);
                 const uint64_t b = descriptor(weights + 2 * step * OUTS, OUTS);
-                if constexpr (OUTS == 96) wgmma_m64n96k16_f16(sums[m], a, b, accumulate || step > 0);
-                else wgmma_m64n48k16_f16(sums[m], a, b, accumulate || step > 0);
+                if constexpr (OUTS == 96) wgmma_m64n96k16(sums[m], a, b, accumulate || step > 0);
+                else wgmma_m64n48k16(sums[m], a, b, accumulate || step > 0);
             }
         }
     }
 
+    // Whether the tile reads a NaN or an infinity: then all channels' sums at a position are none, by zero weights, too.
+    DEVICE bool reads_not_finite(const float (&sums)[M_TILES][OUTS / 2], int consumer) const {
+        uint32_t found = 0;
+        UNROLL for (int m = 0; m < M_TILES; ++m)
+            UNROLL for (int row = 0; row < 2; ++row) found |= !(fabsf(sums[m][2 * row]) < INFINITY);
+        uint32_t(&of_warps)[PRODUCER_WARPS] = shared.largest[consumer][0];
+        found = warp_max(found);
+        bar_sync(1 + consumer, WARPGROUP);  // the tile before has been asked for
+        if (threadIdx.x % WARP == 0) of_warps[threadIdx.x / WARP % PRODUCER_WARPS] = found;
+        bar_sync(1 + consumer, WARPGROUP);
+        UNROLL for (int warp = 0; warp < PRODUCER_WARPS; ++warp) found |= of_warps[warp];
+        return found;
+    }
+
     // Writes a tile's outputs through staging, 8 channels at a time: a channel's positions lie there as they will lie in device
-    // memory. Two channels of each 8 go out by a warp: one lane issues the bulk copies, six lanes a channel write what is
-    // around them. A buffer is written while the copies of the two before may still read theirs.
+    // memory. Two channels of each 8 go out by a warp: one lane issues the bulk copies, six lanes (14) a channel write what
+    // is around them. A buffer is written while the copies of the two before may still read theirs.
     DEVICE void write_tile(const float(&sums)[M_TILES][OUTS / 2], const Tile& tile, int exponent, int consumer) const {
         const int first_channel = blockIdx.x % plan.groups() * OUTS, channels = smaller(OUTS, OUT_CHANNELS - first_channel);
-        float* const staging = shared.staging[consumer][0];
+        Element* const staging = shared.staging[consumer][0];
         const int64_t out_size = plan.out_size();
         Element* const out = plan.out + (tile.sample * OUT_CHANNELS + first_channel) * out_size;
         const int warp = uniform(static_cast<int>(threadIdx.x / WARP % 4));
@@ -557,42 +635,49 @@ struct Block {
             const int unit = tile.column + i / 2 * 64 + warp * 16 + g + i % 2 * 8, row = unit / plan.pitch;
             const int column = unit - row * plan.pitch, gap = row * (plan.pitch - plan.columns) + column - plan.columns;
             const bool is_output = column < plan.columns;
-            offsets[i / 2][i % 2] = (is_output ? row * plan.columns + column - tile.column : TILE_M - 1 - gap) * 4;
+            offsets[i / 2][i % 2] = (is_output ? row * plan.columns + column - tile.column : TILE_M - 1 - gap) * ELEMENT_BYTES;
         }
         const uint32_t first_staged = shared_address(staging);
         const ChannelRange lane_ranges[2] = {{out + 2 * t * out_size, tile}, {out + (2 * t + 1) * out_size, tile}};
-        const uint32_t lane_row = first_staged + (2 * t * STAGING_ROW + lane_ranges[0].shift) * 4;
-        const uint32_t next_row = first_staged + ((2 * t + 1) * STAGING_ROW + lane_ranges[1].shift) * 4;
+        const uint32_t lane_row = first_staged + (2 * t * STAGING_ROW + lane_ranges[0].shift) * ELEMENT_BYTES;
+        const uint32_t next_row = first_staged + ((2 * t + 1) * STAGING_ROW + lane_ranges[1].shift) * ELEMENT_BYTES;
         // The bulk copies of the warp's two channels.
         Element* const out_begin = reinterpret_cast<Element*>(uniform(reinterpret_cast<uint64_t>(out + tile.first)));
         int whole_first[2], whole_bytes[2], whole_from[2];
         UNROLL for (int r = 0; r < 2; ++r) {
             const ChannelRange range(out + (2 * warp + r) * out_size, tile);
-            whole_first[r] = uniform(range.whole_first), whole_bytes[r] = uniform((range.whole_last - range.whole_first) * 4);
+            whole_first[r] = uniform(range.whole_first);
+            whole_bytes[r] = uniform((range.whole_last - range.whole_first) * ELEMENT_BYTES);
             whole_from[r] = uniform(static_cast<int>(first_staged) +
-                                    ((2 * warp + r) * STAGING_ROW + range.shift + range.whole_first) * 4);
+                                    ((2 * warp + r) * STAGING_ROW + range.shift + range.whole_first) * ELEMENT_BYTES);
         }
-        // Around the bulk copies: lanes 0 to 5 and 16 to 21 have a position each, where it exists.
+        // Around the bulk copies: lanes 0 to 5 and 16 to 21 (0 to 13 and 16 to 29) have a position each, where it exists.
+        constexpr int AROUND = PER_16 - 1;
         const int single_row = 2 * warp + lane / 16, k = lane % 16;
         const ChannelRange mine(out + single_row * out_size, tile);
-        const int single = k < 3 ? mine.first + k : mine.whole_last + k - 3;
+        const int single = k < AROUND ? mine.first + k : mine.whole_last + k - AROUND;
         const int single_staged = single_row * STAGING_ROW + mine.shift + single;
-        const bool has_single = k < 6 && single < (k < 3 ? mine.whole_first : mine.last);
+        const bool has_single = k < 2 * AROUND && single < (k < AROUND ? mine.whole_first : mine.last);
 
         // In two factors, since 2^-exponent times unscale may overflow; both are finite, so sums of 0 stay 0.
         const float half_unscale = power_of_2(-exponent / 2), other_half = power_of_2(-exponent - -exponent / 2);
         static_assert(OUTS / 8 % STAGING_BUFFERS == 0);  // each tile begins with buffer 0
         UNROLL for (int j = 0; j < OUTS / 8; ++j) {
             const int buffer = j % STAGING_BUFFERS * STAGING;
-            const float2 unscale = *reinterpret_cast<const float2*>(shared.unscales + 8 * j + 2 * t);
             const float2 bias = *reinterpret_cast<const float2*>(shared.biases + 8 * j + 2 * t);
-            const float factor_x = fminf(half_unscale * unscale.x, LARGEST_POWER);
-            const float factor_y = fminf(half_unscale * unscale.y, LARGEST_POWER);
+            float factor_x, factor_y;
+            if constexpr (SCALED) {
+                const float2 unscale = *reinterpret_cast<const float2*>(shared.unscales + 8 * j + 2 * t);
+                factor_x = fminf(half_unscale * unscale.x, LARGEST_POWER);
+                factor_y = fminf(half_unscale * unscale.y, LARGEST_POWER);
+            }
             UNROLL for (int i = 0; i < 2 * M_TILES; ++i) {
                 const float* two = sums[i / 2] + 4 * j + i % 2 * 2;
-                const int offset = offsets[i / 2][i % 2] + buffer * 4;
-                st_shared_f32(lane_row + offset, fmaf(two[0] * factor_x, other_half, bias.x));
-                st_shared_f32(next_row + offset, fmaf(two[1] * factor_y, other_half, bias.y));
+                const int offset = offsets[i / 2][i % 2] + buffer * ELEMENT_BYTES;
+                const float x = SCALED ? fmaf(two[0] * factor_x, other_half, bias.x) : two[0] + bias.x;
+                const float y = SCALED ? fmaf(two[1] * factor_y, other_half, bias.y) : two[1] + bias.y;
+                st_shared(lane_row + offset, from_float(x));
+                st_shared(next_row + offset, from_float(y));
             }
             fence_proxy_async();
             if (lane == 0) cp_async_bulk_wait_read<STAGING_BUFFERS - 2>();  // then the buffer of the next 8 is free
@@ -601,7 +686,7 @@ struct Block {
                 UNROLL for (int r = 0; r < 2; ++r) {
                     if (8 * j + 2 * warp + r >= channels || whole_bytes[r] <= 0) continue;
                     Element* const to = out_begin + (8 * j + 2 * warp + r) * out_size + whole_first[r];
-                    cp_async_bulk_store(to, whole_from[r] + buffer * 4, whole_bytes[r]);
+                    cp_async_bulk_store(to, whole_from[r] + buffer * ELEMENT_BYTES, whole_bytes[r]);
                 }
                 cp_async_bulk_commit();
             }
@@ -621,41 +706,48 @@ struct Block {
                 float sum = 0;
                 UNROLL_1 for (int tap = 0; tap < IN_CHANNELS * TAPS; ++tap) {
                     const int h = i * STRIDE_H - PAD_H + tap % TAPS / KERNEL_W, w = j * STRIDE_W - PAD_W + tap % KERNEL_W;
-                    const Element* row = plan.x + ((tile.sample * IN_CHANNELS + tap / TAPS) * plan.height + h) * plan.width;
+                    const Input* row = plan.x + ((tile.sample * IN_CHANNELS + tap / TAPS) * plan.height + h) * plan.width;
                     const bool inside = h >= 0 && h < plan.height && w >= 0 && w < plan.width;
-                    if (inside) sum += row[w] * plan.weight[static_cast<int64_t>(o) * IN_CHANNELS * TAPS + tap];
+                    const Element* const weight = plan.weight + static_cast<int64_t>(o) * IN_CHANNELS * TAPS + tap;
+                    if (inside) sum += to_float(from_float(to_float(row[w]))) * to_float(*weight);
                 }
-                range.out[k] = plan.bias ? sum + plan.bias[o] : sum;
+                range.out[k] = from_float(plan.bias ? sum + to_float(plan.bias[o]) : sum);
             }
         }
     }
 };
 
-template <int OUTS, bool STRICT>
+template <int OUTS>
 __global__ void __launch_bounds__(THREADS, 1) convolve(const Plan plan, const uint4* __restrict__ packed) {
     extern __shared__ __align__(128) char memory[];
-    if constexpr (FITS_UNITS && sizeof(Shared<OUTS, STRICT>) <= MAX_SHARED_BYTES)  // or it is left empty, and never launched
-        Block<OUTS, STRICT>{plan, *reinterpret_cast<Shared<OUTS, STRICT>*>(memory)}.run(packed);
+    if constexpr (FITS_UNITS && sizeof(Shared<OUTS>) <= MAX_SHARED_BYTES)  // or it is left empty, and never launched
+        Block<OUTS>{plan, *reinterpret_cast<Shared<OUTS>*>(memory)}.run(packed);
 }
 
 // ---- weights, for each group of outputs as in shared memory; then what undoes their scales. One block per output channel.
 constexpr int WEIGHT_TARGET = 14, MOST_WEIGHT_EXPONENT = 62;  // MOST_WEIGHT_EXPONENT: so that two scales' product can be undone
 
+DEVICE uint4 operands(const float (&w)[8]) {
+    return make_uint4(operand_pair(w[0], w[1]), operand_pair(w[2], w[3]), operand_pair(w[4], w[5]), operand_pair(w[6], w[7]));
+}
 __global__ void __launch_bounds__(WARPGROUP)
-    pack_weights(const Element* __restrict__ weight, uint4* __restrict__ packed, int outs, bool strict) {
+    pack_weights(const Element* __restrict__ weight, uint4* __restrict__ packed, int outs) {
     __shared__ uint32_t warp_largest[WARPGROUP / WARP];
     const int o = blockIdx.x, group = o / outs, groups = ceil_div(OUT_CHANNELS, outs);
     const Element* const mine = weight + static_cast<int64_t>(o) * IN_CHANNELS * TAPS;
     uint32_t largest = 0;
     if (o < OUT_CHANNELS)
-        for (int i = threadIdx.x; i < IN_CHANNELS * TAPS; i += WARPGROUP)
-            largest = larger(largest, __float_as_uint(fabsf(mine[i]) < INFINITY ? fabsf(mine[i]) : 0));
+        for (int i = threadIdx.x; i < IN_CHANNELS * TAPS; i += WARPGROUP) {
+            const float magnitude = fabsf(to_float(mine[i]));
+            largest = larger(largest, __float_as_uint(magnitude < INFINITY ? magnitude : 0));
+        }
     largest = warp_max(largest);
     if (threadIdx.x % WARP == 0) warp_largest[threadIdx.x / WARP] = largest;
     __syncthreads();
     for (int warp = 0; warp < WARPGROUP / WARP; ++warp) largest = larger(largest, warp_largest[warp]);
-    const int exponent = smaller(scale_exponent(__uint_as_float(largest), WEIGHT_TARGET), MOST_WEIGHT_EXPONENT);
-    const int64_t part = weight_units(outs, false);
+    const int scaled = smaller(scale_exponent(__uint_as_float(largest), WEIGHT_TARGET), MOST_WEIGHT_EXPONENT);
+    const int exponent = SCALED ? scaled : 0;
+    const int64_t part = static_cast<int64_t>(IN_CHANNELS) * STEPS * 2 * outs;
     for (int i = threadIdx.x; i < IN_CHANNELS * STEPS * 2; i += WARPGROUP) {
         const int channel = i / (2 * STEPS), unit = i % (2 * STEPS);
         const int top = (unit / QUADS % TAP_ROWS * PHASES + unit / (QUADS * TAP_ROWS)) * 2, left = unit % QUADS * 4;
@@ -663,31 +755,33 @@ __global__ void __launch_bounds__(WARPGROUP)
         UNROLL for (int e = 0; e < 8; ++e) {
             const int u = top + e / 2 % 2, v = left + e / 4 * 2 + e % 2;
             const bool exists = o < OUT_CHANNELS && unit < UNITS && u < KERNEL_H && v < KERNEL_W;
-            w[e] = exists ? mine[channel * TAPS + u * KERNEL_W + v] * power_of_2(exponent) : 0;
+            w[e] = exists ? to_float(mine[channel * TAPS + u * KERNEL_W + v]) * power_of_2(exponent) : 0;
         }
-        uint4* const to = packed + group * (strict ? 2 : 1) * part + static_cast<int64_t>(i) * outs + o % outs;
-        to[0] = make_uint4(fp16_pair(w[0], w[1]), fp16_pair(w[2], w[3]), fp16_pair(w[4], w[5]), fp16_pair(w[6], w[7]));
-        if (!strict) continue;
-        UNROLL for (int e = 0; e < 8; ++e) w[e] = residual(w[e]);
-        to[part] = make_uint4(fp16_pair(w[0], w[1]), fp16_pair(w[2], w[3]), fp16_pair(w[4], w[5]), fp16_pair(w[6], w[7]));
+        uint4* const to = packed + group * weight_units(outs) + static_cast<int64_t>(i) * outs + o % outs;
+        to[0] = operands(w);
+        if constexpr (STRICT) {
+            UNROLL for (int e = 0; e < 8; ++e) w[e] = residual(w[e]);
+            to[part] = operands(w);
+        }
     }
-    float* const unscales = reinterpret_cast<float*>(packed + groups * (strict ? 2 : 1) * part);
+    float* const unscales = reinterpret_cast<float*>(packed + groups * weight_units(outs));
     if (threadIdx.x == 0) unscales[o] = power_of_2(-exponent);
 }
 
 // ---- launches
+constexpr int LARGEST_OUTS = STRICT || OUT_CHANNELS <= FEW_OUTS ? FEW_OUTS : MOST_OUTS;
+
 // The bytes of shared memory, and how in `plan`; 0 where the strides, or weights and two stages, do not fit.
-static int make_plan(Plan& plan, bool strict, int64_t batch, int64_t height, int64_t width, int device) {
-    constexpr int OVERLAP = 3, MOST_STAGES = 4, WIDEST = 4096;  // WIDEST: so that stage_bytes fits an int
+static int make_plan(Plan& plan, int64_t batch, int64_t height, int64_t width, int device) {
+    constexpr int MOST_STAGES = 4, WIDEST = 4096;  // WIDEST: so that stage_bytes fits an int
     if (!FITS_UNITS) return 0;
     int sm_count, shared_bytes;
     cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
     cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     plan.height = height, plan.out_h = (height + 2 * PAD_H - KERNEL_H) / STRIDE_H + 1;
     plan.width = width, plan.out_w = (width + 2 * PAD_W - KERNEL_W) / STRIDE_W + 1;
-    for (const int outs : {strict || OUT_CHANNELS <= FEW_OUTS ? FEW_OUTS : MOST_OUTS, FEW_OUTS}) {
-        const int64_t few_bytes = strict ? sizeof(Shared<FEW_OUTS, true>) : sizeof(Shared<FEW_OUTS, false>);
-        const int64_t fixed_bytes = outs == FEW_OUTS ? few_bytes : sizeof(Shared<MOST_OUTS, false>);
+    for (const int outs : {LARGEST_OUTS, FEW_OUTS}) {
+        const int64_t fixed_bytes = outs == FEW_OUTS ? sizeof(Shared<FEW_OUTS>) : sizeof(Shared<LARGEST_OUTS>);
         for (const bool by_rows : {false, true}) {
             if (fixed_bytes > shared_bytes || (!by_rows && plan.out_w > WIDEST)) continue;
             plan.outs = outs, plan.by_rows = by_rows;
@@ -703,7 +797,7 @@ static int make_plan(Plan& plan, bool strict, int64_t batch, int64_t height, int
             plan.all_tiles = batch * plan.lines * plan.tiles_per_line;
             plan.blocks = smaller<int64_t>(plan.all_tiles, larger(sm_count / plan.groups(), 1));
             for (plan.stages = MOST_STAGES; plan.stages >= 2; --plan.stages) {
-                const int64_t stage_bytes = plan.stage_bytes(strict) + STAGE_MORE;
+                const int64_t stage_bytes = plan.stage_bytes() + STAGE_MORE;
                 const int64_t bytes = fixed_bytes + CONSUMERS * plan.stages * stage_bytes;
                 if (bytes <= shared_bytes) return bytes;
             }
@@ -713,25 +807,23 @@ static int make_plan(Plan& plan, bool strict, int64_t batch, int64_t height, int
 }
 
 // The floats of the weights as pack_weights leaves them, and what undoes their scales; 0: what the kernel does not take.
-extern "C" int64_t count_packed(int64_t strict, int64_t batch, int64_t height, int64_t width, int64_t device) {
+extern "C" int64_t count_packed(int64_t batch, int64_t height, int64_t width, int64_t device) {
     Plan plan;
-    if (!make_plan(plan, strict, batch, height, width, device)) return 0;
-    return plan.groups() * (weight_units(plan.outs, strict) * (UNIT_BYTES / 4) + plan.outs);
+    if (!make_plan(plan, batch, height, width, device)) return 0;
+    return plan.groups() * (weight_units(plan.outs) * (UNIT_BYTES / 4) + plan.outs);
 }
 
 // out (batch, OUT_CHANNELS, out_h, out_w); `packed` has count_packed() floats; bias may be null.
-extern "C" int launch_convolve(const Element* x, const Element* weight, const Element* bias, float* packed, Element* out,
-                               int64_t strict, int64_t batch, int64_t height, int64_t width, int64_t device,
-                               cudaStream_t stream) {
+extern "C" int launch_convolve(const Input* x, const Element* weight, const Element* bias, float* packed, Element* out,
+                               int64_t batch, int64_t height, int64_t width, int64_t device, cudaStream_t stream) {
     Plan plan;
-    const int bytes = make_plan(plan, strict, batch, height, width, device);
+    const int bytes = make_plan(plan, batch, height, width, device);
     if (!bytes) return cudaErrorNotSupported;
     plan.x = x, plan.weight = weight, plan.bias = bias, plan.out = out;
-    plan.paired = width % 2 == 0 && PAD_W % 2 == 0 && reinterpret_cast<uintptr_t>(x) % 8 == 0;
+    plan.paired = width % 2 == 0 && PAD_W % 2 == 0 && reinterpret_cast<uintptr_t>(x) % sizeof(Pair) == 0;
     uint4* const units = reinterpret_cast<uint4*>(packed);
-    pack_weights<<<plan.groups() * plan.outs, WARPGROUP, 0, stream>>>(weight, units, plan.outs, strict);
-    auto kernel = plan.outs == MOST_OUTS ? convolve<MOST_OUTS, false> : convolve<FEW_OUTS, false>;
-    if (strict) kernel = convolve<FEW_OUTS, true>;
+    pack_weights<<<plan.groups() * plan.outs, WARPGROUP, 0, stream>>>(weight, units, plan.outs);
+    const auto kernel = plan.outs == FEW_OUTS ? convolve<FEW_OUTS> : convolve<LARGEST_OUTS>;
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error != cudaSuccess) return error;
     kernel<<<plan.blocks * plan.groups(), THREADS, bytes, stream>>>(plan, units);
@@ -759,8 +851,8 @@ def launch(function, *arguments):
     if not function.argtypes:
         function.argtypes = [ctypes.c_double if isinstance(each, float) else ctypes.c_int64 for each in (*arguments, 0)]
     values = [each.data_ptr() if isinstance(each, torch.Tensor) else each or 0 for each in arguments]
-    with torch.cuda.device_of(first := arguments[0]):
-        stream = torch.cuda.current_stream().cuda_stream if first.is_cuda else 0
+    with torch.cuda.device(index := arguments[0].get_device()):  # -1: the CPU, under the emulator
+        stream = torch.cuda.current_stream(index).cuda_stream if index >= 0 else 0
         if code := function(*values, stream):
             raise RuntimeError(f"{function.__name__}: CUDA error {code}")
 
@@ -775,7 +867,19 @@ def check(name, tensor, shape, device, dtype=torch.float32):
 # ---- What is this file's own.
 SCHEMA = "(Tensor x, Tensor weight, Tensor? bias, int[2] stride, int[2] padding) -> Tensor"
 HOPPER = "-gencode=arch=compute_90a,code=sm_90a"  # load_inline would build for 9.0, which lacks wgmma
+ELEMENTS = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 capability = functools.cache(torch.cuda.get_device_capability)
+
+
+def is_direct(*operands):
+    """Return whether only autograd looks on: nothing traces, casts or transforms; and data are on the first one's device."""
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(DEVICE) or torch.overrides.has_torch_function(operands):
+        return False
+    tensors = [each for each in operands if isinstance(each, torch.Tensor)]
+    try:
+        return tensors[0].device.type == DEVICE and all(each.data_ptr() or not each.numel() for each in tensors)
+    except RuntimeError:  # torch.func's tensors have no data
+        return False
 
 
 def is_strict():
@@ -792,17 +896,20 @@ def count(function, *numbers):
 
 
 def original(x, weight, bias=None, stride=1, padding=0):
-    return nn.functional.conv2d(x, weight, bias, stride, padding)
+    return nn.functional.conv2d(x.to(weight.dtype), weight, bias, stride, padding)
 
 
 def convolve(x, weight, bias, stride, padding, kernels=kernels, original=original):
-    """Return the convolution's output. Raises RuntimeError for what the kernel does not take."""
+    """Return the convolution's output, of the weights' type. Raises RuntimeError for what the kernel does not take."""
     (batch, *_, height, width), (out_channels, in_channels, kernel_h, kernel_w) = x.shape, weight.shape
     (stride_h, stride_w), (pad_h, pad_w) = stride, padding
-    check("x", x, (batch, in_channels, height, width), x.device)
-    check("weight", weight, weight.shape, x.device)
+    if x.dtype not in ELEMENTS:
+        raise RuntimeError(f"expected x as float32, float16 or bfloat16; got {x.dtype}")
+    dtype = weight.dtype if x.dtype == torch.float32 and weight.dtype in ELEMENTS else x.dtype  # they differ under autocast
+    check("x", x, (batch, in_channels, height, width), x.device, x.dtype)
+    check("weight", weight, weight.shape, x.device, dtype)
     if bias is not None:
-        check("bias", bias, (out_channels,), x.device)
+        check("bias", bias, (out_channels,), x.device, dtype)
     room_h, room_w = height + 2 * pad_h - kernel_h, width + 2 * pad_w - kernel_w
     if min(*stride, kernel_h, kernel_w) < 1 or min(*padding, room_h, room_w) < 0:
         fits = f"a kernel of {[kernel_h, kernel_w]}, strides {[*stride]} and padding {[*padding]}"
@@ -812,18 +919,21 @@ def convolve(x, weight, bias, stride, padding, kernels=kernels, original=origina
     if x.is_cuda and capability(x.device) != (9, 0):
         raise RuntimeError("expected a GPU of compute capability 9.0 (Hopper); v4_tensor_core runs on 8.0 and later")
     x, weight, bias = x.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous()
-    out = x.new_empty(batch, out_channels, room_h // stride_h + 1, room_w // stride_w + 1)
+    out = weight.new_empty(batch, out_channels, room_h // stride_h + 1, room_w // stride_w + 1)
     if not out.numel():
         return out
     names = "OUT_CHANNELS", "IN_CHANNELS", "KERNEL_H", "KERNEL_W", "STRIDE_H", "STRIDE_W", "PAD_H", "PAD_W"
-    library = kernels(HOPPER, **dict(zip(names, (*weight.shape, *stride, *padding), strict=True)))
-    numbers = is_strict(), batch, height, width, x.device.index or 0
+    macros = dict(zip(names, (*weight.shape, *stride, *padding), strict=True))
+    strict = dtype == torch.float32 and is_strict()
+    library = kernels(HOPPER, INPUT=ELEMENTS[x.dtype], ELEMENT=ELEMENTS[dtype], STRICT=int(strict), **macros)
+    numbers = batch, height, width, x.device.index or 0
     floats = count(library.count_packed, *numbers)
     if not floats:
         limits = "a stride of 4 across and an even one down, weights for 48 outputs and two stages in shared memory"
-        warnings.warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}", stacklevel=2)
+        warnings.warn(f"PyTorch computes what these kernels do not take: {limits}", stacklevel=2)
         return original(x, weight, bias, stride, padding)
-    launch(library.launch_convolve, x, weight, bias, x.new_empty(floats), out, *numbers)
+    packed = x.new_empty(floats, dtype=torch.float32)
+    launch(library.launch_convolve, x, weight, bias, packed, out, *numbers)
     return out
 
 
@@ -845,15 +955,32 @@ def setup_context(ctx, inputs, output):
 
 
 operator.register_autograd(backward, setup_context=setup_context)
-if torch.__version__ >= "2.7":
-    operator.register_autocast(DEVICE, torch.float32)
 
 
-def call(*operands, function=convolve):
-    """Call the operator; where nothing is recorded or traced, its function: the dispatcher takes 20 us of the host's time."""
-    seen = torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled(DEVICE)
-    seen |= operands[0].device.type != DEVICE  # which the dispatcher refuses
-    return (torch.ops.alexnet_conv1_v5_hopper.forward if seen else function)(*operands)
+class Direct(torch.autograd.Function):
+    """The operator without PyTorch's dispatcher, which takes longer than all else on the host."""
+
+    backward = staticmethod(backward)
+
+    @staticmethod
+    def forward(ctx, *operands, function=convolve, setup_context=setup_context):
+        output = function(*operands)
+        setup_context(ctx, operands, output)
+        return output
+
+
+def call(x, weight, bias, *numbers, function=convolve, direct=Direct):
+    """Call the operator or, in eager mode, its function. Autocast: in its type; a float32 x is rounded while it is loaded."""
+    if torch.is_autocast_enabled(DEVICE):
+        dtype = torch.get_autocast_dtype(DEVICE)
+        x = x.to(dtype) if x.dtype.itemsize == 2 else x
+        weight, bias = weight.to(dtype), bias if bias is None else bias.to(dtype)
+    else:
+        check("x", x, x.shape, x.device, weight.dtype)
+    operands = x, weight, bias, *numbers
+    if not is_direct(*operands):
+        return torch.ops.alexnet_conv1_v5_hopper.forward(*operands)
+    return (direct.apply if torch.is_grad_enabled() else function)(*operands)
 
 
 class ModelNew(nn.Module):

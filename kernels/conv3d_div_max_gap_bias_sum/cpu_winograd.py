@@ -787,7 +787,7 @@ def conv_max_mean(
     out, patches, argmax = saved(x, weight, conv_bias, divisor, pool, needs)
     if not is_served(weight, pool):
         limits = "a kernel other than 3 x 3 x 3, windows other than 2 x 2 x 2"
-        warnings.warn(f"{NAME}: PyTorch computes what this does not take: {limits}", stacklevel=2)
+        warnings.warn(f"PyTorch computes what this does not take: {limits}", stacklevel=2)
         return original(x, weight, conv_bias, divisor, pool), patches, argmax
     of_units = x.new_zeros(batch, count(kernels().count_units, height, width), *patches.shape[1:]) if needs & 2 else None
     if batch:

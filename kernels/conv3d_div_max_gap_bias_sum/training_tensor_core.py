@@ -954,8 +954,8 @@ def launch(function, *arguments):
     if not function.argtypes:
         function.argtypes = [ctypes.c_double if isinstance(each, float) else ctypes.c_int64 for each in (*arguments, 0)]
     values = [each.data_ptr() if isinstance(each, torch.Tensor) else each or 0 for each in arguments]
-    with torch.cuda.device_of(first := arguments[0]):
-        stream = torch.cuda.current_stream().cuda_stream if first.is_cuda else 0
+    with torch.cuda.device(index := arguments[0].get_device()):  # -1: the CPU, under the emulator
+        stream = torch.cuda.current_stream(index).cuda_stream if index >= 0 else 0
         if code := function(*values, stream):
             raise RuntimeError(f"{function.__name__}: CUDA error {code}")
 
@@ -972,6 +972,17 @@ SCHEMA = "(Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor
 INPUTS = "Tensor grad, Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor, int[3] pool"
 GRADIENT = f"({INPUTS}, Tensor argmax, int needs) -> (Tensor, Tensor, Tensor, Tensor)"
 capability = functools.cache(torch.cuda.get_device_capability)
+
+
+def is_direct(*operands):
+    """Return whether only autograd looks on: nothing traces, casts or transforms; and data are on the first one's device."""
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(DEVICE) or torch.overrides.has_torch_function(operands):
+        return False
+    tensors = [each for each in operands if isinstance(each, torch.Tensor)]
+    try:
+        return tensors[0].device.type == DEVICE and all(each.data_ptr() or not each.numel() for each in tensors)
+    except RuntimeError:  # torch.func's tensors have no data
+        return False
 
 
 def is_strict():
@@ -1006,7 +1017,6 @@ def saved(x, weight, conv_bias, bias, divisor, pool, needs, library_for=library_
     return x.new_empty((x.shape[0], *([] if bias.numel() else weight.shape[:1]), 1, 1, 1)), argmax
 
 
-@torch.library.custom_op(f"{NAME}::forward", mutates_args=(), device_types=DEVICE, schema=SCHEMA)
 def conv_max_mean(x, weight, conv_bias, bias, divisor, pool, needs, library_for=library_for, saved=saved, original=original):
     """Return the output and what the gradients of x (needs & 1) and of the parameters (needs & 2) take: see `saved`."""
     (batch, *_, depth, height, width), (out_channels, in_channels, *kernel) = x.shape, weight.shape
@@ -1024,7 +1034,7 @@ def conv_max_mean(x, weight, conv_bias, bias, divisor, pool, needs, library_for=
     library, (out, argmax) = library_for(weight, pool), saved(x, weight, conv_bias, bias, divisor, pool, needs)
     if not library.is_served():
         limits = "at most 8 channels in and 16 out, a kernel of 3 x 3 x 3 and windows of 2 x 2 x 2"
-        warnings.warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}", stacklevel=2)
+        warnings.warn(f"PyTorch computes what these kernels do not take: {limits}", stacklevel=2)
         return original(x, weight, conv_bias, bias, divisor, pool), argmax
     x, weight, conv_bias, bias = x.contiguous(), weight.contiguous(), conv_bias.contiguous(), bias.contiguous()
     if batch:
@@ -1037,10 +1047,10 @@ def conv_max_mean(x, weight, conv_bias, bias, divisor, pool, needs, library_for=
     return out, argmax
 
 
-conv_max_mean.register_fake(saved)
+operator = torch.library.custom_op(f"{NAME}::forward", conv_max_mean, mutates_args=(), device_types=DEVICE, schema=SCHEMA)
+operator.register_fake(saved)
 
 
-@torch.library.custom_op(f"{NAME}::gradient", mutates_args=(), device_types=DEVICE, schema=GRADIENT)
 def gradient(grad, x, weight, conv_bias, bias, divisor, pool, argmax, needs, library_for=library_for):
     """Return the gradients of x (needs & 1) and of the parameters (needs & 2); empty tensors where they are not needed."""
     library, numbers = library_for(weight, pool), (len(x), *x.shape[2:], is_strict(), x.device.index or 0)
@@ -1058,13 +1068,16 @@ def gradient(grad, x, weight, conv_bias, bias, divisor, pool, argmax, needs, lib
     return tuple(found)
 
 
-@gradient.register_fake
 def gradients(grad, x, weight, conv_bias, bias, divisor, pool, argmax, needs):
     found = (x, 1), (weight, 2), (conv_bias, 2), (bias, 2)
     return tuple(each.new_empty(each.shape if needs & bit else 0) for each, bit in found)
 
 
-def backward(ctx, grad, *_, original=original):
+of_gradients = torch.library.custom_op(f"{NAME}::gradient", gradient, mutates_args=(), device_types=DEVICE, schema=GRADIENT)
+of_gradients.register_fake(gradients)
+
+
+def backward(ctx, grad, *_, original=original, gradient=gradient):
     """The gradient; PyTorch's, which takes several times 441 MB, where kernels do not serve, and that of a gradient."""
     *tensors, argmax = ctx.saved_tensors
     wanted = ctx.needs_input_grad[:4]
@@ -1072,9 +1085,8 @@ def backward(ctx, grad, *_, original=original):
     if torch.is_grad_enabled() or needs & ~ctx.needs or not len(argmax):
         found = torch.func.vjp(lambda *tensors: original(*tensors, ctx.divisor, ctx.pool), *tensors)[1](grad)
         return *found, None, None, None
-    found = torch.ops.conv3d_div_max_gap_bias_sum_training_tensor_core.gradient(
-        grad, *tensors, ctx.divisor, ctx.pool, argmax, needs
-    )
+    function = gradient if is_direct(grad, *tensors) else torch.ops.conv3d_div_max_gap_bias_sum_training_tensor_core.gradient
+    found = function(grad, *tensors, ctx.divisor, ctx.pool, argmax, needs)
     return *[each if is_wanted else None for each, is_wanted in zip(found, wanted, strict=True)], None, None, None
 
 
@@ -1085,14 +1097,27 @@ def setup_context(ctx, inputs, output):
     ctx.set_materialize_grads(False)
 
 
-conv_max_mean.register_autograd(backward, setup_context=setup_context)
+operator.register_autograd(backward, setup_context=setup_context)
 if torch.__version__ >= "2.7":
-    conv_max_mean.register_autocast(DEVICE, torch.float32)
+    operator.register_autocast(DEVICE, torch.float32)
 
 
-def call(x, *operands):
+class Direct(torch.autograd.Function):
+    """The operator without PyTorch's dispatcher, which takes longer than all else on the host."""
+
+    backward = staticmethod(backward)
+
+    @staticmethod
+    def forward(ctx, *operands, function=conv_max_mean, setup_context=setup_context):
+        output = function(*operands)
+        setup_context(ctx, operands, output)
+        return output
+
+
+def call(x, *operands, direct=Direct):
     needs = x.requires_grad + 2 * any(each.requires_grad for each in operands[:3]) if torch.is_grad_enabled() else 0
-    return torch.ops.conv3d_div_max_gap_bias_sum_training_tensor_core.forward(x, *operands, needs)[0]
+    function = direct.apply if is_direct(x, *operands) else torch.ops.conv3d_div_max_gap_bias_sum_training_tensor_core.forward
+    return function(x, *operands, needs)[0]
 
 
 class ModelNew(nn.Module):

@@ -22,9 +22,10 @@ Floor
     47.6 GFLOP in fp32, 0.93 ms at the 51 TFLOP/s that an H200 reaches: compute bound. 269 MB in are 0.06 ms.
 
 Takes
-    What the original takes, in float32 on CUDA, a channel below 2^31 pixels; any size, in slices of the weights. For other
-    `sum_dim` or `bias` than one value, or one a channel, summed over channels, PyTorch sums averages. Anything else raises. The
-    gradient is PyTorch's. Deterministic.
+    What the original takes, in float32, fp16 or bf16 on CUDA, a channel below 2^31 pixels; any size, in slices of the weights.
+    The bias, whose type the sum has, may be float32, as under autocast, which casts no such x. For other `sum_dim` or `bias`
+    than one value, or one a channel, summed over channels, PyTorch sums averages. Anything else raises. The gradient is
+    PyTorch's. Deterministic.
 """
 
 import copy
@@ -42,12 +43,23 @@ DEVICE = "cpu" if hasattr(load_inline, "emulates_cuda") else "cuda"  # the playg
 EXAMPLE = (8, 16, 3, 2.0, 2, (16, 1, 1, 1), 1), (128, 8, 16, 64, 64), (4, 8, 6, 12, 20), 2e-2  # see main; limit: TF32's
 
 CUDA = r"""
-// Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_D, KERNEL_H, KERNEL_W, POOL_D, POOL_H, POOL_W: loops with known ends are unrolled.
+// Needs ELEMENT, and IN_CHANNELS, OUT_CHANNELS, KERNEL_D, KERNEL_H, KERNEL_W, POOL_D, POOL_H, POOL_W: loops are unrolled.
+#define DIGITS_float 24
+#define DIGITS___half 11
+#define DIGITS___nv_bfloat16 8
+#define PASTE(a, b) a##b
+#define DIGITS_OF(type) PASTE(DIGITS_, type)
+#define DIGITS DIGITS_OF(ELEMENT)  // of an element's significand
+#if DIGITS == 11  // headers take half a second to compile
+#include <cuda_fp16.h>
+#elif DIGITS == 8
+#include <cuda_bf16.h>
+#endif
 #include <cuda_runtime.h>
 #include <cmath>
 #include <cstdint>
 
-using Element = float;  // of x and the parameters
+using Element = ELEMENT;  // of x and the parameters: float, __half or __nv_bfloat16
 
 #define UNROLL _Pragma("unroll")
 #define UNROLL_1 _Pragma("unroll 1")
@@ -83,6 +95,23 @@ constexpr int SLICE_T = largest_divisor(KERNEL_W, 16);  // a row of the input is
 constexpr int SLICE_S = largest_divisor(KERNEL_H, WEIGHT_FLOATS / (OUT_PITCH * SLICE_T));
 constexpr int SLICE_R = largest_divisor(KERNEL_D, WEIGHT_FLOATS / (OUT_PITCH * SLICE_T * SLICE_S));
 constexpr int SLICE_C = largest_divisor(IN_CHANNELS, WEIGHT_FLOATS / (OUT_PITCH * SLICE_T * SLICE_S * SLICE_R));
+
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ void store(float* to, float x) { *to = x; }
+#if DIGITS == 11
+__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+__device__ __forceinline__ void store(__half* to, float x) { *to = __float2half_rn(x); }
+#elif DIGITS == 8
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ void store(__nv_bfloat16* to, float x) { *to = __float2bfloat16_rn(x); }
+#endif
+// Of `bias` and `out`, which hold floats or elements.
+__device__ __forceinline__ float load_at(const void* from, int64_t i, bool floats) {
+    return floats ? static_cast<const float*>(from)[i] : to_float(static_cast<const Element*>(from)[i]);
+}
+__device__ __forceinline__ void store_at(void* to, int64_t i, bool floats, float x) {
+    floats ? store(static_cast<float*>(to) + i, x) : store(static_cast<Element*>(to) + i, x);
+}
 
 __device__ float warp_sum(float value) {  // in lane 0
     for (int offset = WARP / 2; offset > 0; offset /= 2) value += __shfl_down_sync(0xffffffffu, value, offset);
@@ -155,7 +184,7 @@ __device__ __forceinline__ void convolve_window(const Volume& volume, const Elem
                 const int r = k / OUT_PITCH / SLICE_T / SLICE_S % SLICE_R, c = k / OUT_PITCH / SLICE_T / SLICE_S / SLICE_R;
                 const int64_t channel = (int64_t)(first_out + o) * IN_CHANNELS + c0 + c;
                 const int64_t from = ((channel * KERNEL_D + r0 + r) * KERNEL_H + s0 + s) * KERNEL_W + t0 + t;
-                weights[c][r][s][t][o] = o < OUT_BLOCK && first_out + o < OUT_CHANNELS ? sign * weight[from] : 0.0f;
+                weights[c][r][s][t][o] = o < OUT_BLOCK && first_out + o < OUT_CHANNELS ? sign * to_float(weight[from]) : 0.0f;
             }
             __syncthreads();
             if (exists)
@@ -167,7 +196,7 @@ __device__ __forceinline__ void convolve_window(const Volume& volume, const Elem
                 UNROLL for (int u = 0; u < PART_D; ++u)
                 UNROLL for (int v = 0; v < PART_H; ++v)
                 UNROLL for (int i = 0; i < PART_W + SLICE_T - 1; ++i)
-                    values[u][v][i] = corner[((int64_t)u * volume.height + v) * volume.width + i];
+                    values[u][v][i] = to_float(corner[((int64_t)u * volume.height + v) * volume.width + i]);
                 UNROLL for (int t = 0; t < SLICE_T; ++t)
                 UNROLL for (int o = 0; o < OUT_BLOCK; ++o)
                 UNROLL for (int i = 0; i < PART; ++i) {
@@ -187,7 +216,7 @@ __device__ __forceinline__ void convolve_window(const Volume& volume, const Elem
 // A sample's result from the sums of its blocks, (chunks, OUT_CHANNELS in groups): the average of each channel to
 // out (batch, OUT_CHANNELS), or, with a bias of `biases` values, the sum of all to out (batch,).
 __device__ void finish_sample(const Volume& volume, const float* partial_sums, const Element* __restrict__ conv_bias,
-                              const Element* __restrict__ bias, int biases, Division division, int64_t sample, float* out) {
+                              const void* bias, int biases, Division division, int64_t sample, void* out, bool floats) {
     __shared__ float warp_totals[WARPS];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     float total = 0.0f;
@@ -195,23 +224,22 @@ __device__ void finish_sample(const Volume& volume, const float* partial_sums, c
         float sum = 0.0f;
         for (unsigned chunk = lane; chunk < volume.chunks(); chunk += WARP)
             sum += partial_sums[((sample * volume.chunks() + chunk) * OUT_GROUPS + o / OUT_BLOCK) * OUT_BLOCK + o % OUT_BLOCK];
-        const float average = division.average(warp_sum(sum), volume.windows(), conv_bias[o]);
-        if (bias) total += average + bias[biases == 1 ? 0 : o];
-        else if (lane == 0) out[sample * OUT_CHANNELS + o] = average;
+        const float average = division.average(warp_sum(sum), volume.windows(), to_float(conv_bias[o]));
+        if (bias) total += average + load_at(bias, biases == 1 ? 0 : o, floats);
+        else if (lane == 0) store_at(out, sample * OUT_CHANNELS + o, floats, average);
     }
     if (!bias) return;
     if (lane == 0) warp_totals[warp] = total;
     __syncthreads();
     if (threadIdx.x > 0) return;
     for (int other = 1; other < WARPS; ++other) total += warp_totals[other];
-    out[sample] = total;
+    store_at(out, sample, floats, total);
 }
 
 // `partial_sums` (blocks, OUT_BLOCK), `arrivals` a zero for each sample.
 __global__ void __launch_bounds__(THREADS, 4)
-    conv_max_mean(Volume volume, const Element* __restrict__ weight, const Element* __restrict__ conv_bias,
-                  const Element* __restrict__ bias, int biases, Division division, float* partial_sums, unsigned* arrivals,
-                  float* __restrict__ out) {
+    conv_max_mean(Volume volume, const Element* __restrict__ weight, const Element* __restrict__ conv_bias, const void* bias,
+                  int biases, Division division, float* partial_sums, unsigned* arrivals, void* out, bool floats) {
     const int first_out = blockIdx.x % OUT_GROUPS * OUT_BLOCK;
     const int64_t sample = blockIdx.x / OUT_GROUPS / volume.chunks();
     const unsigned window = blockIdx.x / OUT_GROUPS % volume.chunks() * THREADS + threadIdx.x;
@@ -231,7 +259,7 @@ __global__ void __launch_bounds__(THREADS, 4)
     }
     __syncthreads();
     if (!last) return;
-    finish_sample(volume, partial_sums, conv_bias, bias, biases, division, sample, out);
+    finish_sample(volume, partial_sums, conv_bias, bias, biases, division, sample, out, floats);
 }
 
 extern "C" int64_t count_blocks(int64_t batch, int64_t depth, int64_t height, int64_t width) {
@@ -239,13 +267,14 @@ extern "C" int64_t count_blocks(int64_t batch, int64_t depth, int64_t height, in
 }
 
 // scratch: OUT_BLOCK floats a block, at most 8; arrivals: a zero for each sample. With `biases`, 1 or OUT_CHANNELS, `out` is
-// (batch,), without (batch, OUT_CHANNELS).
-extern "C" int launch_conv_max_mean(const Element* x, const Element* weight, const Element* conv_bias, const Element* bias,
-                                    float* scratch, unsigned* arrivals, float* out, double divisor, int64_t biases,
-                                    int64_t batch, int64_t depth, int64_t height, int64_t width, cudaStream_t stream) {
+// (batch,), without (batch, OUT_CHANNELS). bias, out: floats or elements.
+extern "C" int launch_conv_max_mean(const Element* x, const Element* weight, const Element* conv_bias, const void* bias,
+                                    float* scratch, unsigned* arrivals, void* out, double divisor, int64_t biases,
+                                    int64_t floats, int64_t batch, int64_t depth, int64_t height, int64_t width,
+                                    cudaStream_t stream) {
     conv_max_mean<<<count_blocks(batch, depth, height, width), THREADS, 0, stream>>>(
         Volume(x, batch, depth, height, width), weight, conv_bias, biases ? bias : nullptr, biases,
-        Division{static_cast<float>(divisor)}, scratch, arrivals, out);
+        Division{static_cast<float>(divisor)}, scratch, arrivals, out, floats != 0);
     return cudaGetLastError();
 }
 """
@@ -270,8 +299,8 @@ def launch(function, *arguments):
     if not function.argtypes:
         function.argtypes = [ctypes.c_double if isinstance(each, float) else ctypes.c_int64 for each in (*arguments, 0)]
     values = [each.data_ptr() if isinstance(each, torch.Tensor) else each or 0 for each in arguments]
-    with torch.cuda.device_of(first := arguments[0]):
-        stream = torch.cuda.current_stream().cuda_stream if first.is_cuda else 0
+    with torch.cuda.device(index := arguments[0].get_device()):  # -1: the CPU, under the emulator
+        stream = torch.cuda.current_stream(index).cuda_stream if index >= 0 else 0
         if code := function(*values, stream):
             raise RuntimeError(f"{function.__name__}: CUDA error {code}")
 
@@ -285,6 +314,7 @@ def check(name, tensor, shape, device, dtype=torch.float32):
 
 # ---- What is this file's own.
 SCHEMA = "(Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor, int[3] pool) -> Tensor"
+ELEMENTS = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 
 
 def count(function, *numbers):
@@ -296,28 +326,35 @@ def count(function, *numbers):
 
 @torch.library.custom_op(f"{NAME}::forward", mutates_args=(), device_types=DEVICE, schema=SCHEMA)
 def conv_max_mean(x, weight, conv_bias, bias, divisor, pool, kernels=kernels):
-    """Return each sample's sum (batch, 1, 1, 1); for an empty bias the averages (batch, outputs, 1, 1, 1)."""
+    """Return each sample's sum (batch, 1, 1, 1); for an empty bias the averages (batch, outputs, 1, 1, 1), of x's type.
+
+    The bias, and so the sum, has x's type or float32.
+    """
     (batch, *_, depth, height, width), (out_channels, in_channels, *kernel) = x.shape, weight.shape
-    check("x", x, (batch, in_channels, depth, height, width), x.device)
-    check("weight", weight, (out_channels, in_channels, *kernel[-3:]), x.device)
-    check("conv_bias", conv_bias, (out_channels,), x.device)
-    check("bias", bias, bias.shape if bias.numel() in (0, 1, out_channels) else (out_channels,), x.device)
+    if x.dtype not in ELEMENTS:
+        raise RuntimeError(f"expected x as one of {', '.join(map(str, ELEMENTS))}; got {x.dtype}")
+    check("x", x, (batch, in_channels, depth, height, width), x.device, x.dtype)
+    check("weight", weight, (out_channels, in_channels, *kernel[-3:]), x.device, x.dtype)
+    check("conv_bias", conv_bias, (out_channels,), x.device, x.dtype)
+    of_sum = torch.float32 if bias.dtype == torch.float32 else x.dtype
+    check("bias", bias, bias.shape if bias.numel() in (0, 1, out_channels) else (out_channels,), x.device, of_sum)
     if min(pool) < 1 or any(size < k + p - 1 for size, k, p in zip((depth, height, width), kernel, pool, strict=True)):
         fits = f"room for a window of {[*pool]} behind a kernel of {kernel}"
         raise RuntimeError(f"expected {fits}; got a volume of {[depth, height, width]}")
     if depth * height * width >= 2**31:
         raise RuntimeError(f"expected fewer than 2^31 pixels a channel; got x of shape {[*x.shape]}")
     names = "OUT_CHANNELS", "IN_CHANNELS", "KERNEL_D", "KERNEL_H", "KERNEL_W", "POOL_D", "POOL_H", "POOL_W"
-    library = kernels(**dict(zip(names, (*weight.shape, *pool), strict=True)))
+    library = kernels(**dict(zip(names, (*weight.shape, *pool), strict=True)), ELEMENT=ELEMENTS[x.dtype])
     x, weight, conv_bias, bias = x.contiguous(), weight.contiguous(), conv_bias.contiguous(), bias.contiguous()
-    out = x.new_empty((batch, 1, 1, 1) if bias.numel() else (batch, out_channels, 1, 1, 1))
+    out = x.new_empty(batch, 1, 1, 1, dtype=of_sum) if bias.numel() else x.new_empty(batch, out_channels, 1, 1, 1)
     if batch:
         numbers = batch, depth, height, width
         blocks = count(library.count_blocks, *numbers)
         if blocks >= 2**31:
             raise RuntimeError(f"expected a batch of fewer than 2^31 blocks; got one of {blocks}")
-        given = x, weight, conv_bias, bias, x.new_empty(8 * blocks), x.new_zeros(batch, dtype=torch.int32), out
-        launch(library.launch_conv_max_mean, *given, float(divisor), bias.numel(), *numbers)
+        scratch = x.new_empty(8 * blocks, dtype=torch.float32), x.new_zeros(batch, dtype=torch.int32)
+        given = x, weight, conv_bias, bias, *scratch, out
+        launch(library.launch_conv_max_mean, *given, float(divisor), bias.numel(), out.dtype == torch.float32, *numbers)
     return out
 
 
@@ -340,14 +377,20 @@ def setup_context(ctx, inputs, output):
 
 
 conv_max_mean.register_autograd(backward, setup_context=setup_context)
-if torch.__version__ >= "2.7":
-    conv_max_mean.register_autocast(DEVICE, torch.float32)
+
+
+def call(x, weight, conv_bias, bias, *rest):
+    """Call the operator. Autocast: 16-bit x and the weights get its type, float32 stays; the sum is float32, as PyTorch's."""
+    function = torch.ops.conv3d_div_max_gap_bias_sum_v3_single_kernel.forward
+    if not torch.is_autocast_enabled(DEVICE):
+        return function(x, weight, conv_bias, bias, *rest)
+    with torch.autocast(DEVICE, enabled=False):
+        dtype = torch.get_autocast_dtype(DEVICE) if x.element_size() == 2 else x.dtype
+        return function(*(each.to(dtype) for each in (x, weight, conv_bias)), bias.float(), *rest)
 
 
 class ModelNew(nn.Module):
-    @staticmethod
-    def operator(*operands):
-        return torch.ops.conv3d_div_max_gap_bias_sum_v3_single_kernel.forward(*operands)
+    operator = staticmethod(call)
 
     def __init__(self, in_channels, out_channels, kernel_size, divisor, pool_size, bias_shape, sum_dim):
         super().__init__()

@@ -13,21 +13,23 @@ Mathematics
     gives each segment, a block's part of a sample, the range, from its first values; if a later one overflows, the segment is
     attempted again, its largest between 2^14 and 2^15. x is off by at most 2^-11 of itself, as in TF32, or by 2^-35 of the
     segment's largest. NaN and infinities count in no scale. Strict (PyTorch forbids TF32; read in each call): fp16x3. Each
-    plane's sums, which tensor cores truncate, begin at zero.
+    plane's sums, which tensor cores truncate, begin at zero. fp16 and bf16 are multiplied as they are, without a scale.
 
 Launches
     conv_max_mean    samples x parts    384 threads   97 KB, strict 206    a consumer warp: 8 windows x 16 outputs at a time
     finish_samples   samples            32            0                    adds a sample's parts, where there are several
 
 Floor
-    269 MB in, 0.062 ms on an H200; 47.6 GFLOP at the 622 TFLOP/s of mma.sync, 0.077. No single unit binds.
+    269 MB in, 0.062 ms on an H200 (16-bit types 0.031); 47.6 GFLOP at the 622 TFLOP/s of mma.sync, 0.077. No unit binds.
 
 Takes
-    float32 CUDA tensors, a channel below 2^31 pixels, on compute capability 8.0 or later; what SERVED says: up to 8
-    channels in and 16 out, a kernel of 3, windows of 2. PyTorch computes the rest, with a warning. The gradient is PyTorch's.
-    Deterministic for a number of SMs.
+    float32, fp16 or bf16 CUDA tensors, a channel below 2^31 pixels, on compute capability 8.0 or later; the bias, whose type
+    the sum has, may be float32, as under autocast, which casts no such x. What SERVED says: up to 8 channels in and 16 out, a
+    kernel of 3, windows of 2. PyTorch computes the rest, with a warning. The gradient is PyTorch's. Deterministic for a number
+    of SMs.
 """
 
+import contextlib
 import copy
 import ctypes
 import functools
@@ -45,7 +47,16 @@ SHARED_LIMIT_KB = 0  # builds as for a device with that much shared memory a blo
 EXAMPLE = (8, 16, 3, 2.0, 2, (16, 1, 1, 1), 1), (128, 8, 16, 64, 64), (4, 8, 6, 12, 20), 2e-2  # see main; limit: TF32's
 
 CUDA = r"""
-// Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_D, KERNEL_H, KERNEL_W, POOL_D, POOL_H, POOL_W and SHARED_LIMIT_KB.
+// Needs ELEMENT, STRICT, IN_CHANNELS, OUT_CHANNELS, KERNEL_D, KERNEL_H, KERNEL_W, POOL_D, POOL_H, POOL_W, SHARED_LIMIT_KB.
+#define DIGITS_float 24
+#define DIGITS___half 11
+#define DIGITS___nv_bfloat16 8
+#define PASTE(a, b) a##b
+#define DIGITS_OF(type) PASTE(DIGITS_, type)
+#define DIGITS DIGITS_OF(ELEMENT)  // of an element's significand
+#if DIGITS == 8  // a header takes half a second to compile
+#include <cuda_bf16.h>
+#endif
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <cmath>
@@ -57,7 +68,7 @@ CUDA = r"""
 extern "C" int64_t is_served() { return SERVED; }
 
 #if SERVED
-using Element = float;  // of x and the parameters
+using Element = ELEMENT;  // of x and the parameters: float, __half or __nv_bfloat16
 #define DEVICE __device__ __forceinline__
 #define UNROLL _Pragma("unroll")
 #define UNROLL_1 _Pragma("unroll 1")
@@ -70,12 +81,14 @@ __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; 
 // windows along depth. Where a sample's slabs do not fit into shared memory, or its columns into a band, it is cut along these;
 // and along its rows, where samples are too few to fill all SMs. A block has one part of one sample: a segment. A band is two
 // rows of x, in all planes of a segment: a row of windows reads two bands. A segment is scaled by a power of two that its first
-// values suggest, and attempted again if one overflows fp16.
+// values suggest, and attempted again if one overflows fp16; 16-bit x and weights are multiplied as they are.
 constexpr int WARP = 32, STAGES = 3, CONSUMER_WARPS = 8, PRODUCER_WARPS = 4;
 constexpr int CONSUMERS = CONSUMER_WARPS * WARP, PRODUCERS = PRODUCER_WARPS * WARP, THREADS = CONSUMERS + PRODUCERS;
 constexpr int CHANNELS = 8, OUTPUTS = 16, TILE_WINDOWS = 8;  // of the tensor core's operands; what does not exist is zero
-constexpr int SIDE = 4, COLUMNS = 64, PIECES = COLUMNS / 4;  // of x: a window's pixels in each direction, a row's columns
-constexpr int LINES = PRODUCERS / PIECES;                    // rows of a band that the producers load at a time
+constexpr int SIDE = 4, COLUMNS = 64;  // of x: a window's pixels in each direction, a row's columns
+constexpr bool SCALED = DIGITS == 24;
+constexpr int PIECE_COLUMNS = SCALED ? 4 : 2, PIECES = COLUMNS / PIECE_COLUMNS, LINES = PRODUCERS / PIECES;
+constexpr int THREAD_LINES = SCALED ? 1 : 4, STEP = THREAD_LINES * LINES;  // rows of a band that the producers load at a time
 constexpr int TAPS = KERNEL_D * KERNEL_H * KERNEL_W, WEIGHTS = TAPS * IN_CHANNELS * OUT_CHANNELS;
 
 // ---- shared memory of a block, for the original's size
@@ -105,10 +118,12 @@ struct Problem {
     int64_t batch;
     int depth, height, width, slabs, rows, columns;  // of x, and of its windows; a channel has less than 2^31 pixels
     int slab_parts, part_slabs, column_parts, part_columns, row_parts, part_rows, parts, band_bytes, dynamic_bytes;
-    const Element *x, *weight, *conv_bias, *bias;
-    float* out;  // (batch,), without `bias` (batch, OUT_CHANNELS)
+    const Element *x, *weight, *conv_bias;
+    const void* bias;
+    void* out;  // (batch,), without `bias` (batch, OUT_CHANNELS)
     float divisor, windows;
-    int biases;  // 1, OUT_CHANNELS or 0
+    int biases;   // 1, OUT_CHANNELS or 0
+    bool floats;  // in bias and out; else elements
 };
 
 // ---- PTX
@@ -151,20 +166,62 @@ DEVICE void mma_m16n8k16_f32_f16(float (&d)[4], const uint4& a, uint32_t b0, uin
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
+// As mma_m16n8k8_f32_f16, of bf16.
+DEVICE void mma_m16n8k8_f32_bf16(float (&d)[4], uint2 a, uint32_t b) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a.x), "r"(a.y), "r"(b));
+}
+// As mma_m16n8k16_f32_f16, of bf16.
+DEVICE void mma_m16n8k16_f32_bf16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
 DEVICE float max_nan(float a, float b) {  // fmaxf ignores NaN
     float larger;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
     return larger;
 }
-// The products of two taps at once.
+// The products of a tap, and of two at once.
+DEVICE void mma_one(float (&d)[4], uint2 a, uint32_t b) {
+    if (DIGITS == 8) mma_m16n8k8_f32_bf16(d, a, b);
+    else mma_m16n8k8_f32_f16(d, a, b);
+}
 DEVICE void mma_pair(float (&d)[4], uint2 a, uint2 next_a, uint32_t b, uint32_t next_b) {
-    mma_m16n8k16_f32_f16(d, make_uint4(a.x, a.y, next_a.x, next_a.y), b, next_b);
+    const uint4 both = make_uint4(a.x, a.y, next_a.x, next_a.y);
+    if (DIGITS == 8) mma_m16n8k16_f32_bf16(d, both, b, next_b);
+    else mma_m16n8k16_f32_f16(d, both, b, next_b);
 }
 
-// ---- fp16 values and powers of two
+// ---- elements, fp16 values and powers of two
+DEVICE float to_float(float x) { return x; }
+DEVICE float to_float(__half x) { return __half2float(x); }
+DEVICE void store(float* to, float x) { *to = x; }
+DEVICE void store(__half* to, float x) { *to = __float2half_rn(x); }
+#if DIGITS == 8
+DEVICE float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+DEVICE void store(__nv_bfloat16* to, float x) { *to = __float2bfloat16_rn(x); }
+#endif
+// Of `bias` and `out`, which hold floats or elements.
+DEVICE float load_at(const void* from, int64_t i, bool floats) {
+    return floats ? static_cast<const float*>(from)[i] : to_float(static_cast<const Element*>(from)[i]);
+}
+DEVICE void store_at(void* to, int64_t i, bool floats, float x) {
+    floats ? store(static_cast<float*>(to) + i, x) : store(static_cast<Element*>(to) + i, x);
+}
 DEVICE uint32_t fp16_pair(float a, float b) {
     const __half2 pair = __floats2half2_rn(a, b);
     return *reinterpret_cast<const uint32_t*>(&pair);
+}
+// Two operands of a product: fp16, or bf16 where x is.
+DEVICE uint32_t operand_pair(float a, float b) {
+#if DIGITS == 8
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+#else
+    return fp16_pair(a, b);
+#endif
 }
 // The residual of rounding x to fp16; none of an infinity.
 DEVICE float fp16_residual(float x) { return fabsf(x) == INFINITY ? 0 : x - __half2float(__float2half_rn(x)); }
@@ -248,16 +305,17 @@ DEVICE void for_tiles(const Segment& segment, const Pipeline& pipeline, unsigned
 // of two that scales them. The consumers call it.
 __device__ int store_weights(const Element* __restrict__ weight, float sign, uint2* high, uint2* low, Shared& shared) {
     float largest = 0;
-    for (int i = threadIdx.x; i < WEIGHTS; i += CONSUMERS) largest = fmaxf(largest, fabsf(finite_or_zero(weight[i])));
-    const int exponent = scale_exponent(largest_of_warps(largest, shared.weight_largest, threadIdx.x / WARP, 2), 14);
+    for (int i = threadIdx.x; i < WEIGHTS; i += CONSUMERS) largest = fmaxf(largest, fabsf(finite_or_zero(to_float(weight[i]))));
+    const float of_all = largest_of_warps(largest, shared.weight_largest, threadIdx.x / WARP, 2);
+    const int exponent = SCALED ? scale_exponent(of_all, 14) : 0;
     const float scale = sign * power_of_2(exponent);
     for (int i = threadIdx.x; i < TAPS * WARP; i += CONSUMERS) {
         const int g = i % WARP / 4, t = i % 4, tap = i / WARP;
         const auto scaled = [&](int o, int c) {
-            return o < OUT_CHANNELS && c < IN_CHANNELS ? scale * weight[(o * IN_CHANNELS + c) * TAPS + tap] : 0;
+            return o < OUT_CHANNELS && c < IN_CHANNELS ? scale * to_float(weight[(o * IN_CHANNELS + c) * TAPS + tap]) : 0;
         };
         float w[4] = {scaled(g, 2 * t), scaled(g, 2 * t + 1), scaled(g + 8, 2 * t), scaled(g + 8, 2 * t + 1)};
-        high[i] = make_uint2(fp16_pair(w[0], w[1]), fp16_pair(w[2], w[3]));
+        high[i] = make_uint2(operand_pair(w[0], w[1]), operand_pair(w[2], w[3]));
         if (!low) continue;
         UNROLL for (float& each : w) each = fp16_residual(each);
         low[i] = make_uint2(fp16_pair(w[0], w[1]), fp16_pair(w[2], w[3]));
@@ -313,7 +371,7 @@ DEVICE void convolve(const uint2 (&weights)[TAPS], uint32_t band, uint32_t next_
             UNROLL for (int pair = 0; pair < PAIRS; ++pair)
                 add_pair<1>(sums + 4 * d, w, x, first_of_pair(pair), second_of_pair(pair));
             UNROLL for (int hw = 0; hw < 4 && r == 2; ++hw)
-                mma_m16n8k8_f32_f16(sums[4 * d + hw], w[MIDDLE], pixels(x, hw, MIDDLE));
+                mma_one(sums[4 * d + hw], w[MIDDLE], pixels(x, hw, MIDDLE));
         }
         UNROLL for (int hw = 0; hw < 4; ++hw) middle[hw] = pixels(x, hw, MIDDLE);
     }
@@ -341,7 +399,7 @@ DEVICE void convolve_strictly(const uint2* weights, uint32_t band, uint32_t next
             const uint2 w = high_w[MIDDLE * WARP], small_w = low_w[MIDDLE * WARP];
             UNROLL for (int hw = 0; hw < 4; ++hw) {
                 mma_pair(small[4 * d + hw], small_w, w, pixels(high, hw, MIDDLE), pixels(low, hw, MIDDLE));
-                mma_m16n8k8_f32_f16(part[hw], w, pixels(high, hw, MIDDLE));
+                mma_one(part[hw], w, pixels(high, hw, MIDDLE));
             }
             UNROLL for (int i = 0; i < 16; ++i) sums[4 * d + i / 4][i % 4] += part[i / 4][i % 4];
         }
@@ -360,17 +418,19 @@ DEVICE void write_result(const Problem& p, int64_t sample, float sum) {
     const int o = threadIdx.x % WARP;
     float average = 0;
     if (o < OUT_CHANNELS) {
-        average = (sum / p.windows + copysignf(1, p.divisor) * p.conv_bias[o]) / fabsf(p.divisor);
-        if (!p.biases) p.out[sample * OUT_CHANNELS + o] = average;
-        else average += p.bias[p.biases == 1 ? 0 : o];
+        average = (sum / p.windows + copysignf(1, p.divisor) * to_float(p.conv_bias[o])) / fabsf(p.divisor);
+        if (!p.biases) store_at(p.out, sample * OUT_CHANNELS + o, p.floats, average);
+        else average += load_at(p.bias, p.biases == 1 ? 0 : o, p.floats);
     }
     UNROLL for (int offset = WARP / 2; offset > 0; offset /= 2) average += __shfl_xor_sync(0xffffffffu, average, offset);
-    if (p.biases && o == 0) p.out[sample] = average;
+    if (p.biases && o == 0) store_at(p.out, sample, p.floats, average);
 }
 
 // ---- the kernel: producer warps, then consumer warps
-constexpr int FIRST_TARGET = 11, LAST_TARGET = 15, REJECTED = 1000;  // the first leaves room for values 31 times as large
+constexpr int REJECTED = 1000;
 
+#if DIGITS == 24
+constexpr int FIRST_TARGET = 11, LAST_TARGET = 15;  // the first leaves room for values 31 times as large
 using Piece = float[CHANNELS * 4];  // four columns of a row, in all channels
 DEVICE float largest_finite(float largest, const Piece& v) {
     float all = largest;
@@ -379,16 +439,16 @@ DEVICE float largest_finite(float largest, const Piece& v) {
     UNROLL for (int i = 0; i < CHANNELS * 4; ++i) largest = fmaxf(largest, fabsf(finite_or_zero(v[i])));
     return largest;
 }
-DEVICE void load_piece(const Element* __restrict__ from, int64_t channel_floats, int exist, bool aligned, Piece& v) {
+DEVICE void load_piece(const Element* __restrict__ from, int64_t channel_elements, int exist, bool aligned, Piece& v) {
     UNROLL for (int i = 0; i < CHANNELS * 4; ++i) v[i] = 0;
     if (aligned && exist > 0)
         UNROLL for (int c = 0; c < IN_CHANNELS; ++c) {
-            const float4 four = __ldg(reinterpret_cast<const float4*>(from + c * channel_floats));
+            const float4 four = __ldg(reinterpret_cast<const float4*>(from + c * channel_elements));
             v[4 * c] = four.x, v[4 * c + 1] = four.y, v[4 * c + 2] = four.z, v[4 * c + 3] = four.w;
         }
     if (!aligned)
         UNROLL for (int i = 0; i < IN_CHANNELS * 4; ++i)
-            if (i % 4 < exist) v[i] = __ldg(from + i / 4 * channel_floats + i % 4);
+            if (i % 4 < exist) v[i] = __ldg(from + i / 4 * channel_elements + i % 4);
 }
 
 // A piece goes to its row as fp16, a column's channels side by side. Every other group of four lanes swaps its two pairs of
@@ -407,60 +467,98 @@ DEVICE void store_piece(uint32_t row, int piece, const Piece& v) {
     }
 }
 
-template <bool STRICT>
+#else
+using Piece = uint32_t[CHANNELS];  // pairs of columns of a row, in all channels
+DEVICE void load_piece(const Element* __restrict__ from, int64_t channel_elements, int exist, bool aligned, Piece& v) {
+    UNROLL for (int c = 0; c < CHANNELS; ++c) v[c] = 0;
+    if (aligned && exist > 0)
+        UNROLL for (int c = 0; c < IN_CHANNELS; ++c)
+            v[c] = __ldg(reinterpret_cast<const uint32_t*>(from + c * channel_elements));
+    if (!aligned)
+        UNROLL for (int i = 0; i < IN_CHANNELS * 2; ++i)
+            if (i % 2 < exist) {
+                const unsigned short* const bits = reinterpret_cast<const unsigned short*>(from + i / 2 * channel_elements);
+                v[i / 2] |= static_cast<uint32_t>(__ldg(bits + i % 2)) << i % 2 * 16;
+            }
+}
+// A piece goes to its row, a column's channels side by side.
+DEVICE void store_piece(uint32_t row, int piece, const Piece& v) {
+    UNROLL for (int odd = 0; odd < 2; ++odd) {
+        const auto pair = [&](int c) { return __byte_perm(v[c], v[c + 1], odd ? 0x7632 : 0x5410); };
+        const uint4 column = make_uint4(pair(0), pair(2), pair(4), pair(6));
+        st_shared_v4_u32(row + piece * COLUMN_BYTES + odd * ODD_COLUMNS, column);
+    }
+}
+#endif
+
 DEVICE void produce(const Problem& problem, const Segment& segment, const Pipeline& pipeline, Shared& shared, int thread) {
     const int piece = thread % PIECES, first_line = thread / PIECES, lines = 2 * (2 * segment.slabs + 2);  // of a band
-    const int64_t plane_floats = static_cast<int64_t>(problem.height) * problem.width;
-    const int left = 2 * segment.first_column + 4 * piece, exist = problem.width - left;
-    const bool aligned = problem.width % 4 == 0 && reinterpret_cast<uintptr_t>(problem.x) % 16 == 0;
+    const int64_t plane_elements = static_cast<int64_t>(problem.height) * problem.width;
+    const int left = 2 * segment.first_column + PIECE_COLUMNS * piece, exist = problem.width - left;
+    constexpr int VECTOR = PIECE_COLUMNS * sizeof(Element);
+    const bool aligned = problem.width % PIECE_COLUMNS == 0 && reinterpret_cast<uintptr_t>(problem.x) % VECTOR == 0;
     const Element* const from = problem.x + left + 2 * segment.first_row * static_cast<int64_t>(problem.width) +
-                              (segment.sample * IN_CHANNELS * problem.depth + 2 * segment.first_slab) * plane_floats;
-    Piece v;
-    const auto load = [&](int band, int line) {  // line: plane and row in a band
-        load_piece(from + line / 2 * plane_floats + (2 * band + line % 2) * static_cast<int64_t>(problem.width),
-                   problem.depth * plane_floats, exist, aligned, v);
+                              (segment.sample * IN_CHANNELS * problem.depth + 2 * segment.first_slab) * plane_elements;
+    Piece v[THREAD_LINES];
+    const auto load = [&](int band, int first) {  // line: plane and row in a band
+        UNROLL for (int i = 0; i < THREAD_LINES; ++i) {
+            const int line = first + i * LINES;
+            if (THREAD_LINES > 1 && line >= lines) break;
+            load_piece(from + line / 2 * plane_elements + (2 * band + line % 2) * static_cast<int64_t>(problem.width),
+                       problem.depth * plane_elements, exist, aligned, v[i]);
+        }
     };
     load(0, first_line);
-    const float first_largest = largest_of_warps(largest_finite(0, v), shared.producer_largest[0], thread / WARP, 1);
-    int exponent = scale_exponent(first_largest, FIRST_TARGET), band = 0;
+    int band = 0;
+#if DIGITS == 24
+    const float first_largest = largest_of_warps(largest_finite(0, v[0]), shared.producer_largest[0], thread / WARP, 1);
+    int exponent = scale_exponent(first_largest, FIRST_TARGET);
     bool exact = false;
     float largest = 0;
+#endif
     UNROLL_1 for (unsigned n = 0; band < segment.bands(); ++n) {
         const int next_band = band + 1 < segment.bands() ? band + 1 : 0;  // the first again, in case of a second attempt
         pipeline.producer_acquire(n);
-        UNROLL_1 for (int line = first_line; line < lines; line += LINES) {
+        UNROLL_1 for (int line = first_line; line < lines; line += STEP) {
             const uint32_t to = pipeline.band(n) + line * ROW_BYTES;
-            largest = largest_finite(largest, v);
-            UNROLL for (int i = 0; i < CHANNELS * 4; ++i) v[i] *= power_of_2(exponent);
-            store_piece(to, piece, v);
-            if (STRICT) {
-                UNROLL for (int i = 0; i < CHANNELS * 4; ++i) v[i] = fp16_residual(v[i]);
-                store_piece(to + pipeline.band_bytes / 2, piece, v);
-            }
+#if DIGITS == 24
+            largest = largest_finite(largest, v[0]);
+            UNROLL for (float& each : v[0]) each *= power_of_2(exponent);
+            store_piece(to, piece, v[0]);
+#if STRICT
+            UNROLL for (float& each : v[0]) each = fp16_residual(each);
+            store_piece(to + pipeline.band_bytes / 2, piece, v[0]);
+#endif
+#else
+            UNROLL for (int i = 0; i < THREAD_LINES; ++i)
+                if (line + i * LINES < lines) store_piece(to + i * LINES * ROW_BYTES, piece, v[i]);
+#endif
             // The next piece is under way while the pipeline is full.
-            const bool in_band = line + LINES < lines;
-            load(in_band ? band : next_band, in_band ? line + LINES : first_line);
+            const bool in_band = line + STEP < lines;
+            load(in_band ? band : next_band, in_band ? line + STEP : first_line);
         }
-        if (++band == segment.bands()) {  // consumers read the exponent behind the last band's barrier
+        ++band;
+#if DIGITS == 24
+        if (band == segment.bands()) {  // consumers read the exponent behind the last band's barrier
             largest = largest_of_warps(largest, shared.producer_largest[1], thread / WARP, 1);
             const bool accepted = exact || largest * power_of_2(exponent) <= 65504;  // fp16's largest
             if (thread == 0) shared.exponents[exact] = accepted ? exponent : REJECTED;
             exponent = scale_exponent(largest, LAST_TARGET);
             if (!accepted) exact = true, band = 0;
         }
+#endif
         pipeline.producer_commit(n);
     }
 }
 
 // `part_sums` (parts, batch, OUTPUTS) where a sample has several, else null.
-template <bool STRICT>
 __global__ void __launch_bounds__(THREADS, 1) conv_max_mean(const Problem problem, float* __restrict__ part_sums) {
     extern __shared__ __align__(128) char memory[];
     __shared__ Shared shared;
     __shared__ Segment segment;  // in no registers, which are short
     if (threadIdx.x == 0) segment.set(problem);
     const Pipeline pipeline(memory, shared, problem.band_bytes);
-    if (threadIdx.x >= CONSUMERS) return produce<STRICT>(problem, segment, pipeline, shared, threadIdx.x - CONSUMERS);
+    if (threadIdx.x >= CONSUMERS) return produce(problem, segment, pipeline, shared, threadIdx.x - CONSUMERS);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     uint2* const stored = reinterpret_cast<uint2*>(memory + (STRICT ? STAGES : STAGES - 1) * pipeline.band_bytes);
     const int weight_exponent = store_weights(problem.weight, copysignf(1, problem.divisor), stored,
@@ -486,7 +584,7 @@ __global__ void __launch_bounds__(THREADS, 1) conv_max_mean(const Problem proble
             UNROLL for (int i = 0; i < 4; ++i)
                 totals[i / 2] += first_window + 2 * t + i % 2 < segment.columns ? maxima[i] : 0;
         });
-        exponent = shared.exponents[n > segment.bands()];
+        exponent = SCALED ? shared.exponents[n > segment.bands()] : 0;
     } while (exponent == REJECTED);
     UNROLL for (int i = 0; i < 2; ++i) {
         totals[i] += __shfl_xor_sync(0xffffffffu, totals[i], 1);
@@ -513,7 +611,7 @@ __global__ void __launch_bounds__(WARP) finish_samples(const float* __restrict__
 
 // ---- launches
 // The problem, cut into parts for that device.
-static Problem planned(int64_t batch, int depth, int height, int width, bool strict, int device) {
+static Problem planned(int64_t batch, int depth, int height, int width, int device) {
     Problem p = {batch, depth, height, width, (depth - 2) / 2, (height - 2) / 2, (width - 2) / 2};
     int limit = 0, sm_count = 0;
     cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
@@ -522,8 +620,8 @@ static Problem planned(int64_t batch, int depth, int height, int width, bool str
     p.parts = 1;
     do {  // as many slabs a segment as shared memory takes, in equal parts
         p.part_slabs = ceil_div(p.slabs, p.parts), p.slab_parts = ceil_div(p.slabs, p.part_slabs);
-        p.band_bytes = (strict ? 2 : 1) * (2 * p.part_slabs + 2) * PLANE_BYTES;
-        p.dynamic_bytes = STAGES * p.band_bytes + (strict ? 2 * WEIGHT_BYTES : 0);
+        p.band_bytes = (STRICT ? 2 : 1) * (2 * p.part_slabs + 2) * PLANE_BYTES;
+        p.dynamic_bytes = STAGES * p.band_bytes + (STRICT ? 2 * WEIGHT_BYTES : 0);
     } while (p.dynamic_bytes + static_cast<int>(sizeof(Shared)) > limit && p.parts++ < p.slabs);
     p.part_columns = p.columns < COLUMNS / 2 ? p.columns : COLUMNS / 2 - 2;  // even: parts begin 16-byte aligned
     p.column_parts = ceil_div(p.columns, p.part_columns);
@@ -539,18 +637,20 @@ static Problem planned(int64_t batch, int depth, int height, int width, bool str
     return p;
 }
 
-extern "C" int64_t count_blocks(int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t strict, int64_t device) {
-    return batch * planned(batch, depth, height, width, strict, device).parts;
+extern "C" int64_t count_blocks(int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t device) {
+    return batch * planned(batch, depth, height, width, device).parts;
 }
 
-// scratch: OUTPUTS floats a block.
-extern "C" int launch_conv_max_mean(const Element* x, const Element* weight, const Element* conv_bias, const Element* bias,
-                                    float* scratch, float* out, double divisor, int64_t biases, int64_t batch, int64_t depth,
-                                    int64_t height, int64_t width, int64_t strict, int64_t device, cudaStream_t stream) {
-    Problem p = planned(batch, depth, height, width, strict, device);
+// bias, out: floats or elements. scratch: OUTPUTS floats a block.
+extern "C" int launch_conv_max_mean(const Element* x, const Element* weight, const Element* conv_bias, const void* bias,
+                                    float* scratch, void* out, double divisor, int64_t biases, int64_t floats,
+                                    int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t device,
+                                    cudaStream_t stream) {
+    Problem p = planned(batch, depth, height, width, device);
     p.x = x, p.weight = weight, p.conv_bias = conv_bias, p.bias = bias, p.out = out, p.divisor = divisor, p.biases = biases;
+    p.floats = floats;
     p.windows = 1.0 * p.slabs * p.rows * p.columns;
-    const auto kernel = strict ? conv_max_mean<true> : conv_max_mean<false>;
+    const auto kernel = conv_max_mean;
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.dynamic_bytes);
     if (error != cudaSuccess) return error;
     kernel<<<batch * p.parts, THREADS, p.dynamic_bytes, stream>>>(p, p.parts > 1 ? scratch : nullptr);
@@ -580,8 +680,8 @@ def launch(function, *arguments):
     if not function.argtypes:
         function.argtypes = [ctypes.c_double if isinstance(each, float) else ctypes.c_int64 for each in (*arguments, 0)]
     values = [each.data_ptr() if isinstance(each, torch.Tensor) else each or 0 for each in arguments]
-    with torch.cuda.device_of(first := arguments[0]):
-        stream = torch.cuda.current_stream().cuda_stream if first.is_cuda else 0
+    with torch.cuda.device(index := arguments[0].get_device()):  # -1: the CPU, under the emulator
+        stream = torch.cuda.current_stream(index).cuda_stream if index >= 0 else 0
         if code := function(*values, stream):
             raise RuntimeError(f"{function.__name__}: CUDA error {code}")
 
@@ -594,8 +694,20 @@ def check(name, tensor, shape, device, dtype=torch.float32):
 
 
 # ---- What is this file's own.
-SCHEMA = "(Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor, int[3] pool) -> Tensor"
+SCHEMA = "(Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor, int[3] pool, bool tf32=False) -> Tensor"
+ELEMENTS = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 capability = functools.cache(torch.cuda.get_device_capability)
+
+
+def is_direct(*operands):
+    """Return whether only autograd looks on: nothing traces, casts or transforms; and data are on the first one's device."""
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(DEVICE) or torch.overrides.has_torch_function(operands):
+        return False
+    tensors = [each for each in operands if isinstance(each, torch.Tensor)]
+    try:
+        return tensors[0].device.type == DEVICE and all(each.data_ptr() or not each.numel() for each in tensors)
+    except RuntimeError:  # torch.func's tensors have no data
+        return False
 
 
 def is_strict():
@@ -611,19 +723,25 @@ def count(function, *numbers):
     return function(*numbers)
 
 
-def original(x, weight, conv_bias, bias, divisor, pool):
+def original(x, weight, conv_bias, bias, divisor, pool, tf32=False):
     y = nn.functional.max_pool3d(nn.functional.conv3d(x, weight, conv_bias) / divisor, pool)
     averages = y.mean(dim=(2, 3, 4), keepdim=True)
     return (averages + bias.view(-1, 1, 1, 1)).sum(dim=1) if bias.numel() else averages
 
 
-def conv_max_mean(x, weight, conv_bias, bias, divisor, pool, kernels=kernels, original=original):
-    """Return each sample's sum (batch, 1, 1, 1); for an empty bias the averages (batch, outputs, 1, 1, 1)."""
+def conv_max_mean(x, weight, conv_bias, bias, divisor, pool, tf32=False, kernels=kernels, original=original):
+    """Return each sample's sum (batch, 1, 1, 1); for an empty bias the averages (batch, outputs, 1, 1, 1), of x's type.
+
+    The bias, and so the sum, has x's type or float32. tf32 permits TF32 whatever PyTorch's settings.
+    """
     (batch, *_, depth, height, width), (out_channels, in_channels, *kernel) = x.shape, weight.shape
-    check("x", x, (batch, in_channels, depth, height, width), x.device)
-    check("weight", weight, (out_channels, in_channels, *kernel[-3:]), x.device)
-    check("conv_bias", conv_bias, (out_channels,), x.device)
-    check("bias", bias, bias.shape if bias.numel() in (0, 1, out_channels) else (out_channels,), x.device)
+    if x.dtype not in ELEMENTS:
+        raise RuntimeError(f"expected x as one of {', '.join(map(str, ELEMENTS))}; got {x.dtype}")
+    check("x", x, (batch, in_channels, depth, height, width), x.device, x.dtype)
+    check("weight", weight, (out_channels, in_channels, *kernel[-3:]), x.device, x.dtype)
+    check("conv_bias", conv_bias, (out_channels,), x.device, x.dtype)
+    of_sum = torch.float32 if bias.dtype == torch.float32 else x.dtype
+    check("bias", bias, bias.shape if bias.numel() in (0, 1, out_channels) else (out_channels,), x.device, of_sum)
     if min(pool) < 1 or any(size < k + p - 1 for size, k, p in zip((depth, height, width), kernel, pool, strict=True)):
         fits = f"room for a window of {[*pool]} behind a kernel of {kernel}"
         raise RuntimeError(f"expected {fits}; got a volume of {[depth, height, width]}")
@@ -632,20 +750,23 @@ def conv_max_mean(x, weight, conv_bias, bias, divisor, pool, kernels=kernels, or
     if x.is_cuda and capability(x.device) < (8, 0):
         raise RuntimeError("expected a GPU of compute capability 8.0 or later; v3_single_kernel runs on others")
     names = "OUT_CHANNELS", "IN_CHANNELS", "KERNEL_D", "KERNEL_H", "KERNEL_W", "POOL_D", "POOL_H", "POOL_W"
-    library = kernels(**dict(zip(names, (*weight.shape, *pool), strict=True)), SHARED_LIMIT_KB=SHARED_LIMIT_KB)
+    strict = int(x.dtype == torch.float32 and is_strict() and not tf32)
+    sizes = dict(zip(names, (*weight.shape, *pool), strict=True))
+    library = kernels(**sizes, SHARED_LIMIT_KB=SHARED_LIMIT_KB, ELEMENT=ELEMENTS[x.dtype], STRICT=strict)
     if not library.is_served():
         limits = "at most 8 channels in and 16 out, a kernel of 3 x 3 x 3 and windows of 2 x 2 x 2"
-        warnings.warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}", stacklevel=2)
+        warnings.warn(f"PyTorch computes what these kernels do not take: {limits}", stacklevel=2)
         return original(x, weight, conv_bias, bias, divisor, pool)
     weight, conv_bias, bias = weight.contiguous(), conv_bias.contiguous(), bias.contiguous()
-    out = x.new_empty((batch, 1, 1, 1) if bias.numel() else (batch, out_channels, 1, 1, 1))
+    out = x.new_empty(batch, 1, 1, 1, dtype=of_sum) if bias.numel() else x.new_empty(batch, out_channels, 1, 1, 1)
     if batch:
-        numbers = batch, depth, height, width, is_strict(), x.device.index or 0
+        numbers = batch, depth, height, width, x.device.index or 0
         blocks = count(library.count_blocks, *numbers)
         if blocks >= 2**31:
             raise RuntimeError(f"expected a batch of fewer than 2^31 blocks; got one of {blocks}")
-        given = x.contiguous(), weight, conv_bias, bias, x.new_empty(16 * blocks), out
-        launch(library.launch_conv_max_mean, *given, float(divisor), bias.numel(), *numbers)
+        scratch = x.new_empty(16 * blocks, dtype=torch.float32)  # 16: OUTPUTS
+        given = x.contiguous(), weight, conv_bias, bias, scratch, out
+        launch(library.launch_conv_max_mean, *given, float(divisor), bias.numel(), out.dtype == torch.float32, *numbers)
     return out
 
 
@@ -656,24 +777,43 @@ operator.register_fake(original)
 def backward(ctx, grad, original=original):
     """PyTorch's gradient: it computes the original again, which takes several times the 441 MB that the forward pass avoids."""
     found = torch.func.vjp(lambda *tensors: original(*tensors, ctx.divisor, ctx.pool), *ctx.saved_tensors)[1](grad)
-    return *found, None, None
+    return *found, None, None, None
 
 
 def setup_context(ctx, inputs, output):
-    *tensors, ctx.divisor, ctx.pool = inputs
+    *tensors, ctx.divisor, ctx.pool, _ = inputs
     ctx.save_for_backward(*tensors)
 
 
 operator.register_autograd(backward, setup_context=setup_context)
-if torch.__version__ >= "2.7":
-    operator.register_autocast(DEVICE, torch.float32)
 
 
-def call(*operands, function=conv_max_mean):
-    """Call the operator; where nothing is recorded or traced, its function: the dispatcher takes 20 us of the host's time."""
-    seen = torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled(DEVICE)
-    seen |= operands[0].device.type != DEVICE  # which the dispatcher refuses
-    return (torch.ops.conv3d_div_max_gap_bias_sum_v4_tensor_core.forward if seen else function)(*operands)
+class Direct(torch.autograd.Function):
+    """The operator without PyTorch's dispatcher, which takes longer than all else on the host."""
+
+    backward = staticmethod(backward)
+
+    @staticmethod
+    def forward(ctx, *operands, function=conv_max_mean, setup_context=setup_context):
+        output = function(*operands)
+        setup_context(ctx, operands, output)
+        return output
+
+
+def call(x, weight, conv_bias, bias, divisor, pool, function=conv_max_mean, direct=Direct):
+    """Call the operator or, in eager mode, its function.
+
+    Autocast: 16-bit x and the weights get its type, float32 stays and permits TF32; the sum is float32, as PyTorch's.
+    """
+    is_cast = torch.is_autocast_enabled(DEVICE)
+    if is_cast:
+        dtype = torch.get_autocast_dtype(DEVICE) if x.element_size() == 2 else x.dtype
+        x, weight, conv_bias, bias = *(each.to(dtype) for each in (x, weight, conv_bias)), bias.float()
+    operands = x, weight, conv_bias, bias, divisor, pool, is_cast
+    with torch.autocast(DEVICE, enabled=False) if is_cast else contextlib.nullcontext():
+        if not is_direct(*operands):
+            return torch.ops.conv3d_div_max_gap_bias_sum_v4_tensor_core.forward(*operands)
+        return (direct.apply if torch.is_grad_enabled() else function)(*operands)
 
 
 class ModelNew(nn.Module):

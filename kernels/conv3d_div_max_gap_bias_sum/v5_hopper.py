@@ -10,7 +10,8 @@ Mathematics
     max((conv + b) / d) = (max(sign(d) conv) + sign(d) b) / |d|: the weights take the sign, the rest follows the mean. x and
     weights are rounded to TF32's 11 bits, in fp16 with powers of two: one for the weights, one for each segment of x (see
     words); their transforms are rounded again. Tiny weights are off by 2^-38 of the largest, tiny x by 2^-34 of its segment's.
-    Segments with an infinity, and strict (TF32 forbidden: fp16x3), are computed tap by tap.
+    Segments with an infinity, and strict (TF32 forbidden: fp16x3), are computed tap by tap. bf16 x is scaled likewise, without
+    loss; fp16 x is only transposed, and where a value is above 32752, half of fp16's largest, computed tap by tap.
 
 Launches
     stream_max_mean  SMs at most  384 threads  209 KiB, strict 215  whole samples, if 95% of SMs stay busy; EXAMPLE: 128 blocks
@@ -20,11 +21,13 @@ Floor
     268 MB in, 0.061 ms on an H200 (4.39 TB/s); by F(2, 3) 31.7 GFLOP at mma.sync's 622 TFLOP/s, 0.051. No unit binds.
 
 Takes
-    float32 CUDA tensors on compute capability 9.0, else RuntimeError. There PyTorch computes what SERVED excludes, and warns.
-    Autocast casts to float32. An empty batch launches nothing. For other bias_shape or sum_dim, torch.sum follows. x whose rows
-    are no multiple of 16 bytes is copied first. The gradient is PyTorch's. Deterministic for a number of SMs.
+    float32, fp16 or bf16 CUDA tensors on compute capability 9.0, else RuntimeError; the bias, whose type the sum has, may be
+    float32, as under autocast, which casts no such x. PyTorch computes what SERVED excludes, and warns. An empty batch launches
+    nothing. For other bias_shape or sum_dim, torch.sum follows. x whose rows are no multiple of 16 bytes is copied first. The
+    gradient is PyTorch's. Deterministic for a number of SMs.
 """
 
+import contextlib
 import copy
 import ctypes
 import functools
@@ -41,8 +44,17 @@ DEVICE = "cpu" if hasattr(load_inline, "emulates_cuda") else "cuda"  # the playg
 EXAMPLE = (8, 16, 3, 2.0, 2, (16, 1, 1, 1), 1), (128, 8, 16, 64, 64), (4, 8, 6, 12, 20), 2e-2  # see main; limit: TF32's
 
 CUDA = r"""
-// Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_D, KERNEL_H, KERNEL_W, POOL_D, POOL_H, POOL_W.
+// Needs ELEMENT, STRICT, IN_CHANNELS, OUT_CHANNELS, KERNEL_D, KERNEL_H, KERNEL_W, POOL_D, POOL_H, POOL_W.
+#define DIGITS_float 24
+#define DIGITS___half 11
+#define DIGITS___nv_bfloat16 8
+#define PASTE(a, b) a##b
+#define DIGITS_OF(type) PASTE(DIGITS_, type)
+#define DIGITS DIGITS_OF(ELEMENT)  // of an element's significand
 #include <cuda.h>
+#if DIGITS == 8  // a header takes half a second to compile
+#include <cuda_bf16.h>
+#endif
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <cmath>
@@ -54,7 +66,7 @@ CUDA = r"""
 extern "C" int64_t is_served() { return SERVED; }
 
 #if SERVED
-using Element = float;  // of x and the parameters
+using Element = ELEMENT;  // of x and the parameters: float, __half or __nv_bfloat16
 #define DEVICE __device__ __forceinline__
 #define UNROLL _Pragma("unroll")
 #define UNROLL_1 _Pragma("unroll 1")
@@ -64,17 +76,18 @@ using Element = float;  // of x and the parameters
 // windows along depth. Where a sample's slabs are too many for shared memory, or its columns for a band, it is cut into images.
 // A band is two rows of x, in all planes and channels of an image: a row of windows reads two bands. All rows of windows of all
 // images stand in one line, of which each block takes an equal part. A segment is the part of one image in one block; it is
-// scaled by a power of two that its first stage suggests, and attempted again if a sum of two values could overflow fp16, or if
-// one is infinite.
+// scaled by a power of two that its first stage suggests (fp16 x is not), and attempted again if a sum of two values could
+// overflow fp16, or if one is infinite. A piece is what a producer thread converts at once: a few columns of a row.
 constexpr int WARP = 32, CONSUMER_WARPS = 8, PRODUCER_WARPS = 4;
 constexpr int CONSUMERS = CONSUMER_WARPS * WARP, PRODUCERS = PRODUCER_WARPS * WARP, THREADS = CONSUMERS + PRODUCERS;
 constexpr int CONSUMER_REGISTERS = 200, PRODUCER_REGISTERS = 104;  // 64,512 of the SM's 65,536
 constexpr int TAPS = KERNEL_D * KERNEL_H * KERNEL_W, WEIGHTS = OUT_CHANNELS * IN_CHANNELS * TAPS;
 constexpr int CHANNELS = 8, OUTPUTS = 16, TILE_WINDOWS = 8;  // of the tensor core's operands; what does not exist is zero
-constexpr int SIDE = 4, COLUMNS = 64, PIECES = COLUMNS / 4;  // of x: a window's pixels in each direction, a row's columns
+constexpr int SIDE = 4, COLUMNS = 64;  // of x: a window's pixels in each direction, a row's columns
+constexpr int PIECE_COLUMNS = DIGITS == 24 ? 4 : 2, PIECES = COLUMNS / PIECE_COLUMNS;
 constexpr int PRODUCER_ROWS = PRODUCERS / PIECES;  // that the producers convert at once
 
-// ---- shared memory of a block, for the original's size
+// ---- shared memory of a block, for the original's size; 16-bit types have four stages of 16 KiB
 //   0         32        64       96       128      160      192       207.8 KiB; apart from these, Shared: 1.3 KiB
 //   | stage 0 | stage 1 | band 0 | band 1 | band 2 | band 3 | weights |
 //     |                   |                                   [tap][lane], then Winograd's: [term][plane and row][lane]
@@ -90,13 +103,14 @@ constexpr int PRODUCER_ROWS = PRODUCERS / PIECES;  // that the producers convert
 //   an exponent     one producer: `full` of the last band     nobody: another takes its place ATTEMPTS later
 //   weights         8 consumer warps, once: bar_sync 2        nobody
 //   sums            consumer warps: bar_sync 2                consumer warp 0, until the next bar_sync 2; two take turns
-constexpr int STAGES = 2, STAGE_PLANES = 8;  // planes: at most; a band has equal stages
+constexpr int STAGES = 8 / sizeof(Element), STAGE_PLANES = 8;  // planes: at most; a band has equal stages
 constexpr int BANDS = 4;                     // so that consumer warps may be a row apart
 constexpr int ATTEMPTS = BANDS / 2 + 1;      // whose exponents may be unread: each has two bands or more
-constexpr int STAGE_ROW_BYTES = COLUMNS * 4, COLUMN_BYTES = CHANNELS * 2, ODD_COLUMNS = COLUMNS / 2 * COLUMN_BYTES;
+constexpr int STAGE_ROW_BYTES = COLUMNS * sizeof(Element);
+constexpr int COLUMN_BYTES = CHANNELS * 2, ODD_COLUMNS = COLUMNS / 2 * COLUMN_BYTES;
 constexpr int BAND_ROW_BYTES = 2 * ODD_COLUMNS, PLANE_BYTES = 2 * BAND_ROW_BYTES;
 constexpr int TERMS = 4, ROW_TAPS = KERNEL_D * KERNEL_H, WINOGRAD = TERMS * ROW_TAPS;
-constexpr int weight_bytes(bool strict) { return (TAPS + (strict ? TAPS : WINOGRAD)) * WARP * 8; }
+constexpr int WEIGHT_BYTES = (TAPS + (STRICT ? TAPS : WINOGRAD)) * WARP * 8;
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
@@ -106,10 +120,12 @@ struct Problem {
     int depth, height, width, slabs, rows, columns;  // of x, and of its windows; a channel has less than 2^31 pixels
     int slab_parts, image_slabs, column_parts, image_columns, blocks;
     int stage_planes, stage_bytes, band_bytes, dynamic_bytes;  // of shared memory
-    const Element *weight, *conv_bias, *bias;
-    float* out;  // (batch,), without `bias` (batch, OUT_CHANNELS)
+    const Element *weight, *conv_bias;
+    const void* bias;
+    void* out;  // (batch,), without `bias` (batch, OUT_CHANNELS)
     float divisor, windows;
-    int biases;  // 1, OUT_CHANNELS or 0
+    int biases;   // 1, OUT_CHANNELS or 0
+    bool floats;  // in bias and out; else elements
 
     __host__ __device__ int parts() const { return slab_parts * column_parts; }
     __host__ __device__ int64_t images() const { return batch * parts(); }
@@ -182,6 +198,11 @@ DEVICE float4 ld_shared_v4_f32(uint32_t at) {
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
     return v;
 }
+DEVICE uint32_t ld_shared_u32(uint32_t at) {
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
+    return v;
+}
 DEVICE void st_shared_v4_u32(uint32_t at, uint4 v) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
@@ -217,7 +238,22 @@ DEVICE void mma_pair(float (&d)[4], uint2 a, uint2 next_a, uint32_t b, uint32_t 
     mma_m16n8k16_f32_f16(d, make_uint4(a.x, a.y, next_a.x, next_a.y), b, next_b);
 }
 
-// ---- fp16 values and powers of two
+// ---- elements, fp16 values and powers of two
+DEVICE float to_float(float x) { return x; }
+DEVICE float to_float(__half x) { return __half2float(x); }
+DEVICE void store(float* to, float x) { *to = x; }
+DEVICE void store(__half* to, float x) { *to = __float2half_rn(x); }
+#if DIGITS == 8
+DEVICE float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+DEVICE void store(__nv_bfloat16* to, float x) { *to = __float2bfloat16_rn(x); }
+#endif
+// Of `bias` and `out`, which hold floats or elements.
+DEVICE float load_at(const void* from, int64_t i, bool floats) {
+    return floats ? static_cast<const float*>(from)[i] : to_float(static_cast<const Element*>(from)[i]);
+}
+DEVICE void store_at(void* to, int64_t i, bool floats, float x) {
+    floats ? store(static_cast<float*>(to) + i, x) : store(static_cast<Element*>(to) + i, x);
+}
 DEVICE uint32_t fp16_pair(float a, float b) {
     const __half2 pair = __floats2half2_rn(a, b);
     return *reinterpret_cast<const uint32_t*>(&pair);
@@ -298,11 +334,10 @@ DEVICE void for_units(const Segment& segment, const Pipeline& pipeline, unsigned
 // ---- consumers: the products
 // An implicit GEMM for each of a window's 8 positions: M = 16 outputs, N = 8 windows, K = 8 channels of 27 taps, two at a time.
 // The consumers store weight[o][c][tap] as left operands. Winograd's would spread an infinity.
-template <bool STRICT>
 __device__ void store_weights(const Element* __restrict__ weight, float sign, uint2* stored, Shared& shared) {
     float largest = 0, of_all = 0;
     UNROLL for (int i = 0; i < WEIGHTS; i += CONSUMERS) {  // all loads at once; behind the end the last weight again
-        const float size = fabsf(weight[smaller(i + threadIdx.x, WEIGHTS - 1)]);
+        const float size = fabsf(to_float(weight[smaller(i + threadIdx.x, WEIGHTS - 1)]));
         largest = fmaxf(largest, finite_or_zero(size)), of_all = fmaxf(of_all, size);
     }
     largest = largest_of_warps(largest, shared.weight_largest[0], threadIdx.x / WARP, 2);
@@ -317,7 +352,7 @@ __device__ void store_weights(const Element* __restrict__ weight, float sign, ui
             const int o = g + k / 2 * 8, c = 2 * t + k % 2;
             const bool exists = o < OUT_CHANNELS && c < IN_CHANNELS;
             const Element* const taps = weight + (exists ? (o * IN_CHANNELS + c) * TAPS + row * KERNEL_W : 0);
-            UNROLL for (int tap = 0; tap < KERNEL_W; ++tap) w[TERMS + tap][k] = exists ? scale * taps[tap] : 0;
+            UNROLL for (int tap = 0; tap < KERNEL_W; ++tap) w[TERMS + tap][k] = exists ? scale * to_float(taps[tap]) : 0;
             const float left = w[TERMS][k], middle = w[TERMS + 1][k], right = w[TERMS + 2][k], sides = left + right;
             w[0][k] = left, w[1][k] = 0.5f * (sides + middle), w[2][k] = 0.5f * (sides - middle), w[3][k] = right;
         }
@@ -375,7 +410,7 @@ DEVICE float maximum(const Sums& sums, int element) {
 // visit(sums) for a unit's slabs, slab to end, tap by tap. Strict: the tensor core truncates its sums, so each plane's begin at
 // zero and are added as fp32 numbers. Error-compensated, low * high + high * low + high * high. The small sums are kept apart,
 // and do not count where x is infinite: the low part of a weight may have the other sign.
-template <bool STRICT, class Visit>
+template <class Visit>
 DEVICE void convolve_direct(const uint2* weights, const Bands& bands, int lower, uint32_t at, int slab, int end, Visit visit) {
     UNROLL_1 for (; slab < end; ++slab) {
         Sums sums = {}, small = {};
@@ -474,18 +509,22 @@ DEVICE void write_result(const Problem& p, int64_t sample, float sum) {
     const int o = threadIdx.x % WARP;
     float average = 0;
     if (o < OUT_CHANNELS) {
-        average = (sum / p.windows + copysignf(1, p.divisor) * p.conv_bias[o]) / fabsf(p.divisor);
-        if (!p.biases) p.out[sample * OUT_CHANNELS + o] = average;
-        else average += p.bias[p.biases == 1 ? 0 : o];
+        average = (sum / p.windows + copysignf(1, p.divisor) * to_float(p.conv_bias[o])) / fabsf(p.divisor);
+        if (!p.biases) store_at(p.out, sample * OUT_CHANNELS + o, p.floats, average);
+        else average += load_at(p.bias, p.biases == 1 ? 0 : o, p.floats);
     }
     UNROLL for (int offset = WARP / 2; offset > 0; offset /= 2) average += __shfl_xor_sync(0xffffffffu, average, offset);
-    if (p.biases && o == 0) p.out[sample] = average;
+    if (p.biases && o == 0) store_at(p.out, sample, p.floats, average);
 }
 
 // ---- the kernel: producer warps, then consumer warps
 constexpr int FIRST_TARGET = 10, LAST_TARGET = 14;  // the first leaves room for values 31 times as large, both for a sum of two
 constexpr int REJECTED = 1000, INFINITE = 2000;     // an attempt that is made again; the second one, tap by tap
+constexpr bool SCALED = DIGITS != 11;               // fp16 x is taken as it is; if sums of two could overflow, tap by tap
 
+// A piece as fp16, a column's channels side by side.
+struct Packed { uint4 columns[PIECE_COLUMNS]; };
+#if DIGITS == 24
 using Piece = float[CHANNELS * 4];  // four columns of a row, in all channels
 DEVICE void load_piece(uint32_t from, int channel_bytes, Piece& v) {
     UNROLL for (int c = 0; c < CHANNELS; ++c) {
@@ -502,8 +541,7 @@ DEVICE float largest_finite(const Piece& v, bool& infinite) {
     UNROLL for (int i = 0; i < CHANNELS * 4; ++i) finite = fmaxf(finite, fabsf(finite_or_zero(v[i])));
     return finite;
 }
-// A piece as fp16, a column's channels side by side.
-struct Packed { uint4 columns[4]; };
+DEVICE void scale_piece(Piece& v, int exponent) { UNROLL for (float& each : v) each *= power_of_2(exponent); }
 DEVICE Packed packed(const Piece& v) {
     Packed p;
     UNROLL for (int k = 0; k < 4; ++k)
@@ -522,8 +560,54 @@ DEVICE void store_packed(uint32_t row, int piece, const Packed& p) {
     }
 }
 
+#else
+using Piece = uint32_t[CHANNELS];  // pairs of columns of a row, in all channels
+#if DIGITS == 11
+using Pair = __half2;
+#else
+using Pair = __nv_bfloat162;
+#endif
+DEVICE Pair as_pair(uint32_t v) { return reinterpret_cast<const Pair&>(v); }
+DEVICE uint32_t bits(const Pair& v) { return reinterpret_cast<const uint32_t&>(v); }
+DEVICE float low_float(uint32_t v) { return to_float(as_pair(v).x); }
+DEVICE float high_float(uint32_t v) { return to_float(as_pair(v).y); }
+DEVICE void load_piece(uint32_t from, int channel_bytes, Piece& v) {
+    UNROLL for (int c = 0; c < CHANNELS; ++c) v[c] = ld_shared_u32(from + c * channel_bytes);
+}
+DEVICE float largest_finite(const Piece& v, bool& infinite) {
+    uint32_t parts[2] = {};  // two chains side by side
+    UNROLL for (int i = 0; i < CHANNELS; ++i) parts[i % 2] = bits(__hmax2(as_pair(parts[i % 2]), as_pair(v[i] & 0x7fff7fffu)));
+    const uint32_t both = bits(__hmax2(as_pair(parts[0]), as_pair(parts[1])));
+    const float all = fmaxf(low_float(both), high_float(both));
+    if (all < INFINITY) return all;
+    infinite = true;
+    float finite = 0;
+    UNROLL for (uint32_t each : v)
+        finite = fmaxf(finite, fmaxf(fabsf(finite_or_zero(low_float(each))), fabsf(finite_or_zero(high_float(each)))));
+    return finite;
+}
+#if DIGITS == 11  // never scaled
+DEVICE void scale_piece(Piece&, int) {}
+DEVICE uint32_t lows(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x5410); }
+DEVICE uint32_t highs(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x7632); }
+#else
+DEVICE void scale_piece(Piece& v, int exponent) {
+    const Pair scale = __float2bfloat162_rn(power_of_2(exponent));
+    UNROLL for (uint32_t& each : v) each = bits(__hmul2(as_pair(each), scale));
+}
+DEVICE uint32_t lows(uint32_t a, uint32_t b) { return fp16_pair(low_float(a), low_float(b)); }
+DEVICE uint32_t highs(uint32_t a, uint32_t b) { return fp16_pair(high_float(a), high_float(b)); }
+#endif
+DEVICE Packed packed(const Piece& v) {
+    return {make_uint4(lows(v[0], v[1]), lows(v[2], v[3]), lows(v[4], v[5]), lows(v[6], v[7])),
+            make_uint4(highs(v[0], v[1]), highs(v[2], v[3]), highs(v[4], v[5]), highs(v[6], v[7]))};
+}
+DEVICE void store_packed(uint32_t row, int piece, const Packed& p) {
+    UNROLL for (int odd = 0; odd < 2; ++odd) st_shared_v4_u32(row + piece * COLUMN_BYTES + odd * ODD_COLUMNS, p.columns[odd]);
+}
+#endif
+
 // All segments of the block. A thread has one piece of every 8th row of a stage; the first one also issues the TMA loads.
-template <bool STRICT>
 DEVICE void produce(const CUtensorMap& x, const Problem& problem, const Pipeline& pipeline, Shared& shared) {
     const int thread = threadIdx.x - CONSUMERS, piece = thread % PIECES;
     const int channel_bytes = problem.stage_planes * 2 * STAGE_ROW_BYTES;
@@ -550,11 +634,11 @@ DEVICE void produce(const CUtensorMap& x, const Problem& problem, const Pipeline
             UNROLL_1 for (int i = 0; i < segment.bands(); ++i) {
                 const unsigned band = first_band + i;
                 UNROLL_1 for (int plane = 0; plane < segment.planes(); plane += problem.stage_planes, ++k) {
-                    const uint32_t from = pipeline.stage(first_stage + k) + piece * 16;
+                    const uint32_t from = pipeline.stage(first_stage + k) + piece * PIECE_COLUMNS * sizeof(Element);
                     const int rows = 2 * smaller(problem.stage_planes, segment.planes() - plane), first_row = thread / PIECES;
                     Piece v;
                     pipeline.stage_wait(first_stage + k);
-                    if (k == 0 && !exact) {
+                    if (SCALED && k == 0 && !exact) {
                         UNROLL_1 for (int row = first_row; row < rows; row += PRODUCER_ROWS) {
                             load_piece(from + row * STAGE_ROW_BYTES, channel_bytes, v);
                             largest = fmaxf(largest, largest_finite(v, infinite));
@@ -567,13 +651,13 @@ DEVICE void produce(const CUtensorMap& x, const Problem& problem, const Pipeline
                     if (first_row < rows) load_piece(from + first_row * STAGE_ROW_BYTES, channel_bytes, v);
                     UNROLL_1 for (int row = first_row; row < rows; row += PRODUCER_ROWS) {
                         largest = fmaxf(largest, largest_finite(v, infinite));
-                        UNROLL for (float& each : v) each *= power_of_2(exponent);
+                        scale_piece(v, exponent);
                         uint32_t to_row = to + row * BAND_ROW_BYTES;
-                        if (STRICT) {
-                            store_packed(to_row, piece, packed(v));
-                            UNROLL for (float& each : v) each = fp16_residual(each);
-                            to_row += problem.band_bytes / 2;
-                        }
+#if STRICT
+                        store_packed(to_row, piece, packed(v));
+                        UNROLL for (float& each : v) each = fp16_residual(each);
+                        to_row += problem.band_bytes / 2;
+#endif
                         const Packed last = packed(v);  // the next piece is on its way while this one is stored
                         const int next = row + PRODUCER_ROWS;
                         if (next < rows) load_piece(from + next * STAGE_ROW_BYTES, channel_bytes, v);
@@ -586,8 +670,9 @@ DEVICE void produce(const CUtensorMap& x, const Problem& problem, const Pipeline
                     largest = largest_of_warps(largest, shared.producer_largest[1], thread / WARP, 1);
                     const bool direct = largest_of_warps(infinite, shared.producer_largest[2], thread / WARP, 1) > 0;
                     accepted = exact || (!direct && largest * power_of_2(exponent) <= 32752);  // half of fp16's largest
-                    if (thread == 0) shared.exponents[attempt % ATTEMPTS] = accepted ? exponent : direct ? INFINITE : REJECTED;
-                    exponent = scale_exponent(largest, LAST_TARGET);
+                    const int rejected = direct || !SCALED ? INFINITE : REJECTED;
+                    if (thread == 0) shared.exponents[attempt % ATTEMPTS] = accepted ? exponent : rejected;
+                    if (SCALED) exponent = scale_exponent(largest, LAST_TARGET);
                 }
                 pipeline.producer_commit(band);
             }
@@ -598,7 +683,6 @@ DEVICE void produce(const CUtensorMap& x, const Problem& problem, const Pipeline
 
 // A consumer warp keeps its units' sums of maxima in registers; unless strict, the weights, too, 72 a thread. At a segment's
 // end the first one adds the warps' sums: to segment_sums (segments, OUTPUTS), null where each sample is a segment.
-template <bool STRICT>
 __global__ void __launch_bounds__(THREADS, 1)
     stream_max_mean(const __grid_constant__ CUtensorMap x, const Problem problem, float* __restrict__ segment_sums) {
     extern __shared__ __align__(128) char memory[];
@@ -607,11 +691,11 @@ __global__ void __launch_bounds__(THREADS, 1)
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / WARP, 0);
     if (warp >= CONSUMER_WARPS) {
         warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
-        return produce<STRICT>(x, problem, pipeline, shared);
+        return produce(x, problem, pipeline, shared);
     }
     warpgroup_reg_alloc<CONSUMER_REGISTERS>();
     uint2* const stored = reinterpret_cast<uint2*>(memory + STAGES * problem.stage_bytes + BANDS * problem.band_bytes);
-    store_weights<STRICT>(problem.weight, copysignf(1, problem.divisor), stored, shared);
+    store_weights(problem.weight, copysignf(1, problem.divisor), stored, shared);
     const int64_t end = problem.first_line(blockIdx.x + 1);
     bar_sync(2, CONSUMERS);
     const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
@@ -634,7 +718,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                 };
                 const uint32_t offset = matrix_row(lane, window);
                 if (STRICT || direct)
-                    convolve_direct<STRICT>(stored + lane, bands, problem.band_bytes / 2, offset, slab, slabs_end, take_maxima);
+                    convolve_direct(stored + lane, bands, problem.band_bytes / 2, offset, slab, slabs_end, take_maxima);
                 else
                     convolve(weights, bands, offset, slab, slabs_end, take_maxima);
             });
@@ -674,7 +758,7 @@ __global__ void __launch_bounds__(WARP) finish_samples(const float* __restrict__
 // ---- launches
 // As many slabs an image as shared memory takes, in equal parts; and as many blocks as SMs, or as samples where that keeps at
 // least 95% of the SMs busy: whole samples need no second pass over their segments' sums.
-static Problem planned(int64_t batch, int depth, int height, int width, bool strict, int device) {
+static Problem planned(int64_t batch, int depth, int height, int width, int device) {
     Problem p = {batch, depth, height, width, (depth - 2) / 2, (height - 2) / 2, (width - 2) / 2};
     int limit = 0, sm_count = 0;
     cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
@@ -685,8 +769,8 @@ static Problem planned(int64_t batch, int depth, int height, int width, bool str
         const int planes = 2 * p.image_slabs + 2;
         p.stage_planes = ceil_div(planes, ceil_div(planes, STAGE_PLANES));
         p.stage_bytes = CHANNELS * p.stage_planes * 2 * STAGE_ROW_BYTES;
-        p.band_bytes = (strict ? 2 : 1) * planes * PLANE_BYTES;
-        p.dynamic_bytes = STAGES * p.stage_bytes + BANDS * p.band_bytes + weight_bytes(strict);
+        p.band_bytes = (STRICT ? 2 : 1) * planes * PLANE_BYTES;
+        p.dynamic_bytes = STAGES * p.stage_bytes + BANDS * p.band_bytes + WEIGHT_BYTES;
     } while (p.image_slabs > 1 && p.dynamic_bytes + static_cast<int>(sizeof(Shared)) > limit);
     p.image_columns = p.columns < COLUMNS / 2 ? p.columns : COLUMNS / 2 - 2;  // even, as v4's loads of 16 bytes need it
     p.column_parts = ceil_div(p.columns, p.image_columns);
@@ -696,8 +780,8 @@ static Problem planned(int64_t batch, int depth, int height, int width, bool str
     return p;
 }
 // How many segments' sums scratch is to have room for.
-extern "C" int64_t count_segments(int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t strict, int64_t device) {
-    const Problem p = planned(batch, depth, height, width, strict, device);
+extern "C" int64_t count_segments(int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t device) {
+    const Problem p = planned(batch, depth, height, width, device);
     return p.sample_is_segment() ? 0 : p.images() + p.blocks;
 }
 
@@ -714,25 +798,31 @@ static cudaError_t encode_map(const Element* x, const Problem& p, CUtensorMap* m
         return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
     }();
     if (!encode) return cudaErrorNotSupported;
-    const cuuint64_t width = p.width, height = p.height, depth = p.depth, batch = p.batch, row_bytes = (width + 3) / 4 * 16;
+    const cuuint64_t width = p.width, height = p.height, depth = p.depth, batch = p.batch;
+    const cuuint64_t row_bytes = (width * sizeof(Element) + 15) / 16 * 16;
     const cuuint64_t sizes[5] = {width, height, depth, IN_CHANNELS, batch}, channel_bytes = row_bytes * height * depth;
     const cuuint64_t strides[4] = {row_bytes, row_bytes * height, channel_bytes, channel_bytes * IN_CHANNELS};
     const cuuint32_t box[5] = {COLUMNS, 2, static_cast<cuuint32_t>(p.stage_planes), CHANNELS, 1}, steps[5] = {1, 1, 1, 1, 1};
-    const CUresult result = encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 5, const_cast<Element*>(x), sizes, strides, box,
+    constexpr auto TYPE = DIGITS == 24   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                          : DIGITS == 11 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                         : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    const CUresult result = encode(map, TYPE, 5, const_cast<Element*>(x), sizes, strides, box,
                                    steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
                                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// x: rows of a multiple of 16 bytes. scratch: OUTPUTS floats a segment.
-extern "C" int launch_stream_max_mean(const Element* x, const Element* weight, const Element* conv_bias, const Element* bias,
-                                      float* scratch, float* out, double divisor, int64_t biases, int64_t batch, int64_t depth,
-                                      int64_t height, int64_t width, int64_t strict, int64_t device, cudaStream_t stream) {
-    Problem p = planned(batch, depth, height, width, strict, device);
+// x: rows of a multiple of 16 bytes. bias, out: floats or elements. scratch: OUTPUTS floats a segment.
+extern "C" int launch_stream_max_mean(const Element* x, const Element* weight, const Element* conv_bias, const void* bias,
+                                      float* scratch, void* out, double divisor, int64_t biases, int64_t floats,
+                                      int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t device,
+                                      cudaStream_t stream) {
+    Problem p = planned(batch, depth, height, width, device);
     p.weight = weight, p.conv_bias = conv_bias, p.bias = bias, p.out = out, p.divisor = divisor, p.biases = biases;
+    p.floats = floats;
     p.windows = 1.0 * p.slabs * p.rows * p.columns;
     float* const segment_sums = p.sample_is_segment() ? nullptr : scratch;
-    const auto kernel = strict ? stream_max_mean<true> : stream_max_mean<false>;
+    const auto kernel = stream_max_mean;
     CUtensorMap map;
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.dynamic_bytes);
     if (error == cudaSuccess) error = encode_map(x, p, &map);
@@ -764,8 +854,8 @@ def launch(function, *arguments):
     if not function.argtypes:
         function.argtypes = [ctypes.c_double if isinstance(each, float) else ctypes.c_int64 for each in (*arguments, 0)]
     values = [each.data_ptr() if isinstance(each, torch.Tensor) else each or 0 for each in arguments]
-    with torch.cuda.device_of(first := arguments[0]):
-        stream = torch.cuda.current_stream().cuda_stream if first.is_cuda else 0
+    with torch.cuda.device(index := arguments[0].get_device()):  # -1: the CPU, under the emulator
+        stream = torch.cuda.current_stream(index).cuda_stream if index >= 0 else 0
         if code := function(*values, stream):
             raise RuntimeError(f"{function.__name__}: CUDA error {code}")
 
@@ -778,9 +868,21 @@ def check(name, tensor, shape, device, dtype=torch.float32):
 
 
 # ---- What is this file's own.
-SCHEMA = "(Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor, int[3] pool) -> Tensor"
+SCHEMA = "(Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor, int[3] pool, bool tf32=False) -> Tensor"
+ELEMENTS = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 HOPPER = "-gencode=arch=compute_90a,code=sm_90a"  # load_inline would build for 9.0, which lacks wgmma
 capability = functools.cache(torch.cuda.get_device_capability)
+
+
+def is_direct(*operands):
+    """Return whether only autograd looks on: nothing traces, casts or transforms; and data are on the first one's device."""
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(DEVICE) or torch.overrides.has_torch_function(operands):
+        return False
+    tensors = [each for each in operands if isinstance(each, torch.Tensor)]
+    try:
+        return tensors[0].device.type == DEVICE and all(each.data_ptr() or not each.numel() for each in tensors)
+    except RuntimeError:  # torch.func's tensors have no data
+        return False
 
 
 def is_strict():
@@ -796,19 +898,25 @@ def count(function, *numbers):
     return function(*numbers)
 
 
-def original(x, weight, conv_bias, bias, divisor, pool):
+def original(x, weight, conv_bias, bias, divisor, pool, tf32=False):
     y = nn.functional.max_pool3d(nn.functional.conv3d(x, weight, conv_bias) / divisor, pool)
     averages = y.mean(dim=(2, 3, 4), keepdim=True)
     return (averages + bias.view(-1, 1, 1, 1)).sum(dim=1) if bias.numel() else averages
 
 
-def stream_max_mean(x, weight, conv_bias, bias, divisor, pool, kernels=kernels, original=original):
-    """Return each sample's sum (batch, 1, 1, 1); for an empty bias the averages (batch, outputs, 1, 1, 1)."""
+def stream_max_mean(x, weight, conv_bias, bias, divisor, pool, tf32=False, kernels=kernels, original=original):
+    """Return each sample's sum (batch, 1, 1, 1); for an empty bias the averages (batch, outputs, 1, 1, 1), of x's type.
+
+    The bias, and so the sum, has x's type or float32. tf32 permits TF32 whatever PyTorch's settings.
+    """
     (batch, *_, depth, height, width), (out_channels, in_channels, *kernel) = x.shape, weight.shape
-    check("x", x, (batch, in_channels, depth, height, width), x.device)
-    check("weight", weight, (out_channels, in_channels, *kernel[-3:]), x.device)
-    check("conv_bias", conv_bias, (out_channels,), x.device)
-    check("bias", bias, bias.shape if bias.numel() in (0, 1, out_channels) else (out_channels,), x.device)
+    if x.dtype not in ELEMENTS:
+        raise RuntimeError(f"expected x as one of {', '.join(map(str, ELEMENTS))}; got {x.dtype}")
+    check("x", x, (batch, in_channels, depth, height, width), x.device, x.dtype)
+    check("weight", weight, (out_channels, in_channels, *kernel[-3:]), x.device, x.dtype)
+    check("conv_bias", conv_bias, (out_channels,), x.device, x.dtype)
+    of_sum = torch.float32 if bias.dtype == torch.float32 else x.dtype
+    check("bias", bias, bias.shape if bias.numel() in (0, 1, out_channels) else (out_channels,), x.device, of_sum)
     if min(pool) < 1 or any(size < k + p - 1 for size, k, p in zip((depth, height, width), kernel, pool, strict=True)):
         fits = f"room for a window of {[*pool]} behind a kernel of {kernel}"
         raise RuntimeError(f"expected {fits}; got a volume of {[depth, height, width]}")
@@ -817,22 +925,25 @@ def stream_max_mean(x, weight, conv_bias, bias, divisor, pool, kernels=kernels, 
     if x.is_cuda and capability(x.device) != (9, 0):
         raise RuntimeError("expected a GPU of compute capability 9.0 (Hopper); v4_tensor_core runs on 8.0 and later")
     names = "OUT_CHANNELS", "IN_CHANNELS", "KERNEL_D", "KERNEL_H", "KERNEL_W", "POOL_D", "POOL_H", "POOL_W"
-    library = kernels(HOPPER, **dict(zip(names, (*weight.shape, *pool), strict=True)))
+    strict = int(x.dtype == torch.float32 and is_strict() and not tf32)
+    sizes = dict(zip(names, (*weight.shape, *pool), strict=True))
+    library = kernels(HOPPER, **sizes, ELEMENT=ELEMENTS[x.dtype], STRICT=strict)
     if not library.is_served():
         limits = "at most 8 channels in and 16 out, a kernel of 3 x 3 x 3 and windows of 2 x 2 x 2"
-        warnings.warn(f"{NAME}: PyTorch computes what these kernels do not take: {limits}", stacklevel=2)
+        warnings.warn(f"PyTorch computes what these kernels do not take: {limits}", stacklevel=2)
         return original(x, weight, conv_bias, bias, divisor, pool)
     weight, conv_bias, bias = weight.contiguous(), conv_bias.contiguous(), bias.contiguous()
-    out = x.new_empty((batch, 1, 1, 1) if bias.numel() else (batch, out_channels, 1, 1, 1))
+    out = x.new_empty(batch, 1, 1, 1, dtype=of_sum) if bias.numel() else x.new_empty(batch, out_channels, 1, 1, 1)
     if batch:
-        if width % 4 or x.data_ptr() % 16:  # TMA needs rows of a multiple of 16 bytes; what is added is never read
-            rows = x.new_empty(*x.shape[:-1], -(-width // 4) * 4)[..., :width].copy_(x)
+        vector = 16 // x.element_size()
+        if width % vector or x.data_ptr() % 16:  # TMA needs rows of a multiple of 16 bytes; what is added is never read
+            rows = x.new_empty(*x.shape[:-1], -(-width // vector) * vector)[..., :width].copy_(x)
         else:
             rows = x.contiguous()
-        numbers = batch, depth, height, width, is_strict(), x.device.index or 0
-        scratch = x.new_empty(16 * count(library.count_segments, *numbers))  # 16: OUTPUTS
+        numbers = batch, depth, height, width, x.device.index or 0
+        scratch = x.new_empty(16 * count(library.count_segments, *numbers), dtype=torch.float32)  # 16: OUTPUTS
         given = rows, weight, conv_bias, bias, scratch, out
-        launch(library.launch_stream_max_mean, *given, float(divisor), bias.numel(), *numbers)
+        launch(library.launch_stream_max_mean, *given, float(divisor), bias.numel(), out.dtype == torch.float32, *numbers)
     return out
 
 
@@ -843,24 +954,43 @@ operator.register_fake(original)
 def backward(ctx, grad, original=original):
     """PyTorch's gradient: it computes the original again, which takes several times the 441 MB that the forward pass avoids."""
     found = torch.func.vjp(lambda *tensors: original(*tensors, ctx.divisor, ctx.pool), *ctx.saved_tensors)[1](grad)
-    return *found, None, None
+    return *found, None, None, None
 
 
 def setup_context(ctx, inputs, output):
-    *tensors, ctx.divisor, ctx.pool = inputs
+    *tensors, ctx.divisor, ctx.pool, _ = inputs
     ctx.save_for_backward(*tensors)
 
 
 operator.register_autograd(backward, setup_context=setup_context)
-if torch.__version__ >= "2.7":
-    operator.register_autocast(DEVICE, torch.float32)
 
 
-def call(*operands, function=stream_max_mean):
-    """Call the operator; where nothing is recorded or traced, its function: the dispatcher takes 20 us of the host's time."""
-    seen = torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled(DEVICE)
-    seen |= operands[0].device.type != DEVICE  # which the dispatcher refuses
-    return (torch.ops.conv3d_div_max_gap_bias_sum_v5_hopper.forward if seen else function)(*operands)
+class Direct(torch.autograd.Function):
+    """The operator without PyTorch's dispatcher, which takes longer than all else on the host."""
+
+    backward = staticmethod(backward)
+
+    @staticmethod
+    def forward(ctx, *operands, function=stream_max_mean, setup_context=setup_context):
+        output = function(*operands)
+        setup_context(ctx, operands, output)
+        return output
+
+
+def call(x, weight, conv_bias, bias, divisor, pool, function=stream_max_mean, direct=Direct):
+    """Call the operator or, in eager mode, its function.
+
+    Autocast: 16-bit x and the weights get its type, float32 stays and permits TF32; the sum is float32, as PyTorch's.
+    """
+    is_cast = torch.is_autocast_enabled(DEVICE)
+    if is_cast:
+        dtype = torch.get_autocast_dtype(DEVICE) if x.element_size() == 2 else x.dtype
+        x, weight, conv_bias, bias = *(each.to(dtype) for each in (x, weight, conv_bias)), bias.float()
+    operands = x, weight, conv_bias, bias, divisor, pool, is_cast
+    with torch.autocast(DEVICE, enabled=False) if is_cast else contextlib.nullcontext():
+        if not is_direct(*operands):
+            return torch.ops.conv3d_div_max_gap_bias_sum_v5_hopper.forward(*operands)
+        return (direct.apply if torch.is_grad_enabled() else function)(*operands)
 
 
 class ModelNew(nn.Module):

@@ -967,8 +967,8 @@ def launch(function, *arguments):
     if not function.argtypes:
         function.argtypes = [ctypes.c_double if isinstance(each, float) else ctypes.c_int64 for each in (*arguments, 0)]
     values = [each.data_ptr() if isinstance(each, torch.Tensor) else each or 0 for each in arguments]
-    with torch.cuda.device_of(first := arguments[0]):
-        stream = torch.cuda.current_stream().cuda_stream if first.is_cuda else 0
+    with torch.cuda.device(index := arguments[0].get_device()):  # -1: the CPU, under the emulator
+        stream = torch.cuda.current_stream(index).cuda_stream if index >= 0 else 0
         if code := function(*values, stream):
             raise RuntimeError(f"{function.__name__}: CUDA error {code}")
 
@@ -983,8 +983,20 @@ def check(name, tensor, shape, device, dtype=torch.float32):
 # ---- What is this file's own.
 SCHEMA = "(Tensor x, Tensor weight, Tensor bias, int[2] pool, int needs) -> (Tensor, Tensor, Tensor)"
 GRADIENT = "(Tensor grad, Tensor x, Tensor weight, Tensor bias, int[2] pool, Tensor grads, Tensor deltas, int needs)"
+GRADIENT += " -> (Tensor, Tensor, Tensor)"
 
 capability = functools.cache(torch.cuda.get_device_capability)
+
+
+def is_direct(*operands):
+    """Return whether only autograd looks on: nothing traces, casts or transforms; and data are on the first one's device."""
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(DEVICE) or torch.overrides.has_torch_function(operands):
+        return False
+    tensors = [each for each in operands if isinstance(each, torch.Tensor)]
+    try:
+        return tensors[0].device.type == DEVICE and all(each.data_ptr() or not each.numel() for each in tensors)
+    except RuntimeError:  # torch.func's tensors have no data
+        return False
 
 
 def is_strict():
@@ -1022,7 +1034,6 @@ def saved(x, weight, bias, pool, needs, library_for=library_for):
     return x.new_empty(batch), x.new_empty(batch if served else 0, weight.numel() + bias.numel()), deltas
 
 
-@torch.library.custom_op(f"{NAME}::forward", mutates_args=(), device_types=DEVICE, schema=SCHEMA)
 def conv_pool_sum(x, weight, bias, pool, needs, library_for=library_for, saved=saved, original=original):
     """Return the output and what the gradients of x (needs & 1) and of the parameters (needs & 2) take: see `saved`."""
     batch, *_, height, width = x.shape
@@ -1040,7 +1051,7 @@ def conv_pool_sum(x, weight, bias, pool, needs, library_for=library_for, saved=s
     library, (out, grads, deltas) = library_for(weight, pool), saved(x, weight, bias, pool, needs)
     if not library.is_served():
         warnings.warn(
-            f"{NAME}: PyTorch computes what these kernels do not take: at most 8 channels in and 64 out, 9 taps, "
+            "PyTorch computes what these kernels do not take: at most 8 channels in and 64 out, 9 taps, "
             "windows of an even width up to 8 and at most 16 pixels, no kernel wider than its window and one more",
             stacklevel=2,
         )
@@ -1053,12 +1064,10 @@ def conv_pool_sum(x, weight, bias, pool, needs, library_for=library_for, saved=s
     return out, grads, deltas
 
 
-conv_pool_sum.register_fake(saved)
+operator = torch.library.custom_op(f"{NAME}::forward", conv_pool_sum, mutates_args=(), device_types=DEVICE, schema=SCHEMA)
+operator.register_fake(saved)
 
 
-@torch.library.custom_op(
-    f"{NAME}::gradient", mutates_args=(), device_types=DEVICE, schema=f"{GRADIENT} -> (Tensor, Tensor, Tensor)"
-)
 def gradient(grad, x, weight, bias, pool, grads, deltas, needs, library_for=library_for):
     """Return the gradients of x (needs & 1), weight and bias (needs & 2); empty tensors where they are not needed."""
     grad, weight, (batch, _, height, width) = grad.contiguous(), weight.contiguous(), x.shape
@@ -1068,19 +1077,23 @@ def gradient(grad, x, weight, bias, pool, grads, deltas, needs, library_for=libr
     return tuple(found)
 
 
-@gradient.register_fake
 def gradients(grad, x, weight, bias, pool, grads, deltas, needs):
     return tuple(each.new_empty(each.shape if needs & bit else 0) for each, bit in ((x, 1), (weight, 2), (bias, 2)))
 
 
-def backward(ctx, grad, *_, original=original):
+of_gradients = torch.library.custom_op(f"{NAME}::gradient", gradient, mutates_args=(), device_types=DEVICE, schema=GRADIENT)
+of_gradients.register_fake(gradients)
+
+
+def backward(ctx, grad, *_, original=original, gradient=gradient):
     """The gradient; PyTorch's, with the 4.8 GB that this file avoids, where kernels do not serve, and that of a gradient."""
     *tensors, grads, deltas = ctx.saved_tensors
     wanted = ctx.needs_input_grad[:3]
     needs = wanted[0] + 2 * any(wanted[1:])
     if torch.is_grad_enabled() or needs & ~ctx.needs or not len(grads):
         return *torch.func.vjp(lambda *tensors: original(*tensors, ctx.pool), *tensors)[1](grad), None, None
-    found = torch.ops.conv_pool_sigmoid_sum_training_tensor_core.gradient(grad, *tensors, ctx.pool, grads, deltas, needs)
+    function = gradient if is_direct(grad, *tensors) else torch.ops.conv_pool_sigmoid_sum_training_tensor_core.gradient
+    found = function(grad, *tensors, ctx.pool, grads, deltas, needs)
     return *[each if is_wanted else None for each, is_wanted in zip(found, wanted, strict=True)], None, None
 
 
@@ -1091,14 +1104,27 @@ def setup_context(ctx, inputs, output):
     ctx.set_materialize_grads(False)
 
 
-conv_pool_sum.register_autograd(backward, setup_context=setup_context)
+operator.register_autograd(backward, setup_context=setup_context)
 if torch.__version__ >= "2.7":
-    conv_pool_sum.register_autocast(DEVICE, torch.float32)
+    operator.register_autocast(DEVICE, torch.float32)
 
 
-def call(x, weight, bias, pool):
+class Direct(torch.autograd.Function):
+    """The operator without PyTorch's dispatcher, which takes longer than all else on the host."""
+
+    backward = staticmethod(backward)
+
+    @staticmethod
+    def forward(ctx, *operands, function=conv_pool_sum, setup_context=setup_context):
+        output = function(*operands)
+        setup_context(ctx, operands, output)
+        return output
+
+
+def call(x, weight, bias, pool, direct=Direct):
     needs = x.requires_grad + 2 * (weight.requires_grad or bias.requires_grad) if torch.is_grad_enabled() else 0
-    return torch.ops.conv_pool_sigmoid_sum_training_tensor_core.forward(x, weight, bias, pool, needs)[0]
+    function = direct.apply if is_direct(x, weight, bias) else torch.ops.conv_pool_sigmoid_sum_training_tensor_core.forward
+    return function(x, weight, bias, pool, needs)[0]
 
 
 class ModelNew(nn.Module):

@@ -15,10 +15,11 @@ Launches
     sum_sigmoids: a block (128 threads, 29 KB) per sample, tile of 32 x 4 windows and 64 outputs. add_blocks: 1 per sample.
 
 Floor
-    604 MB in, 0.14 ms on an H200; 10.6 GFLOP are 0.21 ms in plain fp32: compute bound.
+    604 MB in, 0.14 ms on an H200 (16-bit: half); 10.6 GFLOP are 0.21 ms in plain fp32: compute bound.
 
 Takes
-    float32 CUDA tensors, any sizes that PyTorch takes. Others raise. PyTorch computes the gradient. Deterministic.
+    float32, fp16 or bf16 CUDA tensors, any sizes that PyTorch takes; others raise. Sums are fp32, as is the output under
+    autocast. PyTorch computes the gradient. Deterministic.
 """
 
 import copy
@@ -36,7 +37,14 @@ DEVICE = "cpu" if hasattr(load_inline, "emulates_cuda") else "cuda"  # the playg
 EXAMPLE = (8, 64, 3, 4), (128, 8, 384, 384), (3, 8, 45, 64), 2e-2  # of ModelNew, x, x under the emulator, limit: TF32's
 
 CUDA = r"""
-// Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_H, KERNEL_W, POOL_H, POOL_W: loops with known ends are unrolled.
+// Needs ELEMENT, IN_CHANNELS, OUT_CHANNELS, KERNEL_H, KERNEL_W, POOL_H, POOL_W: loops with known ends are unrolled.
+#define PASTE(a, b) a##b
+#define IS(type) PASTE(IS_, type)
+#define IS_float 1
+#if !IS(ELEMENT)  // the headers of 16-bit types take half a second to compile
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#endif
 #include <cuda_runtime.h>
 #include <cstdint>
 
@@ -44,7 +52,16 @@ CUDA = r"""
 #define UNROLL_1 _Pragma("unroll 1")
 #define DEVICE __device__ __forceinline__
 
-using Element = float;  // of x and the parameters
+using Element = ELEMENT;  // of x and the parameters: float, __half or __nv_bfloat16
+// Explicit: PyTorch builds without the conversions of 16-bit types.
+DEVICE float to_float(float x) { return x; }
+DEVICE void store(float* to, float x) { *to = x; }
+#if !IS(ELEMENT)
+DEVICE float to_float(__half x) { return __half2float(x); }
+DEVICE float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+DEVICE void store(__half* to, float x) { *to = __float2half_rn(x); }
+DEVICE void store(__nv_bfloat16* to, float x) { *to = __float2bfloat16_rn(x); }
+#endif
 
 constexpr int WARP = 32, THREADS = 128, WARPS = THREADS / WARP;
 
@@ -152,7 +169,8 @@ DEVICE void box_sums(const Image& image, int sample, const Tile& tile, const Sli
             const bool inside = w < valid_width && tile.top + row < image.rows;
             const Element* column = corner + c * plane + (int64_t)row * POOL_H * image.width + w;
             float pixel[SLICE_R + POOL_H - 1];
-            UNROLL for (int u = 0; u < SLICE_R + POOL_H - 1; ++u) pixel[u] = inside ? column[(int64_t)u * image.width] : 0.0f;
+            UNROLL for (int u = 0; u < SLICE_R + POOL_H - 1; ++u)
+                pixel[u] = inside ? to_float(column[(int64_t)u * image.width]) : 0.0f;
             UNROLL for (int r = 0; r < SLICE_R; ++r) {
                 float sum = pixel[r];
                 UNROLL for (int u = 1; u < POOL_H; ++u) sum += pixel[r + u];
@@ -181,7 +199,7 @@ DEVICE void box_sums(const Image& image, int sample, const Tile& tile, const Sli
             for (int u = 0; tile.exists && u < POOL_H; ++u) {
                 const Element* row = corner + c * plane + offset + (int64_t)(r + u) * image.width + s;
                 float sum_of_row = 0.0f;
-                for (int v = 0; v < POOL_W; ++v) sum_of_row += row[v];
+                for (int v = 0; v < POOL_W; ++v) sum_of_row += to_float(row[v]);
                 sum += sum_of_row;
             }
             boxes[k][threadIdx.x] = sum;
@@ -221,7 +239,8 @@ __global__ void __launch_bounds__(THREADS, 4)
     float exponent[WINDOWS][OUTS];
     UNROLL for (int n = 0; n < OUTS; ++n) {
         const int out = first_out + column_of_thread(n);
-        UNROLL for (int m = 0; m < WINDOWS; ++m) exponent[m][n] = out < OUT_CHANNELS ? MINUS_LOG2_E * bias[out] : 0.0f;
+        UNROLL for (int m = 0; m < WINDOWS; ++m)
+            exponent[m][n] = out < OUT_CHANNELS ? MINUS_LOG2_E * to_float(bias[out]) : 0.0f;
     }
     UNROLL_1 for (int i = 0; i < SLICES; ++i) {
         const Slice slice = {i};
@@ -230,7 +249,7 @@ __global__ void __launch_bounds__(THREADS, 4)
             const int term = k % TERMS, out = k / TERMS;
             const bool exists = out < OUT_BLOCK && first_out + out < OUT_CHANNELS;
             const int64_t source = (int64_t)(first_out + out) * ALL_TERMS + slice.term(term);
-            weights[term][out] = exists ? MINUS_LOG2_E * WINDOW_SCALE * weight[source] : 0.0f;
+            weights[term][out] = exists ? MINUS_LOG2_E * WINDOW_SCALE * to_float(weight[source]) : 0.0f;
         }
         __syncthreads();
         multiply(boxes, weights, exponent);
@@ -249,13 +268,16 @@ __global__ void __launch_bounds__(THREADS, 4)
     if (threadIdx.x == 0) partial_sums[blockIdx.x] = sum;
 }
 
-// out[sample] = the sum of its blocks' sums.
-__global__ void __launch_bounds__(THREADS) add_blocks(const float* __restrict__ partial_sums, float* __restrict__ out,
-                                                      int64_t blocks_a_sample) {
+// out[sample] = the sum of its blocks' sums, a float or of x's type.
+__global__ void __launch_bounds__(THREADS) add_blocks(const float* __restrict__ partial_sums, void* __restrict__ out,
+                                                      bool as_floats, int64_t blocks_a_sample) {
     float sum = 0.0f;
     for (int64_t k = threadIdx.x; k < blocks_a_sample; k += THREADS) sum += partial_sums[blockIdx.x * blocks_a_sample + k];
     sum = block_sum(sum);
-    if (threadIdx.x == 0) out[blockIdx.x] = sum;
+    if (threadIdx.x == 0) {
+        if (as_floats) static_cast<float*>(out)[blockIdx.x] = sum;
+        else store(static_cast<Element*>(out) + blockIdx.x, sum);
+    }
 }
 
 extern "C" int64_t count_blocks(int64_t batch, int64_t height, int64_t width) {
@@ -263,12 +285,12 @@ extern "C" int64_t count_blocks(int64_t batch, int64_t height, int64_t width) {
 }
 
 // scratch: a float a block
-extern "C" int launch_sum_sigmoids(const Element* x, const Element* weight, const Element* bias, float* scratch, float* out,
-                                   int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
+extern "C" int launch_sum_sigmoids(const Element* x, const Element* weight, const Element* bias, float* scratch, void* out,
+                                   int64_t floats_out, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
     const Image image = {x, static_cast<int>(height), static_cast<int>(width)};
     const int64_t blocks = image.tiles() * OUT_GROUPS;  // of a sample
     sum_sigmoids<<<batch * blocks, THREADS, 0, stream>>>(image, weight, bias, scratch);
-    add_blocks<<<batch, THREADS, 0, stream>>>(scratch, out, blocks);
+    add_blocks<<<batch, THREADS, 0, stream>>>(scratch, out, floats_out, blocks);
     return cudaGetLastError();
 }
 """
@@ -293,8 +315,8 @@ def launch(function, *arguments):
     if not function.argtypes:
         function.argtypes = [ctypes.c_double if isinstance(each, float) else ctypes.c_int64 for each in (*arguments, 0)]
     values = [each.data_ptr() if isinstance(each, torch.Tensor) else each or 0 for each in arguments]
-    with torch.cuda.device_of(first := arguments[0]):
-        stream = torch.cuda.current_stream().cuda_stream if first.is_cuda else 0
+    with torch.cuda.device(index := arguments[0].get_device()):  # -1: the CPU, under the emulator
+        stream = torch.cuda.current_stream(index).cuda_stream if index >= 0 else 0
         if code := function(*values, stream):
             raise RuntimeError(f"{function.__name__}: CUDA error {code}")
 
@@ -307,44 +329,54 @@ def check(name, tensor, shape, device, dtype=torch.float32):
 
 
 # ---- What is this file's own.
-SCHEMA = "(Tensor x, Tensor weight, Tensor bias, int[2] pool) -> Tensor"
+SCHEMA = "(Tensor x, Tensor weight, Tensor bias, int[2] pool, ScalarType? dtype=None) -> Tensor"
+
+ELEMENTS = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}  # what C++ calls them
 
 
 @torch.library.custom_op(f"{NAME}::forward", mutates_args=(), device_types=DEVICE, schema=SCHEMA)
-def conv_pool_sum(x, weight, bias, pool, kernels=kernels):
-    """Return (batch,) of x (batch, in_channels, height, width). Raises RuntimeError for what the kernel does not take."""
+def conv_pool_sum(x, weight, bias, pool, dtype=None, kernels=kernels):
+    """Return (batch,) of x (batch, in_channels, height, width), of x's type or float32, `dtype`.
+
+    Raises RuntimeError for what the kernel does not take.
+    """
     batch, *_, height, width = x.shape
     (out_channels, in_channels, kernel_h, kernel_w), (pool_h, pool_w) = weight.shape, pool
-    check("x", x, (batch, in_channels, height, width), x.device)
-    check("weight", weight, weight.shape, x.device)
-    check("bias", bias, (out_channels,), x.device)
+    if x.dtype not in ELEMENTS or dtype not in (None, x.dtype, torch.float32):
+        raise RuntimeError(f"expected x as float32, float16 or bfloat16, out as x or float32; got {x.dtype}, {dtype}")
+    check("x", x, (batch, in_channels, height, width), x.device, x.dtype)
+    check("weight", weight, weight.shape, x.device, x.dtype)
+    check("bias", bias, (out_channels,), x.device, x.dtype)
     if min(pool) < 1 or height < kernel_h + pool_h - 1 or width < kernel_w + pool_w - 1:
         fits = f"room for a window of {[*pool]} behind a kernel of {[kernel_h, kernel_w]}"
         raise RuntimeError(f"expected {fits}; got an image of {height} x {width}")
     channels, pools = {"IN_CHANNELS": in_channels, "OUT_CHANNELS": out_channels}, {"POOL_H": pool_h, "POOL_W": pool_w}
-    library = kernels(**channels, KERNEL_H=kernel_h, KERNEL_W=kernel_w, **pools)
+    library = kernels(**channels, KERNEL_H=kernel_h, KERNEL_W=kernel_w, **pools, ELEMENT=ELEMENTS[x.dtype])
     library.count_blocks.restype = ctypes.c_int64
     blocks = library.count_blocks(*map(ctypes.c_int64, (batch, height, width)))
     if blocks >= 2**31:
         raise RuntimeError(f"expected a batch of fewer than 2^31 blocks; got one of {blocks}")
-    x, weight, bias, out = x.contiguous(), weight.contiguous(), bias.contiguous(), x.new_empty(batch)
+    x, weight, bias, out = x.contiguous(), weight.contiguous(), bias.contiguous(), x.new_empty(batch, dtype=dtype)
     if batch:
-        launch(library.launch_sum_sigmoids, x, weight, bias, x.new_empty(blocks), out, batch, height, width)
+        scratch, is_float = x.new_empty(blocks, dtype=torch.float32), int(out.dtype == torch.float32)
+        launch(library.launch_sum_sigmoids, x, weight, bias, scratch, out, is_float, batch, height, width)
     return out
 
 
 @conv_pool_sum.register_fake
-def original(x, weight, bias, pool):
-    return torch.sigmoid(nn.functional.avg_pool2d(nn.functional.conv2d(x, weight, bias), pool)).sum(dim=(1, 2, 3))
+def original(x, weight, bias, pool, dtype=None):
+    pooled = nn.functional.avg_pool2d(nn.functional.conv2d(x, weight, bias), pool)
+    return torch.sigmoid(pooled).sum(dim=(1, 2, 3), dtype=dtype)
 
 
 def backward(ctx, grad, original=original):
     """PyTorch's gradient: it computes the original again, with the 4.8 GB that the forward pass avoids."""
-    return *torch.func.vjp(lambda *tensors: original(*tensors, ctx.pool), *ctx.saved_tensors)[1](grad), None
+    return *torch.func.vjp(lambda *tensors: original(*tensors, *ctx.others), *ctx.saved_tensors)[1](grad), None, None
 
 
 def setup_context(ctx, inputs, output):
-    *tensors, ctx.pool = inputs
+    *tensors, pool, dtype = inputs
+    ctx.others = pool, dtype
     ctx.save_for_backward(*tensors)
 
 
@@ -356,6 +388,11 @@ if torch.__version__ >= "2.7":
 class ModelNew(nn.Module):
     @staticmethod
     def operator(*operands):
+        if torch.is_autocast_enabled(DEVICE) and operands[0].dtype in (torch.float16, torch.bfloat16):
+            *tensors, pool = operands
+            tensors = [each.to(torch.get_autocast_dtype(DEVICE)) for each in tensors]
+            with torch.autocast(DEVICE, enabled=False):
+                return ModelNew.operator(*tensors, pool, torch.float32 if DEVICE == "cuda" else None)  # as its sums there
         return torch.ops.conv_pool_sigmoid_sum_v3_box_sums.forward(*operands)
 
     def __init__(self, in_channels, out_channels, kernel_size, pool_kernel_size):

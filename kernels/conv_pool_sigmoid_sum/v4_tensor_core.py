@@ -17,13 +17,15 @@ Launches
     conv_pool_sum: SMs, or samples; 384 threads, 152 KB, strict 182. add_segments: samples; adds where blocks share one.
 
 Floor
-    604 MB in: 0.139 ms on an H200 (4.35 TB/s).
+    604 MB in: 0.139 ms on an H200 (4.35 TB/s); half for 16-bit types.
 
 Takes
-    float32 CUDA tensors (batch, in_channels, height, width) on compute capability 8.0 or later; what SERVED says, in images of
-    any size. PyTorch computes the rest, with a warning. The gradient is PyTorch's. Deterministic for a number of SMs.
+    CUDA tensors (batch, in_channels, height, width) of float32, fp16 or bf16 on compute capability 8.0 or later; what SERVED
+    says, in images of any size. Sums are fp32, as is the output under autocast. PyTorch computes the rest, with a warning, and
+    the gradient. Deterministic for a number of SMs.
 """
 
+import contextlib
 import copy
 import ctypes
 import functools
@@ -41,7 +43,13 @@ SHARED_LIMIT_KB = 0  # builds as for a device with that much shared memory a blo
 EXAMPLE = (8, 64, 3, 4), (128, 8, 384, 384), (3, 8, 45, 64), 2e-2  # ModelNew's, shape of x, under the emulator, limit: TF32's
 
 CUDA = r"""
-// Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_H, KERNEL_W, POOL_H, POOL_W and SHARED_LIMIT_KB.
+// Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_H, KERNEL_W, POOL_H, POOL_W, SHARED_LIMIT_KB, ELEMENT and STRICT.
+#define PASTE(a, b) a##b
+#define IS(type) PASTE(IS_, type)
+#define IS___nv_bfloat16 1
+#if IS(ELEMENT)  // the header takes half a second to compile
+#include <cuda_bf16.h>
+#endif
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <cmath>
@@ -55,11 +63,21 @@ CUDA = r"""
 extern "C" int64_t is_served() { return SERVED; }
 
 #if SERVED
-using Element = float;  // of x and the parameters
+using Element = ELEMENT;  // of x and the parameters: float, __half or __nv_bfloat16
 
 #define DEVICE __device__ __forceinline__
 #define UNROLL _Pragma("unroll")
 #define UNROLL_1 _Pragma("unroll 1")
+
+// Explicit: PyTorch builds without the conversions of 16-bit types.
+DEVICE float to_float(float x) { return x; }
+DEVICE float to_float(__half x) { return __half2float(x); }
+DEVICE void store(float* to, float x) { *to = x; }
+DEVICE void store(__half* to, float x) { *to = __float2half_rn(x); }
+#if IS(ELEMENT)
+DEVICE float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+DEVICE void store(__nv_bfloat16* to, float x) { *to = __float2bfloat16_rn(x); }
+#endif
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 __host__ __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
@@ -88,7 +106,8 @@ struct Shape {
 };
 struct Tensors {
     const Element *x, *weight, *bias;
-    float* sums;  // one a segment
+    void* sums;      // one a segment
+    bool as_floats;  // else they have x's type, which only samples' sums may have
 };
 
 // ---- constants and layout
@@ -106,7 +125,7 @@ constexpr int PARTS = 2;                   // warps' positions that a warp multi
 //   | box sums of group 0: SLABS slabs of 64 positions x 16 bytes; |  10,240   20,480 if STRICT: low parts, too
 //   | of group 1; of group 2                                       |
 //   +--------------------------------------------------------------+
-//   | pipeline of warp 0: POOL_H rows of x, 8 channels x 66        |   8,704
+//   | pipeline of warp 0: POOL_H rows of x, 8 channels x 66        |   8,704   16-bit types: 4,352
 //   | of warp 1; ...                                               |
 //   +--------------------------------------------------------------+
 // A lane's sums of a channel at a position are packed in pairs: all taps, then the residual of the middle one. A slab
@@ -117,11 +136,13 @@ __host__ __device__ constexpr int column_of(int channel, int tap) {
 }
 constexpr int FRAGMENT = GROUP * 32 * 16, WEIGHT_BYTES = 2 * PAIRS * FRAGMENT;  // operand a of all outputs for one inner 16
 
-// A stage of a pipeline is a row of a strip: lines of 32 columns and 128 bytes, [line][channel], then the 16-byte pieces of the
-// columns behind the last line, [piece][channel]. Swizzle: piece i of a line stands at i ^ (channel % 4), so that all accesses
-// are conflict-free.
-constexpr int LINES = STRIP * POOL_W / 32, TAIL = ceil_div(KERNEL_W - 1, 4), LINE = 128;
-constexpr int STAGE_BYTES = CHANNELS * (LINES * LINE + TAIL * 16), PIPELINE_BYTES = POOL_H * STAGE_BYTES;
+// A stage of a pipeline is a row of a strip: lines of 32 columns, [line][channel], then pieces of the columns behind the last
+// line, [piece][channel]. A piece has 4 columns. Piece i of a line stands at i ^ swizzle(channel), so that all accesses are
+// conflict-free: a quarter of a warp reads 16-byte pieces at a time, half a warp 8-byte ones.
+constexpr int PIECE = 4 * sizeof(Element), LINE = 8 * PIECE;
+constexpr int LINES = STRIP * POOL_W / 32, TAIL = ceil_div(KERNEL_W - 1, 4);
+DEVICE int swizzle(int channel) { return sizeof(Element) == 2 ? channel % 4 / 2 : channel % 4; }
+constexpr int STAGE_BYTES = CHANNELS * (LINES * LINE + TAIL * PIECE), PIPELINE_BYTES = POOL_H * STAGE_BYTES;
 constexpr int SPAN = 2 * POOL_W + KERNEL_W - 1, VECTORS = ceil_div(SPAN, 4);  // what a lane reads of a row and channel
 
 constexpr float NOTHING = -0.0f;  // where sums begin: NOTHING + x is x, also of x = -0, so compilers leave out the addition
@@ -136,6 +157,10 @@ DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__c
 DEVICE void cp_async_cg_16(uint32_t to, const void* from, int bytes) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
+// Copies 8 bytes, or writes zeros where `bytes` is 0; then `from` is not read.
+DEVICE void cp_async_ca_8(uint32_t to, const void* from, int bytes) {
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
 // Copies 4 bytes, or writes a zero where `bytes` is 0; then `from` is not read.
 DEVICE void cp_async_ca_4(uint32_t to, const void* from, int bytes) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
@@ -147,6 +172,11 @@ DEVICE void bar_sync(int name, int threads) { asm volatile("bar.sync %0, %1;" ::
 DEVICE uint4 ld_shared_v4_u32(uint32_t at) {
     uint4 v;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
+    return v;
+}
+DEVICE uint2 ld_shared_v2_u32(uint32_t at) {
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
     return v;
 }
 // Four matrices of 8 rows x 16 bytes: lane 8 * i + r has the address of row r of matrix i. Lane 4 * n + q gets elements 2 * q
@@ -182,6 +212,10 @@ DEVICE uint32_t fp16_pair(float a, float b, float2& low) {
     const __half2 pair = __floats2half2_rn(a, b);
     low = make_float2(a - __low2float(pair), b - __high2float(pair));
     return *reinterpret_cast<const uint32_t*>(&pair);
+}
+DEVICE void store_sum(void* sums, bool as_floats, int64_t at, float sum) {
+    if (as_floats) static_cast<float*>(sums)[at] = sum;
+    else store(static_cast<Element*>(sums) + at, sum);
 }
 DEVICE float warp_sum(float v) {
     UNROLL for (int offset = 16; offset; offset /= 2) v += __shfl_xor_sync(~0u, v, offset);
@@ -244,8 +278,9 @@ struct Pipeline {
         __syncwarp();
         if (!more) return;
         const int lane = threadIdx.x % 32;
-        const uint32_t stages = data + FIRST * STAGE_BYTES, to = stages + lane / 8 * LINE + ((lane % 8 ^ lane / 8) << 4);
-        const uint32_t tail = stages + LINES * CHANNELS * LINE + lane % 8 * CHANNELS * 16 + lane / 8 * 16;
+        const uint32_t stages = data + FIRST * STAGE_BYTES;
+        const uint32_t to = stages + lane / 8 * LINE + (lane % 8 ^ swizzle(lane / 8)) * PIECE;
+        const uint32_t tail = stages + LINES * CHANNELS * LINE + (lane % 8 * CHANNELS + lane / 8) * PIECE;
         const int64_t plane = static_cast<int64_t>(s.height) * s.width;
         // Calls copy(to, source, columns) for each of the lane's pieces of a row; `columns` of the image are left there.
         const auto copy_row = [&](int row, auto copy) {
@@ -254,18 +289,26 @@ struct Pipeline {
                 const int columns = c + lane / 8 < IN_CHANNELS ? valid : 0;
                 UNROLL for (int line = 0; line < LINES; ++line)
                     copy(to + row * STAGE_BYTES + (line * CHANNELS + c) * LINE, source + 32 * line, columns - 32 * line);
-                if (lane % 8 < TAIL) copy(tail + row * STAGE_BYTES + c * 16, source + 32 * LINES, columns - 32 * LINES);
+                if (lane % 8 < TAIL) copy(tail + row * STAGE_BYTES + c * PIECE, source + 32 * LINES, columns - 32 * LINES);
             }
             from += s.width;
         };
-        const auto copy_16 = [](uint32_t to, const Element* source, int columns) {
-            cp_async_cg_16(to, source, columns > 0 ? 16 : 0);
+        const auto copy_piece = [](uint32_t to, const Element* source, int columns) {
+            if (PIECE == 16) cp_async_cg_16(to, source, columns > 0 ? 16 : 0);
+            else cp_async_ca_8(to, source, columns > 0 ? 8 : 0);
         };
-        const auto copy_4 = [](uint32_t to, const Element* source, int columns) {
-            UNROLL_1 for (int i = 0; i < 4; ++i) cp_async_ca_4(to + 4 * i, source + i, i < columns ? 4 : 0);
+        const auto copy_columns = [](uint32_t to, const Element* source, int columns) {
+            if constexpr (PIECE == 16) {
+                UNROLL_1 for (int i = 0; i < 4; ++i) cp_async_ca_4(to + 4 * i, source + i, i < columns ? 4 : 0);
+            } else {  // cp.async copies no fewer than 4 bytes
+                uint32_t words[2] = {};
+                UNROLL for (int i = 0; i < 4; ++i)
+                    if (i < columns) reinterpret_cast<Element*>(words)[i] = source[i];
+                st_shared_u32(to, words[0]), st_shared_u32(to + 4, words[1]);
+            }
         };
-        if (s.aligned) UNROLL for (int row = 0; row < COUNT; ++row) copy_row(row, copy_16);
-        else UNROLL_1 for (int row = 0; row < COUNT; ++row) copy_row(row, copy_4);
+        if (s.aligned) UNROLL for (int row = 0; row < COUNT; ++row) copy_row(row, copy_piece);
+        else UNROLL_1 for (int row = 0; row < COUNT; ++row) copy_row(row, copy_columns);
     }
 
     // Waits until all lanes' copies are there.
@@ -277,7 +320,7 @@ struct Pipeline {
 
 // ---- box sums in registers
 // Lane 4 * n + q has channels q and q + 4, and two neighbouring positions (`member`) of the strip, pair pair_of(n). In this
-// order the eight lanes that read 16 bytes at a time touch all banks.
+// order the lanes that read at a time touch all banks.
 DEVICE int pair_of(int n) { return (n & 4) | (n & 1) << 1 | (n >> 1 & 1); }
 using RowSums = float[4][KERNEL_W];  // [2 * (channel / 4) + member][column of the kernel]
 using Sums = float[TAPS][4];
@@ -288,8 +331,8 @@ struct Pieces {
         UNROLL for (int i = 0; i < VECTORS; ++i) {
             const int piece = pair * POOL_W / 2 + i, tail = piece - 8 * LINES;
             UNROLL for (int upper = 0; upper < 2; ++upper) {
-                const uint32_t in_line = (piece / 8 * CHANNELS + q) * LINE + ((piece % 8 ^ q) << 4) + upper * 4 * LINE;
-                const uint32_t in_tail = LINES * CHANNELS * LINE + tail * CHANNELS * 16 + q * 16 + upper * 4 * 16;
+                const uint32_t in_line = (piece / 8 * CHANNELS + q + 4 * upper) * LINE + (piece % 8 ^ swizzle(q)) * PIECE;
+                const uint32_t in_tail = LINES * CHANNELS * LINE + (tail * CHANNELS + q + 4 * upper) * PIECE;
                 at[upper][i] = pipeline + (7 * POOL_W / 2 + i < 8 * LINES || tail < 0 ? in_line : in_tail);
             }
         }
@@ -301,9 +344,11 @@ DEVICE void sum_row(const Pieces& pieces, int stage, RowSums& sums) {
     UNROLL for (int upper = 0; upper < 2; ++upper) {
         float x[4 * VECTORS];
         UNROLL for (int i = 0; i < VECTORS; ++i) {
-            const uint4 v = ld_shared_v4_u32(pieces.at[upper][i] + stage * STAGE_BYTES);
-            x[4 * i] = __uint_as_float(v.x), x[4 * i + 1] = __uint_as_float(v.y);
-            x[4 * i + 2] = __uint_as_float(v.z), x[4 * i + 3] = __uint_as_float(v.w);
+            const uint32_t at = pieces.at[upper][i] + stage * STAGE_BYTES;
+            alignas(PIECE) uint32_t words[PIECE / 4];
+            if constexpr (PIECE == 16) reinterpret_cast<uint4&>(words) = ld_shared_v4_u32(at);
+            else reinterpret_cast<uint2&>(words) = ld_shared_v2_u32(at);
+            UNROLL for (int k = 0; k < 4; ++k) x[4 * i + k] = to_float(reinterpret_cast<const Element*>(words)[k]);
         }
         UNROLL for (int member = 0; member < 2; ++member) {
             const float* const v = x + member * POOL_W;
@@ -349,7 +394,6 @@ DEVICE void box_sums(Pipeline& pipeline, bool more, const Pieces& pieces, Shared
 }
 
 // Where a lane's sums of the strip go. The largest of the group gets just below 2^SUM_EXPONENT.
-template <bool STRICT>
 DEVICE void store_sums(const Sums& sums, float scale, uint32_t to) {
     UNROLL for (int i = 0; i < 4; ++i, to += i == 2 ? PAIRS * SLAB - OCTET : OCTET) {
         float rest = 0;
@@ -374,7 +418,7 @@ __device__ float store_weights(const Element* weight, __half* to, float* warp_va
         const bool exists = i / CHANNELS < OUT_CHANNELS && i % CHANNELS < IN_CHANNELS;
         constexpr float FACTOR = MINUS_LOG2_E / (POOL_H * POOL_W);
         UNROLL for (int t = 0; t < TAPS; ++t)
-            taps[t] = exists ? weight[(i / CHANNELS * IN_CHANNELS + i % CHANNELS) * TAPS + t] * FACTOR : 0;
+            taps[t] = exists ? to_float(weight[(i / CHANNELS * IN_CHANNELS + i % CHANNELS) * TAPS + t]) * FACTOR : 0;
         UNROLL for (int t = 0; t < TAPS; ++t)
             if (t % KERNEL_W != MIDDLE_W) taps[t / KERNEL_W * KERNEL_W + MIDDLE_W] += taps[t];
         UNROLL for (int t = 0; t < TAPS; ++t)
@@ -407,7 +451,7 @@ __device__ float store_weights(const Element* weight, __half* to, float* warp_va
 
 // ---- the kernel
 // FEW: a block with few warps, which have all registers, and the weights there.
-template <bool STRICT, bool FEW>
+template <bool FEW>
 struct Kernel {
     static constexpr int MOST_WARPS = FEW ? 8 : 12;  // by their registers
     static constexpr int WEIGHTS = FEW ? 0 : WEIGHT_BYTES;
@@ -416,10 +460,10 @@ struct Kernel {
     static_assert(WEIGHT_BYTES <= 2 * SUMS, "they pass through where the sums of two groups lie");
 };
 
-template <bool STRICT, bool FEW>
-__global__ void __launch_bounds__(Kernel<STRICT, FEW>::MOST_WARPS * 32, 1)
+template <bool FEW>
+__global__ void __launch_bounds__(Kernel<FEW>::MOST_WARPS * 32, 1)
     conv_pool_sum(const Shape s, const Tensors t) {
-    using K = Kernel<STRICT, FEW>;
+    using K = Kernel<FEW>;
     extern __shared__ __align__(128) char memory[];
     __shared__ float warp_values[K::MOST_WARPS], biases[OUTPUTS], weight_unit;
     __shared__ float4 group_largest[K::MOST_WARPS / GROUP];
@@ -437,7 +481,7 @@ __global__ void __launch_bounds__(Kernel<STRICT, FEW>::MOST_WARPS * 32, 1)
     if constexpr (FEW)
         UNROLL for (int i = 0; i < 2 * PAIRS; ++i) kept[i] = ld_shared_v4_u32(weights + i * FRAGMENT);
     for (int o = threadIdx.x; o < OUTPUTS; o += blockDim.x)  // the sigmoid of an output that does not exist is zero
-        biases[o] = o < OUT_CHANNELS ? MINUS_LOG2_E * t.bias[o] : INFINITY;
+        biases[o] = o < OUT_CHANNELS ? MINUS_LOG2_E * to_float(t.bias[o]) : INFINITY;
     if (threadIdx.x == 0) weight_unit = inverse(weight_scale);
 
     Pipeline pipeline{s, shared_address(memory) + K::pipelines(s.warps) + warp * PIPELINE_BYTES};
@@ -489,7 +533,7 @@ __global__ void __launch_bounds__(Kernel<STRICT, FEW>::MOST_WARPS * 32, 1)
                 const float4 each = group_largest[group];
                 const float group_most = fmaxf(fmaxf(each.x, each.y), fmaxf(each.z, each.w));
                 const float scale = power_for(group_most, SUM_EXPONENT, MOST_EXPONENT);
-                store_sums<STRICT>(sums, scale, my_sums);
+                store_sums(sums, scale, my_sums);
                 bar_sync(1 + group, GROUP * 32);
 
                 const float bias[2] = {biases[16 * rank + n], biases[16 * rank + n + 8]};
@@ -534,7 +578,7 @@ __global__ void __launch_bounds__(Kernel<STRICT, FEW>::MOST_WARPS * 32, 1)
         if (threadIdx.x == 0) {
             float sum = 0;
             for (int i = 0; i < s.warps; ++i) sum += warp_values[i];
-            t.sums[work.slot] = sum;
+            store_sum(t.sums, t.as_floats, work.slot, sum);
             work = work_at(s, static_cast<int64_t>(work.sample) * s.rows + work.start + work.count);
         }
         __syncthreads();  // the next segment is known
@@ -542,36 +586,37 @@ __global__ void __launch_bounds__(Kernel<STRICT, FEW>::MOST_WARPS * 32, 1)
 }
 
 // out[sample] = the sum of its segments' sums, a warp each.
-__global__ void __launch_bounds__(32) add_segments(const float* __restrict__ sums, float* __restrict__ out, const Shape s) {
+__global__ void __launch_bounds__(32) add_segments(const float* __restrict__ sums, void* out, bool as_floats, const Shape s) {
     const int64_t sample = blockIdx.x, rows = static_cast<int64_t>(s.batch) * s.rows;
     const auto slot_of = [&](int64_t row) { return sample + static_cast<int>(((row + 1) * s.blocks - 1) / rows); };
     const int64_t first = slot_of(sample * s.rows), last = slot_of((sample + 1) * s.rows - 1);
     double sum = 0;
     for (int64_t i = first + threadIdx.x; i <= last; i += 32) sum += sums[i];
     for (int offset = 16; offset; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
-    if (threadIdx.x == 0) out[sample] = static_cast<float>(sum);
+    if (threadIdx.x == 0) store_sum(out, as_floats, sample, static_cast<float>(sum));
 }
 
 // ---- launches
 // As many warps as fit into `limit` bytes of shared memory, in fours.
-template <bool STRICT, bool FEW>
+template <bool FEW>
 static cudaError_t launch(Shape s, const Tensors& tensors, int limit, cudaStream_t stream) {
-    using K = Kernel<STRICT, FEW>;
+    using K = Kernel<FEW>;
     const auto bytes = [](int warps) { return K::pipelines(warps) + warps * PIPELINE_BYTES; };
     s.warps = K::MOST_WARPS;
     while (s.warps > (FEW ? GROUP : 2 * GROUP) && bytes(s.warps) > limit) s.warps -= GROUP;
-    if (!FEW && bytes(s.warps) > limit) return launch<STRICT, true>(s, tensors, limit, stream);
+    if (!FEW && bytes(s.warps) > limit) return launch<true>(s, tensors, limit, stream);
     s.bands = s.warps / std::gcd(s.strips, s.warps);
-    const auto kernel = conv_pool_sum<STRICT, FEW>;
+    const auto kernel = conv_pool_sum<FEW>;
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes(s.warps));
     if (error != cudaSuccess) return error;
     kernel<<<s.blocks, s.warps * 32, bytes(s.warps), stream>>>(s, tensors);
     return cudaGetLastError();
 }
 
-// scratch: as many floats as there are samples and SMs together; not used where no blocks share a sample.
-extern "C" int launch_conv_pool_sum(const Element* x, const Element* weight, const Element* bias, float* scratch, float* out,
-                                    int64_t batch, int64_t height, int64_t width, int64_t strict, cudaStream_t stream) {
+// out: floats, or Elements. scratch: as many floats as there are samples and SMs together; not used where no blocks share a
+// sample.
+extern "C" int launch_conv_pool_sum(const Element* x, const Element* weight, const Element* bias, float* scratch, void* out,
+                                    int64_t floats_out, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
     int device = 0, sm_count = 0, limit = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
@@ -585,11 +630,11 @@ extern "C" int launch_conv_pool_sum(const Element* x, const Element* weight, con
     s.blocks = static_cast<int>(batch * s.rows < sm_count ? batch * s.rows : sm_count);
     if (s.batch % whole == 0 && whole * 20 >= 19 * sm_count) s.blocks = whole;
     const bool split = s.batch % s.blocks;
-    const Tensors tensors = {x, weight, bias, split ? scratch : out};
-    const auto run = strict ? launch<true, false> : launch<false, false>;
-    const cudaError_t error = run(s, tensors, limit - 1024, stream);  // what a kernel declares itself takes less than 1 KB
+    const Tensors tensors = {x, weight, bias, split ? scratch : out, split || floats_out};
+    const int own = 1024;  // what a kernel declares itself takes less
+    const cudaError_t error = launch<false>(s, tensors, limit - own, stream);
     if (error != cudaSuccess || !split) return error;
-    add_segments<<<s.batch, 32, 0, stream>>>(scratch, out, s);
+    add_segments<<<s.batch, 32, 0, stream>>>(scratch, out, floats_out, s);
     return cudaGetLastError();
 }
 #endif
@@ -615,8 +660,8 @@ def launch(function, *arguments):
     if not function.argtypes:
         function.argtypes = [ctypes.c_double if isinstance(each, float) else ctypes.c_int64 for each in (*arguments, 0)]
     values = [each.data_ptr() if isinstance(each, torch.Tensor) else each or 0 for each in arguments]
-    with torch.cuda.device_of(first := arguments[0]):
-        stream = torch.cuda.current_stream().cuda_stream if first.is_cuda else 0
+    with torch.cuda.device(index := arguments[0].get_device()):  # -1: the CPU, under the emulator
+        stream = torch.cuda.current_stream(index).cuda_stream if index >= 0 else 0
         if code := function(*values, stream):
             raise RuntimeError(f"{function.__name__}: CUDA error {code}")
 
@@ -629,28 +674,48 @@ def check(name, tensor, shape, device, dtype=torch.float32):
 
 
 # ---- What is this file's own.
-SCHEMA = "(Tensor x, Tensor weight, Tensor bias, int[2] pool) -> Tensor"
+SCHEMA = "(Tensor x, Tensor weight, Tensor bias, int[2] pool, ScalarType? dtype=None) -> Tensor"
 
+ELEMENTS = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}  # what C++ calls them
 capability = functools.cache(torch.cuda.get_device_capability)
 
 
+def is_direct(*operands):
+    """Return whether only autograd looks on: nothing traces, casts or transforms; and data are on the first one's device."""
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(DEVICE) or torch.overrides.has_torch_function(operands):
+        return False
+    tensors = [each for each in operands if isinstance(each, torch.Tensor)]
+    try:
+        return tensors[0].device.type == DEVICE and all(each.data_ptr() or not each.numel() for each in tensors)
+    except RuntimeError:  # torch.func's tensors have no data
+        return False
+
+
 def is_strict():
-    """Return whether PyTorch's settings forbid TF32 in convolutions."""
+    """Return whether PyTorch's settings forbid TF32 in convolutions of float32."""
+    if torch.is_autocast_enabled(DEVICE):  # it permits less than TF32
+        return False
     conv = getattr(torch.backends.cudnn, "conv", None)  # from PyTorch 2.9 on
     return conv.fp32_precision != "tf32" if conv else not torch.backends.cudnn.allow_tf32
 
 
-def original(x, weight, bias, pool):
-    return torch.sigmoid(nn.functional.avg_pool2d(nn.functional.conv2d(x, weight, bias), pool)).sum(dim=(1, 2, 3))
+def original(x, weight, bias, pool, dtype=None):
+    pooled = nn.functional.avg_pool2d(nn.functional.conv2d(x, weight, bias), pool)
+    return torch.sigmoid(pooled).sum(dim=(1, 2, 3), dtype=dtype)
 
 
-def conv_pool_sum(x, weight, bias, pool, kernels=kernels, original=original):
-    """Return (batch,) of x (batch, in_channels, height, width). Raises RuntimeError for what the kernel does not take."""
+def conv_pool_sum(x, weight, bias, pool, dtype=None, kernels=kernels, original=original):
+    """Return (batch,) of x (batch, in_channels, height, width), of x's type or float32, `dtype`.
+
+    Raises RuntimeError for what the kernel does not take.
+    """
     batch, *_, height, width = x.shape
     (out_channels, in_channels, kernel_h, kernel_w), (pool_h, pool_w) = weight.shape, pool
-    check("x", x, (batch, in_channels, height, width), x.device)
-    check("weight", weight, weight.shape, x.device)
-    check("bias", bias, (out_channels,), x.device)
+    if x.dtype not in ELEMENTS or dtype not in (None, x.dtype, torch.float32):
+        raise RuntimeError(f"expected x as float32, float16 or bfloat16, out as x or float32; got {x.dtype}, {dtype}")
+    check("x", x, (batch, in_channels, height, width), x.device, x.dtype)
+    check("weight", weight, weight.shape, x.device, x.dtype)
+    check("bias", bias, (out_channels,), x.device, x.dtype)
     if min(pool) < 1 or height < kernel_h + pool_h - 1 or width < kernel_w + pool_w - 1:
         fits = f"room for a window of {[*pool]} behind a kernel of {[kernel_h, kernel_w]}"
         raise RuntimeError(f"expected {fits}; got an image of {height} x {width}")
@@ -659,18 +724,21 @@ def conv_pool_sum(x, weight, bias, pool, kernels=kernels, original=original):
     if x.is_cuda and capability(x.device) < (8, 0):
         raise RuntimeError("expected a GPU of compute capability 8.0 or later; v3_box_sums runs on others")
     channels, pools = {"IN_CHANNELS": in_channels, "OUT_CHANNELS": out_channels}, {"POOL_H": pool_h, "POOL_W": pool_w}
-    library = kernels(**channels, KERNEL_H=kernel_h, KERNEL_W=kernel_w, **pools, SHARED_LIMIT_KB=SHARED_LIMIT_KB)
+    build = {"ELEMENT": ELEMENTS[x.dtype], "STRICT": int(x.dtype == torch.float32 and is_strict())}
+    build["SHARED_LIMIT_KB"] = SHARED_LIMIT_KB
+    library = kernels(**channels, KERNEL_H=kernel_h, KERNEL_W=kernel_w, **pools, **build)
     if not library.is_served():
         warnings.warn(
-            f"{NAME}: PyTorch computes what these kernels do not take: at most 8 channels in and 64 out, 9 taps, "
+            "PyTorch computes what these kernels do not take: at most 8 channels in and 64 out, 9 taps, "
             "windows of an even width up to 8 and at most 16 pixels, no kernel wider than its window and one more",
             stacklevel=2,
         )
-        return original(x, weight, bias, pool)
-    x, weight, bias, out = x.contiguous(), weight.contiguous(), bias.contiguous(), x.new_empty(batch)
+        return original(x, weight, bias, pool, dtype)
+    x, weight, bias, out = x.contiguous(), weight.contiguous(), bias.contiguous(), x.new_empty(batch, dtype=dtype)
     if batch:
-        scratch = x.new_empty(batch + 1024)  # no GPU has as many SMs
-        launch(library.launch_conv_pool_sum, x, weight, bias, scratch, out, batch, height, width, is_strict())
+        scratch = x.new_empty(batch + 1024, dtype=torch.float32)  # no GPU has as many SMs
+        is_float = int(out.dtype == torch.float32)
+        launch(library.launch_conv_pool_sum, x, weight, bias, scratch, out, is_float, batch, height, width)
     return out
 
 
@@ -680,11 +748,12 @@ operator.register_fake(original)
 
 def backward(ctx, grad, original=original):
     """PyTorch's gradient: it computes the original again, with the 4.8 GB that the forward pass avoids."""
-    return *torch.func.vjp(lambda *tensors: original(*tensors, ctx.pool), *ctx.saved_tensors)[1](grad), None
+    return *torch.func.vjp(lambda *tensors: original(*tensors, *ctx.others), *ctx.saved_tensors)[1](grad), None, None
 
 
 def setup_context(ctx, inputs, output):
-    *tensors, ctx.pool = inputs
+    *tensors, pool, dtype = inputs
+    ctx.others = pool, dtype
     ctx.save_for_backward(*tensors)
 
 
@@ -693,11 +762,29 @@ if torch.__version__ >= "2.7":
     operator.register_autocast(DEVICE, torch.float32)
 
 
-def call(*operands, function=conv_pool_sum):
-    """Call the operator; where nothing is recorded or traced, its function: the dispatcher takes 20 us of the host's time."""
-    seen = torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled(DEVICE)
-    seen |= operands[0].device.type != DEVICE  # which the dispatcher refuses
-    return (torch.ops.conv_pool_sigmoid_sum_v4_tensor_core.forward if seen else function)(*operands)
+class Direct(torch.autograd.Function):
+    """The operator without PyTorch's dispatcher, which takes longer than all else on the host."""
+
+    backward = staticmethod(backward)
+
+    @staticmethod
+    def forward(ctx, *operands, function=conv_pool_sum, setup_context=setup_context):
+        output = function(*operands)
+        setup_context(ctx, operands, output)
+        return output
+
+
+def call(x, weight, bias, pool, dtype=None, function=conv_pool_sum, direct=Direct):
+    """Call the operator or, in eager mode, its function. Autocast: 16-bit x and the weights get its type, float32 stays."""
+    is_cast = torch.is_autocast_enabled(DEVICE) and x.dtype in (torch.float16, torch.bfloat16)
+    if is_cast:
+        x, weight, bias = (each.to(torch.get_autocast_dtype(DEVICE)) for each in (x, weight, bias))
+        dtype = torch.float32 if DEVICE == "cuda" else None  # as autocast's sums there
+    operands = x, weight, bias, pool, dtype
+    with torch.autocast(DEVICE, enabled=False) if is_cast else contextlib.nullcontext():
+        if not is_direct(*operands):
+            return torch.ops.conv_pool_sigmoid_sum_v4_tensor_core.forward(*operands)
+        return (direct.apply if torch.is_grad_enabled() else function)(*operands)
 
 
 class ModelNew(nn.Module):

@@ -17,12 +17,15 @@ Launches
 
 Floor
     604 MB in at 4.39 TB/s: 0.138 ms; 22.5 GFLOP (19 products for 9 taps) at 355 TFLOP/s, TF32: 0.06. Measured H200 rates.
+    16-bit: 302 MB, 0.069 ms; 13 GFLOP (11 products: 16-bit weights are TF32 numbers), 0.037.
 
 Takes
-    float32 CUDA tensors (batch, in_channels, height, width), any strides, on compute capability 9.x; others raise RuntimeError.
-    PyTorch computes the gradient and, with a warning, what is_served refuses. Deterministic; bits vary with SM count.
+    CUDA tensors (batch, in_channels, height, width) of float32, fp16 or bf16, any strides, on compute capability 9.x; others
+    raise RuntimeError. Sums are fp32, as is the output under autocast, where float32 x is rounded to TF32. PyTorch computes the
+    gradient and, with a warning, what is_served refuses. Deterministic; bits vary with SM count.
 """
 
+import contextlib
 import copy
 import ctypes
 import functools
@@ -39,27 +42,46 @@ DEVICE = "cpu" if hasattr(load_inline, "emulates_cuda") else "cuda"  # the playg
 EXAMPLE = (8, 64, 3, 4), (128, 8, 384, 384), (3, 8, 45, 64), 2e-2  # ModelNew's, shape of x, under the emulator, limit: TF32's
 
 CUDA = r"""
-// Needs IN_CHANNELS, OUT_CHANNELS, KERNEL_H, KERNEL_W, POOL_H and POOL_W.
+// Needs ELEMENT, STRICT, IN_CHANNELS, OUT_CHANNELS, KERNEL_H, KERNEL_W, POOL_H and POOL_W.
+#define PASTE(a, b) a##b
+#define IS(type) PASTE(IS_, type)
+#define IS_float 1
+#if !IS(ELEMENT)  // the headers of 16-bit types take half a second to compile
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#endif
 #include <cuda.h>
 #include <cuda_runtime.h>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #define UNROLL _Pragma("unroll")
 #define UNROLL_1 _Pragma("unroll 1")
 #define DEVICE __device__ __forceinline__
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+__host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
-// What the kernel is made for; TMA brings lines of 32 columns.
+using Element = ELEMENT;  // of x and the parameters: float, __half or __nv_bfloat16
+// Explicit: PyTorch builds without the conversions of 16-bit types.
+DEVICE float to_float(float x) { return x; }
+DEVICE void store(float* to, float x) { *to = x; }
+#if !IS(ELEMENT)
+DEVICE float to_float(__half x) { return __half2float(x); }
+DEVICE float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+DEVICE void store(__half* to, float x) { *to = __float2half_rn(x); }
+DEVICE void store(__nv_bfloat16* to, float x) { *to = __float2bfloat16_rn(x); }
+#endif
+
+// What the kernel is made for; TMA brings lines of 128 bytes.
 #define SERVED                                                           \
     (IN_CHANNELS <= 8 && OUT_CHANNELS <= 64 && KERNEL_H * KERNEL_W <= 9 && \
      KERNEL_H <= POOL_H + 1 && KERNEL_W <= POOL_W + 1 && POOL_W % 2 == 0 && POOL_W <= 8 && POOL_H * POOL_W <= 16)
-extern "C" int64_t is_served(int64_t width) { return SERVED && width % 32 == 0; }
+constexpr int LINE = 128, LINE_ELEMENTS = LINE / sizeof(Element);
+extern "C" int64_t is_served(int64_t width) { return SERVED && width % LINE_ELEMENTS == 0; }
 
 #if SERVED
-using Element = float;  // of x and the parameters
-
 // Words used below:
 //   tap       an element of the convolution's kernel
 //   position  a pooled column of a pooled row: a window of pixels, which has a box sum for each tap and channel
@@ -88,7 +110,8 @@ struct Shape {
 // p = POOL_H * POOL_W independent pixels add up to p times their mean, but to sqrt(p) times their spread: rounded to TF32, a
 // box sum loses sqrt(p) times as much of the signal as a pixel does. Differences from the middle tap's box, in fp32, are free
 // of the mean, and small: that box overlaps the others most. Its own sum keeps the mean, and is split, high + low. So are the
-// weights: a rounded weight errs alike at all positions, which the sum over positions does not average out.
+// weights: a rounded weight errs alike at all positions, which the sum over positions does not average out. 16-bit weights are
+// TF32 numbers, and need no low part: only their sum, the middle tap's weight, has one.
 constexpr int TAPS = KERNEL_H * KERNEL_W, MIDDLE = TAPS / 2;
 constexpr int OVERLAP = KERNEL_H - 1, FRESH = POOL_H - OVERLAP;  // rows that a pooled row shares with the next, and its own
 // Channels of a tile: k of a TF32 wgmma, two of a lane. Missing channels and outputs are zeros.
@@ -104,36 +127,41 @@ constexpr int THREADS = CONSUMERS + 128;  // three consumer warpgroups, one prod
 constexpr int CONSUMER_REGISTERS = 160, PRODUCER_REGISTERS = 24;
 static_assert(CONSUMERS * CONSUMER_REGISTERS + 128 * PRODUCER_REGISTERS <= 65536, "or setmaxnreg waits forever");
 
-// What a block keeps in shared memory; bytes for 8 channels, a 3 x 3 kernel and a 4 x 4 window.
+// What a block keeps in shared memory; bytes for float, 8 channels, a 3 x 3 kernel and a 4 x 4 window (16-bit types: 14 stages
+// of 14,336, and 20,480 of weights).
 //   +-----------------------------------------------+ 0
 //   | stages of the pipeline, of halves 0, 1, 0...  | 6 x 26,624    TMA fills a stage (full mbarrier), the six warps of its
 //   |   a stage: STAGE_ROWS rows x CHANNELS x       |               half empty it (empty mbarrier)
-//   |   LINES lines of 32 columns, 128-byte swizzle |
+//   |   LINES lines of 128 bytes, 128-byte swizzle  |
 //   +-----------------------------------------------+ WEIGHTS_AT
 //   | weights: high parts, then low parts, TF32     | 36,864        written once, ALL_CONSUMERS (named barrier), read by wgmma
 //   +-----------------------------------------------+ REST_AT
 //   | biases; a float a warp; full, empty mbarriers | 256 + 64 + 256
 //   +-----------------------------------------------+ SHARED_BYTES
-constexpr int LINE = 128, LINE_FLOATS = LINE / 4;  // innermost extent of a TMA box: 128 bytes
-constexpr int CHUNK_BYTES = 16;                    // what the swizzle moves: chunk i of line l stands at i ^ (l % 8)
+constexpr int CHUNK_BYTES = 16;  // what the swizzle moves: chunk i of line l (of a TMA box) stands at i ^ (l % 8)
 // Lines of a row and channel; an odd number, so that the swizzle differs from channel to channel.
-constexpr int LINES = ceil_div(TILE_POSITIONS * POOL_W + KERNEL_W - 1, LINE_FLOATS) | 1, ROW_BYTES = CHANNELS * LINES * LINE;
-static_assert(WARP_POSITIONS * POOL_W % LINE_FLOATS == 0, "tiles, and warps' parts of them, begin where a line does");
+constexpr int LINES = ceil_div(TILE_POSITIONS * POOL_W + KERNEL_W - 1, LINE_ELEMENTS) | 1, ROW_BYTES = CHANNELS * LINES * LINE;
+static_assert(TILE_POSITIONS * POOL_W % LINE_ELEMENTS == 0, "tiles begin where a line does");
 // Two rows a stage where none then mixes fresh and shared rows, and where four such stages take at most 128 KiB.
 constexpr int STAGE_ROWS = OVERLAP % 2 == 0 && FRESH % 2 == 0 && 8 * ROW_BYTES <= 128 * 1024 ? 2 : 1,
               STAGE_BYTES = STAGE_ROWS * ROW_BYTES;
 constexpr int CORE = 128;                                                           // a core matrix: 8 rows x 16 bytes
-constexpr int TAP_BYTES = CHANNELS * OUTPUTS * 4, WEIGHT_BYTES = TAPS * TAP_BYTES;  // of the weights' high, or low, parts
+constexpr bool EXACT = sizeof(Element) == 2;  // weights are TF32 numbers; the factor of all is then applied to their products
+__host__ __device__ constexpr bool has_low(int tap) { return !EXACT || tap == MIDDLE; }
+constexpr int TAP_BYTES = CHANNELS * OUTPUTS * 4, WEIGHT_BYTES = TAPS * TAP_BYTES;  // of the weights' high parts
+constexpr int LOW_BYTES = EXACT ? TAP_BYTES : WEIGHT_BYTES;
+__host__ __device__ constexpr int low_at(int tap) { return WEIGHT_BYTES + (EXACT ? 0 : tap * TAP_BYTES); }
 constexpr int MAX_STAGES = 16, WARP_SUMS = 16, REST = (OUTPUTS + WARP_SUMS) * 4 + 2 * MAX_STAGES * 8;
 // As many stages as fit into the 227 KiB of a block, equally many a half: bytes in flight hide the memory's latency.
-constexpr int FITTING = (227 * 1024 - 2 * WEIGHT_BYTES - REST) / STAGE_BYTES / ROW_HALVES * ROW_HALVES;
+constexpr int FITTING = (227 * 1024 - WEIGHT_BYTES - LOW_BYTES - REST) / STAGE_BYTES / ROW_HALVES * ROW_HALVES;
 constexpr int STAGES = FITTING < MAX_STAGES ? FITTING : MAX_STAGES;
-constexpr int WEIGHTS_AT = STAGES * STAGE_BYTES, REST_AT = WEIGHTS_AT + 2 * WEIGHT_BYTES, SHARED_BYTES = REST_AT + REST;
+constexpr int WEIGHTS_AT = STAGES * STAGE_BYTES, REST_AT = WEIGHTS_AT + WEIGHT_BYTES + LOW_BYTES, SHARED_BYTES = REST_AT + REST;
 static_assert(STAGES >= 2 * ROW_HALVES, "each half's pipeline is double-buffered at least");
 constexpr int ALL_CONSUMERS = 1;  // a named barrier
 
 constexpr float NOTHING = -0.0f;  // where sums begin: NOTHING + x is x, also of x = -0, so compilers leave out the addition
 constexpr float MINUS_LOG2_E = -1.4426950408889634f;  // in weights and biases: sigmoid = 1 / (1 + 2^exponent)
+constexpr float FACTOR = MINUS_LOG2_E / (POOL_H * POOL_W);  // of the weights: and the average's divisor
 
 // ---- PTX
 DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
@@ -174,9 +202,19 @@ DEVICE void tma_load_5d(uint32_t to, const CUtensorMap& map, int i0, int i1, int
 DEVICE void griddepcontrol_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
 // Returns when the kernel before has ended and its writes are visible.
 DEVICE void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-DEVICE float4 ld_shared_v4_f32(uint32_t at) {
-    float4 v;
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
+DEVICE uint4 ld_shared_v4_u32(uint32_t at) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
+    return v;
+}
+DEVICE uint2 ld_shared_v2_u32(uint32_t at) {
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
+    return v;
+}
+DEVICE uint32_t ld_shared_u32(uint32_t at) {
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
     return v;
 }
 DEVICE float2 ld_shared_v2_f32(uint32_t at) {
@@ -288,99 +326,26 @@ struct Pipeline {
     }
 };
 
-// ---- the kernel: producer and consumers
-// The producer asks TMA for the rows of both halves in the order in which they are consumed. A fresh mbarrier counts its
-// previous phase, of parity 1, as complete, so the first pass over the stages does not wait.
-__device__ void produce(const CUtensorMap& x, const Shape& shape, uint32_t data, uint32_t barriers) {
-    Pipeline pipelines[ROW_HALVES] = {{data, barriers, 0}, {data, barriers, 1}};
-    for (Scheduler scheduler{shape}; scheduler.has_next();) {
-        const Segment segment = scheduler.next();
-        const int rows = segment.steps() * POOL_H + OVERLAP;
-        for (int row = 0; row < rows; row += STAGE_ROWS)
-            UNROLL for (int row_half = 0; row_half < ROW_HALVES; ++row_half) {
-                Pipeline& pipeline = pipelines[row_half];
-                mbarrier_try_wait(pipeline.empty_barrier(), pipeline.parity ^ 1);
-                mbarrier_arrive_expect_tx(pipeline.full_barrier(), STAGE_BYTES);
-                const bool needed = segment.rows(row_half) && row < segment.rows(row_half) * POOL_H + OVERLAP;
-                // A half without this row gets zeros (TMA reads nothing below the image): warpgroup 1 has warps of both halves.
-                const int y = needed ? segment.first_row(row_half) * POOL_H + row : shape.height;
-                const int line = segment.tile * TILE_POSITIONS * POOL_W / LINE_FLOATS;
-                tma_load_5d(pipeline.address(), x, 0, line, 0, y, segment.sample, pipeline.full_barrier());
-                pipeline.advance();
-            }
-    }
+// The sums of segments, and of samples where the caller wants it, are floats; else samples' have x's type.
+DEVICE void store_sum(void* sums, bool as_floats, int64_t at, float sum) {
+    if (as_floats) static_cast<float*>(sums)[at] = sum;
+    else store(static_cast<Element*>(sums) + at, sum);
 }
 
-template <bool STRICT>
-struct Consumer;  // below: a consumer thread's box sums, products and sigmoids
-
-template <bool STRICT>
-__global__ void __launch_bounds__(THREADS, 1)
-    conv_pool_sum(const __grid_constant__ CUtensorMap x, const Shape shape, const Element* weight, const Element* bias,
-                  float* partial_sums) {
-    extern __shared__ __align__(1024) char memory[];
-    float* const biases = reinterpret_cast<float*>(memory + REST_AT);
-    float* const warp_sums = biases + OUTPUTS;
-    const uint32_t data = shared_address(memory), barriers = shared_address(warp_sums + WARP_SUMS);
-    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-    griddepcontrol_launch_dependents();  // add_segments may start
-    if (threadIdx.x == 0) Pipeline::init(barriers), fence_mbarrier_init();
-    __syncthreads();
-    if (warp >= CONSUMER_WARPS) {
-        warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
-        if (threadIdx.x == CONSUMERS) produce(x, shape, data, barriers);
-        return;
-    }
-    warpgroup_reg_alloc<CONSUMER_REGISTERS>();
-    Consumer<STRICT>::store_weights(weight, memory + WEIGHTS_AT);
-    for (int o = threadIdx.x; o < OUTPUTS; o += CONSUMERS)  // the sigmoid of an output that does not exist is zero
-        biases[o] = o < OUT_CHANNELS ? MINUS_LOG2_E * bias[o] : INFINITY;
-    fence_proxy_async();
-    bar_sync(ALL_CONSUMERS, CONSUMERS);
-
-    Consumer<STRICT> consumer(data, barriers, warp);
-    for (Scheduler scheduler{shape}; scheduler.has_next();) {
-        const Segment segment = scheduler.next();
-        const int rows = segment.rows(consumer.row_half), columns = shape.columns - segment.tile * TILE_POSITIONS;
-        const bool whole = (consumer.warp + 1) * WARP_POSITIONS <= columns;  // no position of the warp is beyond the image
-        const bool inside[2] = {consumer.position(0) < columns, consumer.position(1) < columns};
-        float total = 0;
-        consumer.overlap_rows();  // those above the first fresh ones
-        UNROLL_1 for (int step = 0; step < segment.steps(); ++step) {
-            consumer.fresh_rows();
-            consumer.overlap_rows();
-            float d[32];
-            consumer.multiply(d, data + WEIGHTS_AT, whole, inside);
-            consumer.sigmoids(d, shared_address(biases));
-            if (!whole || step >= rows)  // half 1 may have a row less than half 0: its last sums are then of zeros
-                UNROLL for (int i = 0; i < 32; ++i) d[i] = step < rows && inside[i / 2 % 2] ? d[i] : 0;
-            UNROLL for (int i = 0; i < 32; ++i) total += d[i];
-        }
-        bar_sync(ALL_CONSUMERS, CONSUMERS);  // the last segment's sums have been read
-        total = warp_sum(total);
-        if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = total;
-        bar_sync(ALL_CONSUMERS, CONSUMERS);
-        if (threadIdx.x == 0) {
-            float sum = 0;
-            UNROLL for (int i = 0; i < CONSUMER_WARPS; ++i) sum += warp_sums[i];
-            partial_sums[segment.slot] = sum;
-        }
-    }
-}
-
-// ---- its parts: a consumer thread
+// ---- a consumer thread
 // Its registers have the box sums of 2 positions x 2 channels x all taps (36), what the next pooled row has so far (24), and
 // 16 x 2 exponents: its part of the product that four warps (a warpgroup) share.
 using Sums = float[TAPS][4];         // [tap][2 * channel + element]: fragments of wgmma's operand a
 using RowSums = float[KERNEL_W][4];  // [column of the kernel], likewise: sums of POOL_W values of a row
-constexpr int SPAN = 2 * POOL_W + KERNEL_W - 1, CHUNKS = ceil_div(SPAN, 4);  // floats that a lane reads of a row, in 16 bytes
+// Elements that a lane reads of a row, in vectors of 16 bytes, or of 8 where pairs begin at multiples of that.
+constexpr int SPAN = 2 * POOL_W + KERNEL_W - 1;
+constexpr int VECTOR = (2 * POOL_W * sizeof(Element) % 16 ? 8 : 16) / sizeof(Element), VECTORS = ceil_div(SPAN, VECTOR);
 
-template <bool STRICT>
 struct Consumer {
     const int lane = threadIdx.x % 32, q = lane % 4, n = lane / 4;
     const int warp, row_half;  // warp: in the tile
-    const int pair = (n & 4) | (n & 1) << 1 | (n >> 1 & 1);
-    uint32_t chunk[CHUNKS];  // offsets in a row, for channel q
+    const int pair = sizeof(Element) == 2 ? (n & 1) << 2 | n >> 1 : (n & 4) | (n & 1) << 1 | (n >> 1 & 1);
+    uint32_t vector[VECTORS];  // offsets in a row, for channel q
     Pipeline pipeline;
     Sums sums, pending;  // of the pooled row at hand; of the next one, from its first rows (of the last kernel row: unused)
     bool not_finite = false, next_not_finite = false;  // NaN or infinity was read for the pooled row at hand; for the next one
@@ -388,12 +353,12 @@ struct Consumer {
     // Lane 4 * n + q has channels q and q + 4 of a pair, whose elements are rows n and n + 8 of wgmma's operand a, and of d.
     // 16-byte loads are conflict-free where POOL_W is 4 and KERNEL_W up to 3 (else 2-way): a quarter-warp has all q and two n.
     // LINES is odd, so the swizzles of the q differ modulo 4. The two lower bits of n are swapped, so both pairs are 2 apart,
-    // which is 4 chunks. Eight lanes so read all eight chunks of a line, which are all banks.
+    // which is 4 chunks (16-bit types: rotated, 4 apart). Eight lanes so read all eight chunks of a line, which are all banks.
     DEVICE Consumer(uint32_t data, uint32_t barriers, int consumer_warp)
         : warp(consumer_warp % TILE_WARPS), row_half(consumer_warp / TILE_WARPS), pipeline{data, barriers, row_half} {
-        UNROLL for (int i = 0; i < CHUNKS; ++i) {
-            const int column = position(0) * POOL_W + 4 * i, line = q * LINES + column / LINE_FLOATS;
-            chunk[i] = line * LINE + ((column / 4 % 8 ^ line % 8) << 4);
+        UNROLL for (int i = 0; i < VECTORS; ++i) {
+            const int column = position(0) * POOL_W + VECTOR * i, line = q * LINES + column / LINE_ELEMENTS;
+            vector[i] = line * LINE + (column % LINE_ELEMENTS * sizeof(Element) ^ line % 8 * CHUNK_BYTES);
         }
     }
     DEVICE int position(int element) const { return warp * WARP_POSITIONS + 2 * pair + element; }
@@ -402,11 +367,15 @@ struct Consumer {
     // Channel q + 4 is 4 * LINES lines further, 4 modulo 8: the swizzle moves its chunks by a further 4.
     DEVICE void sum_row(uint32_t row, int channel, RowSums& sums) const {
         static_assert(LINES % 2 == 1 && ROW_BYTES % 1024 == 0, "4 * LINES is 4 modulo 8; rows begin where the swizzle does");
-        alignas(16) float x[4 * CHUNKS];
-        UNROLL for (int i = 0; i < CHUNKS; ++i) {
-            const uint32_t at = channel ? ((row + chunk[i]) ^ 4 * CHUNK_BYTES) + 4 * LINES * LINE : row + chunk[i];
-            if (SPAN - 4 * i > 2) reinterpret_cast<float4&>(x[4 * i]) = ld_shared_v4_f32(at);
-            else reinterpret_cast<float2&>(x[4 * i]) = ld_shared_v2_f32(at);
+        float x[VECTOR * VECTORS];
+        UNROLL for (int i = 0; i < VECTORS; ++i) {
+            const uint32_t at = channel ? ((row + vector[i]) ^ 4 * CHUNK_BYTES) + 4 * LINES * LINE : row + vector[i];
+            const int bytes = smaller(SPAN - VECTOR * i, VECTOR) * sizeof(Element);
+            alignas(16) uint32_t words[4] = {};
+            if (bytes > 8) reinterpret_cast<uint4&>(words) = ld_shared_v4_u32(at);
+            else if (bytes > 4) reinterpret_cast<uint2&>(words) = ld_shared_v2_u32(at);
+            else words[0] = ld_shared_u32(at);
+            UNROLL for (int k = 0; k < VECTOR; ++k) x[VECTOR * i + k] = to_float(reinterpret_cast<const Element*>(words)[k]);
         }
         UNROLL for (int element = 0; element < 2; ++element) {
             const float* v = x + element * POOL_W;
@@ -479,13 +448,12 @@ struct Consumer {
     // before it stores any: a small batch waits for the latency of these loads.
     __device__ static void store_weights(const Element* weight, char* to) {
         constexpr int ALL = OUTPUTS * CHANNELS, COUNT = ceil_div(ALL, CONSUMERS);
-        constexpr float FACTOR = MINUS_LOG2_E / (POOL_H * POOL_W);  // and the average's divisor
         float w[COUNT][TAPS];
         UNROLL for (int k = 0; k < COUNT; ++k) {
             const int i = threadIdx.x + k * CONSUMERS, o = i / CHANNELS, c = i % CHANNELS;
             const bool exists = o < OUT_CHANNELS && c < IN_CHANNELS;
             UNROLL for (int tap = 0; tap < TAPS; ++tap)
-                w[k][tap] = exists ? weight[(o * IN_CHANNELS + c) * TAPS + tap] * FACTOR : 0;
+                w[k][tap] = exists ? to_float(weight[(o * IN_CHANNELS + c) * TAPS + tap]) * (EXACT ? 1 : FACTOR) : 0;
         }
         UNROLL for (int k = 0; k < COUNT; ++k) {
             const int i = threadIdx.x + k * CONSUMERS, o = i / CHANNELS, c = i % CHANNELS;
@@ -495,9 +463,9 @@ struct Consumer {
             w[k][MIDDLE] = all;  // the others are the differences' weights
             UNROLL for (int tap = 0; tap < TAPS; ++tap) {
                 const float high = cvt_rna_tf32(w[k][tap]);
-                const int at = tap * TAP_BYTES + c / 4 * OUTPUTS * 16 + o / 8 * CORE + o % 8 * 16 + c % 4 * 4;
-                *reinterpret_cast<float*>(to + at) = high;
-                *reinterpret_cast<float*>(to + WEIGHT_BYTES + at) = cvt_rna_tf32(w[k][tap] - high);
+                const int at = c / 4 * OUTPUTS * 16 + o / 8 * CORE + o % 8 * 16 + c % 4 * 4;
+                *reinterpret_cast<float*>(to + tap * TAP_BYTES + at) = high;
+                if (has_low(tap)) *reinterpret_cast<float*>(to + low_at(tap) + at) = cvt_rna_tf32(w[k][tap] - high);
             }
         }
     }
@@ -507,9 +475,9 @@ struct Consumer {
     DEVICE static float to_tf32_if_number(float x) { return __uint_as_float(__float_as_uint(x) + 0x1000u); }
     DEVICE static float tf32_bits(float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); }  // that it reads
 
-    // d (64 positions x 64 outputs, exponents) = differences of sums * weights. Two products, or three where the sums have a
-    // low part: the middle tap's always, all in strict mode (3xTF32). Small terms come first. Beyond the image's last window
-    // sums may be anything, and become zeros.
+    // d (64 positions x 64 outputs, exponents) = differences of sums * weights. One product is that of the high parts, others
+    // those of a low part: of the weights, and of the middle tap's sums, in strict mode of all sums (3xTF32). Small terms come
+    // first. Beyond the image's last window sums may be anything, and become zeros.
     DEVICE void multiply(float (&d)[32], uint32_t weights_at, bool whole, const bool (&inside)[2]) {
         if (!whole)
             UNROLL for (int i = 0; i < 4 * TAPS; ++i) sums[i / 4][i % 4] = inside[i % 2] ? sums[i / 4][i % 4] : 0;
@@ -527,7 +495,7 @@ struct Consumer {
         const Operand<OUTPUTS * 16, CORE> weights(weights_at);
         wgmma_fence();
         UNROLL for (int tap = 0; tap < TAPS; ++tap)
-            wgmma_m64n64k8_tf32(d, high[tap], weights.at(WEIGHT_BYTES + tap * TAP_BYTES), tap > 0);
+            if (has_low(tap)) wgmma_m64n64k8_tf32(d, high[tap], weights.at(low_at(tap)), !EXACT && tap > 0);
         UNROLL for (int tap = 0; tap < TAPS; ++tap)
             if (STRICT || tap == MIDDLE) wgmma_m64n64k8_tf32(d, low[tap], weights.at(tap * TAP_BYTES), 1);
         UNROLL for (int tap = 0; tap < TAPS; ++tap) wgmma_m64n64k8_tf32(d, high[tap], weights.at(tap * TAP_BYTES), 1);
@@ -542,15 +510,91 @@ struct Consumer {
         UNROLL for (int i = 0; i < 8; ++i) {
             const float2 bias = ld_shared_v2_f32(biases + 8 * q + 32 * i);
             UNROLL for (int k = 0; k < 4; ++k)
-                d[4 * i + k] = rcp_approx(1 + ex2_approx(d[4 * i + k] + (k % 2 ? bias.y : bias.x)));
+                d[4 * i + k] = rcp_approx(1 + ex2_approx(d[4 * i + k] * (EXACT ? FACTOR : 1) + (k % 2 ? bias.y : bias.x)));
         }
     }
 };
 
+// ---- the kernel: producer and consumers
+// The producer asks TMA for the rows of both halves in the order in which they are consumed. A fresh mbarrier counts its
+// previous phase, of parity 1, as complete, so the first pass over the stages does not wait.
+__device__ void produce(const CUtensorMap& x, const Shape& shape, uint32_t data, uint32_t barriers) {
+    Pipeline pipelines[ROW_HALVES] = {{data, barriers, 0}, {data, barriers, 1}};
+    for (Scheduler scheduler{shape}; scheduler.has_next();) {
+        const Segment segment = scheduler.next();
+        const int rows = segment.steps() * POOL_H + OVERLAP;
+        for (int row = 0; row < rows; row += STAGE_ROWS)
+            UNROLL for (int row_half = 0; row_half < ROW_HALVES; ++row_half) {
+                Pipeline& pipeline = pipelines[row_half];
+                mbarrier_try_wait(pipeline.empty_barrier(), pipeline.parity ^ 1);
+                mbarrier_arrive_expect_tx(pipeline.full_barrier(), STAGE_BYTES);
+                const bool needed = segment.rows(row_half) && row < segment.rows(row_half) * POOL_H + OVERLAP;
+                // A half without this row gets zeros (TMA reads nothing below the image): warpgroup 1 has warps of both halves.
+                const int y = needed ? segment.first_row(row_half) * POOL_H + row : shape.height;
+                const int line = segment.tile * TILE_POSITIONS * POOL_W / LINE_ELEMENTS;
+                tma_load_5d(pipeline.address(), x, 0, line, 0, y, segment.sample, pipeline.full_barrier());
+                pipeline.advance();
+            }
+    }
+}
+
+__global__ void __launch_bounds__(THREADS, 1)
+    conv_pool_sum(const __grid_constant__ CUtensorMap x, const Shape shape, const Element* weight, const Element* bias,
+                  void* sums, bool as_floats) {
+    extern __shared__ __align__(1024) char memory[];
+    float* const biases = reinterpret_cast<float*>(memory + REST_AT);
+    float* const warp_sums = biases + OUTPUTS;
+    const uint32_t data = shared_address(memory), barriers = shared_address(warp_sums + WARP_SUMS);
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    griddepcontrol_launch_dependents();  // add_segments may start
+    if (threadIdx.x == 0) Pipeline::init(barriers), fence_mbarrier_init();
+    __syncthreads();
+    if (warp >= CONSUMER_WARPS) {
+        warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
+        if (threadIdx.x == CONSUMERS) produce(x, shape, data, barriers);
+        return;
+    }
+    warpgroup_reg_alloc<CONSUMER_REGISTERS>();
+    Consumer::store_weights(weight, memory + WEIGHTS_AT);
+    for (int o = threadIdx.x; o < OUTPUTS; o += CONSUMERS)  // the sigmoid of an output that does not exist is zero
+        biases[o] = o < OUT_CHANNELS ? MINUS_LOG2_E * to_float(bias[o]) : INFINITY;
+    fence_proxy_async();
+    bar_sync(ALL_CONSUMERS, CONSUMERS);
+
+    Consumer consumer(data, barriers, warp);
+    for (Scheduler scheduler{shape}; scheduler.has_next();) {
+        const Segment segment = scheduler.next();
+        const int rows = segment.rows(consumer.row_half), columns = shape.columns - segment.tile * TILE_POSITIONS;
+        const bool whole = (consumer.warp + 1) * WARP_POSITIONS <= columns;  // no position of the warp is beyond the image
+        const bool inside[2] = {consumer.position(0) < columns, consumer.position(1) < columns};
+        float total = 0;
+        consumer.overlap_rows();  // those above the first fresh ones
+        UNROLL_1 for (int step = 0; step < segment.steps(); ++step) {
+            consumer.fresh_rows();
+            consumer.overlap_rows();
+            float d[32];
+            consumer.multiply(d, data + WEIGHTS_AT, whole, inside);
+            consumer.sigmoids(d, shared_address(biases));
+            if (!whole || step >= rows)  // half 1 may have a row less than half 0: its last sums are then of zeros
+                UNROLL for (int i = 0; i < 32; ++i) d[i] = step < rows && inside[i / 2 % 2] ? d[i] : 0;
+            UNROLL for (int i = 0; i < 32; ++i) total += d[i];
+        }
+        bar_sync(ALL_CONSUMERS, CONSUMERS);  // the last segment's sums have been read
+        total = warp_sum(total);
+        if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = total;
+        bar_sync(ALL_CONSUMERS, CONSUMERS);
+        if (threadIdx.x == 0) {
+            float sum = 0;
+            UNROLL for (int i = 0; i < CONSUMER_WARPS; ++i) sum += warp_sums[i];
+            store_sum(sums, as_floats, segment.slot, sum);
+        }
+    }
+}
+
 // ---- sums over segments
 // out[sample] = the sum of its segments' sums, by a warp. Launched early, it divides integers while the partial sums are being
 // written, then waits for them. They are not __restrict__: the compiler might take them for constants and load them before.
-__global__ void add_segments(const float* partial_sums, float* out, const Shape s) {
+__global__ void add_segments(const float* partial_sums, void* out, bool as_floats, const Shape s) {
     const int64_t sample = (blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x) / 32;
     if (sample >= s.batch) return;
     const bool cut = blocks_share_tiles(s);
@@ -565,7 +609,7 @@ __global__ void add_segments(const float* partial_sums, float* out, const Shape 
         for (int64_t slot = first + threadIdx.x % 32; slot <= last; slot += 32) sum += partial_sums[slot];
     }
     sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) out[sample] = sum;
+    if (threadIdx.x % 32 == 0) store_sum(out, as_floats, sample, sum);
 }
 
 // ---- launches
@@ -582,23 +626,25 @@ static Encode find_encode() {
     return found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(encode) : nullptr;
 }
 
-// A tensor map of x as lines of 32 columns; those of a row and channel are neighbours in shared memory. The driver needs a
+// A tensor map of x as lines of 128 bytes; those of a row and channel are neighbours in shared memory. The driver needs a
 // context in this thread: a call of the runtime must come first.
 static cudaError_t make_tensor_map(const Element* x, const Shape& s, CUtensorMap* map) {
     static const Encode encode = find_encode();
     if (!encode) return cudaErrorNotSupported;
-    const cuuint64_t width = s.width, height = s.height, plane = width * height * 4;
-    const cuuint64_t sizes[5] = {LINE_FLOATS, width / LINE_FLOATS, IN_CHANNELS, height, static_cast<cuuint64_t>(s.batch)};
-    const cuuint64_t strides[4] = {LINE, plane, width * 4, plane * IN_CHANNELS};
-    const cuuint32_t box[5] = {LINE_FLOATS, LINES, CHANNELS, STAGE_ROWS, 1}, steps[5] = {1, 1, 1, 1, 1};
-    return encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 5, const_cast<Element*>(x), sizes, strides, box, steps,
+    const cuuint64_t width = s.width, height = s.height, plane = width * height * sizeof(Element);
+    const cuuint64_t sizes[5] = {LINE_ELEMENTS, width / LINE_ELEMENTS, IN_CHANNELS, height, static_cast<cuuint64_t>(s.batch)};
+    const cuuint64_t strides[4] = {LINE, plane, width * sizeof(Element), plane * IN_CHANNELS};
+    const cuuint32_t box[5] = {LINE_ELEMENTS, LINES, CHANNELS, STAGE_ROWS, 1}, steps[5] = {1, 1, 1, 1, 1};
+    const auto type = std::is_same_v<Element, float> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    return encode(map, type, 5, const_cast<Element*>(x), sizes, strides, box, steps,
                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// scratch: as many floats as there are sample tiles and SMs together; not used where each sample is one segment.
-extern "C" int launch_conv_pool_sum(const Element* x, const Element* weight, const Element* bias, float* scratch, float* out,
-                                    int64_t batch, int64_t height, int64_t width, int64_t strict, cudaStream_t stream) {
+// out: floats, or Elements. scratch: as many floats as there are sample tiles and SMs together, not used where each sample is
+// one segment.
+extern "C" int launch_conv_pool_sum(const Element* x, const Element* weight, const Element* bias, float* scratch, void* out,
+                                    int64_t floats_out, int64_t batch, int64_t height, int64_t width, cudaStream_t stream) {
     int device = 0, sm_count = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
@@ -612,17 +658,17 @@ extern "C" int launch_conv_pool_sum(const Element* x, const Element* weight, con
     const int64_t even = tiles <= sm_count ? sm_count / tiles * tiles : whole;
     s.blocks = static_cast<int>(even <= most && even * 20 >= 19 * sm_count ? even : most);
     const bool split = s.tiles > 1 || blocks_share_tiles(s);  // a sample has several segments
-    const auto kernel = strict ? conv_pool_sum<true> : conv_pool_sum<false>;
     CUtensorMap map;
-    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    cudaError_t error = cudaFuncSetAttribute(conv_pool_sum, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
     if (error == cudaSuccess) error = make_tensor_map(x, s, &map);
     if (error != cudaSuccess) return error;
-    kernel<<<s.blocks, THREADS, SHARED_BYTES, stream>>>(map, s, weight, bias, split ? scratch : out);
+    void* const sums = split ? scratch : out;
+    conv_pool_sum<<<s.blocks, THREADS, SHARED_BYTES, stream>>>(map, s, weight, bias, sums, split || floats_out);
     if (split) {
         cudaLaunchAttribute early = {cudaLaunchAttributeProgrammaticStreamSerialization};
         early.val.programmaticStreamSerializationAllowed = 1;
         const cudaLaunchConfig_t config = {dim3(ceil_div(s.batch, 4)), dim3(128), 0, stream, &early, 1};
-        error = cudaLaunchKernelEx(&config, add_segments, static_cast<const float*>(scratch), out, s);
+        error = cudaLaunchKernelEx(&config, add_segments, static_cast<const float*>(scratch), out, floats_out != 0, s);
     }
     return error == cudaSuccess ? cudaGetLastError() : error;
 }
@@ -649,8 +695,8 @@ def launch(function, *arguments):
     if not function.argtypes:
         function.argtypes = [ctypes.c_double if isinstance(each, float) else ctypes.c_int64 for each in (*arguments, 0)]
     values = [each.data_ptr() if isinstance(each, torch.Tensor) else each or 0 for each in arguments]
-    with torch.cuda.device_of(first := arguments[0]):
-        stream = torch.cuda.current_stream().cuda_stream if first.is_cuda else 0
+    with torch.cuda.device(index := arguments[0].get_device()):  # -1: the CPU, under the emulator
+        stream = torch.cuda.current_stream(index).cuda_stream if index >= 0 else 0
         if code := function(*values, stream):
             raise RuntimeError(f"{function.__name__}: CUDA error {code}")
 
@@ -663,29 +709,49 @@ def check(name, tensor, shape, device, dtype=torch.float32):
 
 
 # ---- What is this file's own.
-SCHEMA = "(Tensor x, Tensor weight, Tensor bias, int[2] pool) -> Tensor"
+SCHEMA = "(Tensor x, Tensor weight, Tensor bias, int[2] pool, ScalarType? dtype=None) -> Tensor"
 
 HOPPER = "-gencode=arch=compute_90a,code=sm_90a"  # load_inline would build for 9.0, which lacks wgmma
+ELEMENTS = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}  # what C++ calls them
 capability = functools.cache(torch.cuda.get_device_capability)
 
 
+def is_direct(*operands):
+    """Return whether only autograd looks on: nothing traces, casts or transforms; and data are on the first one's device."""
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(DEVICE) or torch.overrides.has_torch_function(operands):
+        return False
+    tensors = [each for each in operands if isinstance(each, torch.Tensor)]
+    try:
+        return tensors[0].device.type == DEVICE and all(each.data_ptr() or not each.numel() for each in tensors)
+    except RuntimeError:  # torch.func's tensors have no data
+        return False
+
+
 def is_strict():
-    """Return whether PyTorch's settings forbid TF32 in convolutions."""
+    """Return whether PyTorch's settings forbid TF32 in convolutions of float32."""
+    if torch.is_autocast_enabled(DEVICE):  # it permits less than TF32
+        return False
     conv = getattr(torch.backends.cudnn, "conv", None)  # from PyTorch 2.9 on
     return conv.fp32_precision != "tf32" if conv else not torch.backends.cudnn.allow_tf32
 
 
-def original(x, weight, bias, pool):
-    return torch.sigmoid(nn.functional.avg_pool2d(nn.functional.conv2d(x, weight, bias), pool)).sum(dim=(1, 2, 3))
+def original(x, weight, bias, pool, dtype=None):
+    pooled = nn.functional.avg_pool2d(nn.functional.conv2d(x, weight, bias), pool)
+    return torch.sigmoid(pooled).sum(dim=(1, 2, 3), dtype=dtype)
 
 
-def conv_pool_sum(x, weight, bias, pool, kernels=kernels, original=original):
-    """Return (batch,) of x (batch, in_channels, height, width). Raises RuntimeError for what the kernel does not take."""
+def conv_pool_sum(x, weight, bias, pool, dtype=None, kernels=kernels, original=original):
+    """Return (batch,) of x (batch, in_channels, height, width), of x's type or float32, `dtype`.
+
+    Raises RuntimeError for what the kernel does not take.
+    """
     batch, *_, height, width = x.shape
     (out_channels, in_channels, kernel_h, kernel_w), (pool_h, pool_w) = weight.shape, pool
-    check("x", x, (batch, in_channels, height, width), x.device)
-    check("weight", weight, weight.shape, x.device)
-    check("bias", bias, (out_channels,), x.device)
+    if x.dtype not in ELEMENTS or dtype not in (None, x.dtype, torch.float32):
+        raise RuntimeError(f"expected x as float32, float16 or bfloat16, out as x or float32; got {x.dtype}, {dtype}")
+    check("x", x, (batch, in_channels, height, width), x.device, x.dtype)
+    check("weight", weight, weight.shape, x.device, x.dtype)
+    check("bias", bias, (out_channels,), x.device, x.dtype)
     if min(pool) < 1 or height < kernel_h + pool_h - 1 or width < kernel_w + pool_w - 1:
         fits = f"room for a window of {[*pool]} behind a kernel of {[kernel_h, kernel_w]}"
         raise RuntimeError(f"expected {fits}; got an image of {height} x {width}")
@@ -694,19 +760,22 @@ def conv_pool_sum(x, weight, bias, pool, kernels=kernels, original=original):
     if x.is_cuda and capability(x.device)[0] != 9:
         raise RuntimeError("expected a GPU of compute capability 9 (Hopper); v4_tensor_core runs on 8.0 and later")
     channels, pools = {"IN_CHANNELS": in_channels, "OUT_CHANNELS": out_channels}, {"POOL_H": pool_h, "POOL_W": pool_w}
-    library = kernels(HOPPER, **channels, KERNEL_H=kernel_h, KERNEL_W=kernel_w, **pools)
+    build = {"ELEMENT": ELEMENTS[x.dtype], "STRICT": int(x.dtype == torch.float32 and is_strict())}
+    library = kernels(HOPPER, **channels, KERNEL_H=kernel_h, KERNEL_W=kernel_w, **pools, **build)
     if not library.is_served(ctypes.c_int64(width)):
         warnings.warn(
-            f"{NAME}: PyTorch computes what these kernels do not take: widths of 32 * n, at most 8 channels in and 64 out, "
-            "9 taps, windows of an even width up to 8 and 16 pixels, kernels up to one wider than the window",
+            "PyTorch computes what these kernels do not take: widths of 32 * n (16-bit: 64 * n), at most 8 channels in and "
+            "64 out, 9 taps, windows of an even width up to 8 and 16 pixels, kernels up to one wider than the window",
             stacklevel=2,
         )
-        return original(x, weight, bias, pool)
-    x, weight, bias, out = x.contiguous(), weight.contiguous(), bias.contiguous(), x.new_empty(batch)
+        return original(x, weight, bias, pool, dtype)
+    x, weight, bias, out = x.contiguous(), weight.contiguous(), bias.contiguous(), x.new_empty(batch, dtype=dtype)
     if batch:
         x = x.clone() if x.data_ptr() % 16 else x  # TMA reads 16 bytes at a time
-        scratch = x.new_empty(batch * (width // (96 * pool_w) + 1) + 1024)  # for tiles, and SMs: no GPU has as many
-        launch(library.launch_conv_pool_sum, x, weight, bias, scratch, out, batch, height, width, is_strict())
+        # For tiles, and SMs: no GPU has as many.
+        scratch = x.new_empty(batch * (width // (96 * pool_w) + 1) + 1024, dtype=torch.float32)
+        is_float = int(out.dtype == torch.float32)
+        launch(library.launch_conv_pool_sum, x, weight, bias, scratch, out, is_float, batch, height, width)
     return out
 
 
@@ -716,11 +785,12 @@ operator.register_fake(original)
 
 def backward(ctx, grad, original=original):
     """PyTorch's gradient: it computes the original again, with the 4.8 GB that the forward pass avoids."""
-    return *torch.func.vjp(lambda *tensors: original(*tensors, ctx.pool), *ctx.saved_tensors)[1](grad), None
+    return *torch.func.vjp(lambda *tensors: original(*tensors, *ctx.others), *ctx.saved_tensors)[1](grad), None, None
 
 
 def setup_context(ctx, inputs, output):
-    *tensors, ctx.pool = inputs
+    *tensors, pool, dtype = inputs
+    ctx.others = pool, dtype
     ctx.save_for_backward(*tensors)
 
 
@@ -729,11 +799,29 @@ if torch.__version__ >= "2.7":
     operator.register_autocast(DEVICE, torch.float32)
 
 
-def call(*operands, function=conv_pool_sum):
-    """Call the operator; where nothing is recorded or traced, its function: the dispatcher takes 20 us of the host's time."""
-    seen = torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled(DEVICE)
-    seen |= operands[0].device.type != DEVICE  # which the dispatcher refuses
-    return (torch.ops.conv_pool_sigmoid_sum_v5_hopper.forward if seen else function)(*operands)
+class Direct(torch.autograd.Function):
+    """The operator without PyTorch's dispatcher, which takes longer than all else on the host."""
+
+    backward = staticmethod(backward)
+
+    @staticmethod
+    def forward(ctx, *operands, function=conv_pool_sum, setup_context=setup_context):
+        output = function(*operands)
+        setup_context(ctx, operands, output)
+        return output
+
+
+def call(x, weight, bias, pool, dtype=None, function=conv_pool_sum, direct=Direct):
+    """Call the operator or, in eager mode, its function. Autocast: 16-bit x and the weights get its type, float32 stays."""
+    is_cast = torch.is_autocast_enabled(DEVICE) and x.dtype in (torch.float16, torch.bfloat16)
+    if is_cast:
+        x, weight, bias = (each.to(torch.get_autocast_dtype(DEVICE)) for each in (x, weight, bias))
+        dtype = torch.float32 if DEVICE == "cuda" else None  # as autocast's sums there
+    operands = x, weight, bias, pool, dtype
+    with torch.autocast(DEVICE, enabled=False) if is_cast else contextlib.nullcontext():
+        if not is_direct(*operands):
+            return torch.ops.conv_pool_sigmoid_sum_v5_hopper.forward(*operands)
+        return (direct.apply if torch.is_grad_enabled() else function)(*operands)
 
 
 class ModelNew(nn.Module):

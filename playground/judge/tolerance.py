@@ -96,6 +96,7 @@ class Reference:
         self.is_finite = self._eager is None and bool(torch.isfinite(reference).all())
         self._excused = torch.zeros_like(reference, dtype=torch.bool)
         self._comparable = torch.isfinite(reference) & torch.isfinite(eager)
+        self.is_nowhere_finite = reference.numel() > 0 and not self._comparable.any().item()
         finite = reference if self._comparable.all() else reference[self._comparable]
         finite = finite.flatten() if reference.is_floating_point() else reference.new_empty(0)
         magnitude = max(-finite.min().item(), finite.max().item()) if finite.numel() else 0.0

@@ -116,6 +116,8 @@ def get_inputs():
     return [torch.randn(8, 16)]
 """
 IDENTITY = CONSTANT.replace("torch.tanh(self.linear(x))", "x + self.linear(x) * 0")
+OVERFLOWING = CONSTANT.replace("nn.init.zeros_(self.linear.weight)", "self.half()").replace("(8, 16)", "(8, 16).half()")
+OVERFLOWING = OVERFLOWING.replace("torch.tanh(self.linear(x))", "(300 + self.linear(x)).square()")
 SAME = "outputs are the same for all of its inputs, so a constant"
 
 
@@ -125,8 +127,9 @@ SAME = "outputs are the same for all of its inputs, so a constant"
         (CONSTANT, "torch.tanh(self.linear.bias.repeat(len(x), 1))", SAME),
         (CONSTANT, "torch.tanh(self.linear(x))", SAME),
         (IDENTITY, "x.clone()", "outputs are its inputs, so no operation at all"),
+        (OVERFLOWING, "x + float('inf')", "outputs are finite nowhere in fp16, so a constant"),
     ],
-    ids=["a constant", "the model itself", "no operation"],
+    ids=["a constant", "the model itself", "no operation", "an infinity"],
 )
 def test_outputs_that_cannot_tell_a_model_pass_nothing(worker, tmp_path, problem, result, says):
     solution = re.sub(r"return .*(?=\n\ndef get_inputs)", f"return {result}", problem).replace("class Model", "class ModelNew")

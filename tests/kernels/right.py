@@ -8,6 +8,7 @@ import copy
 import functools
 
 import torch
+from torch.overrides import BaseTorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cuda_emulator as emulator
@@ -115,6 +116,15 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.namespace = namespace
         self.calls = {}
+        self.watch = BaseTorchFunctionMode()  # where one is active, no variant passes the dispatcher by
+
+    def __enter__(self):
+        self.watch.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self.watch.__exit__(*error)
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         if operator.namespace == self.namespace:

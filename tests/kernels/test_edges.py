@@ -6,6 +6,7 @@ meet. CUDA variants run in the emulator's fast mode, each test of one in a proce
 
 import copy
 import inspect
+import itertools
 from types import SimpleNamespace
 
 import apart
@@ -24,6 +25,7 @@ FUSED = [param for param in PARAMS if "::gradient" in project_variants.text_of(p
 TRAINED = [param for param in PARAMS if param in FUSED or param.values[1].backend == "cpu"]
 # These keep nothing of a precision for their gradient, which is of the backward pass's precision, as PyTorch's.
 KEEP_NOTHING = {"alexnet_conv1/training_tensor_core", "conv3d_div_max_gap_bias_sum/training_tensor_core"}
+NARROW = [p for p in PARAMS if "ELEMENT" in project_variants.text_of(p.values[1])]  # take 16-bit types
 STRICT = [p for p in PARAMS if "STRICT" in project_variants.text_of(p.values[1]) and p.id not in KEEP_NOTHING]
 
 
@@ -183,7 +185,8 @@ test_second_derivatives = every(second_derivatives)
 
 
 def other_ways(model, variant):
-    """Tangents are refused where a gradient is recorded (elsewhere custom_op drops them); vmap, batched gradients, replicas."""
+    """Tangents are refused where a gradient is recorded, by v4, v5 and training also where no tensor wants one (elsewhere
+    custom_op drops them); vmap, batched gradients, replicas."""
     forbid_tf32()
     with where(variant):
         original, new, x = made(model, variant)
@@ -199,11 +202,17 @@ def other_ways(model, variant):
                 same([tangent(new, of)], [tangent(original, of)])
             else:
                 refused("forward mode AD", lambda of=of: tangent(new, of))
+        if "class Direct(" in project_variants.text_of(variant):
+            new.requires_grad_(False)
+            refused("forward mode AD", lambda: tangent(new, "x"))
+            new.requires_grad_(True)
         refused("functorch", lambda: torch.func.grad(lambda given: new(given).sum())(x))
 
         given = torch.stack([x, 2 * x]).requires_grad_()
         found, expected = torch.func.vmap(new)(given), torch.stack([new(one) for one in given])
         assert torch.equal(found, expected)
+        with torch.no_grad():
+            assert torch.equal(torch.func.vmap(new)(given), expected)
         leaves = [given, *new.parameters()]
         agree(*(torch.autograd.grad(each.sum(), leaves) for each in (found, expected)), 1e-4)
 
@@ -293,6 +302,41 @@ def test_all_in_one_process():
     apart.run(together)
 
 
+def layer_in_16_bits(model, variant):
+    """fp16 and bf16, and under autocast, at sizes with odd and even rows, with NaN, infinities and zero weights."""
+    with where(variant):
+        for width, dtype in ((63, torch.float16), (64, torch.float16), (63, torch.bfloat16), (64, torch.bfloat16)):
+            original, new, x = made(model, variant, batch_size=2, height=40, width=width)
+            exact, limit = copy.deepcopy(original.to(dtype)).double(), 2 * torch.finfo(dtype).eps
+            x = x.to(dtype)
+
+            def agrees(out, x, exact=exact, limit=limit, dtype=dtype):
+                assert out.dtype == dtype
+                torch.testing.assert_close(out.double(), exact(x.double()), rtol=limit, atol=limit, equal_nan=True)
+
+            with torch.no_grad():
+                with torch.autocast("cpu", dtype):
+                    agrees(new(x), x)
+                    agrees(new(x.float()), x)
+                new.to(dtype)
+                for value in (0, torch.inf, -torch.inf, torch.nan):
+                    given = x.clone()
+                    given[1, 2, 39, 61] = given[0, 0, 0, 0] = value
+                    agrees(new(given), given)
+            same(gradients(new, x), gradients(original, x))
+            with torch.autocast("cpu", dtype):
+                found = gradients(new.float(), x.float())
+            assert [each.dtype for each in found] == [torch.float32] * 3
+            with torch.no_grad():
+                for each in exact, new.to(dtype):
+                    each.conv1.weight.zero_()
+                agrees(new(x), x)
+            refused("expected x as", lambda new=new, x=x: new(x.double()))
+
+
+test_a_layer_in_16_bits = every(layer_in_16_bits, NARROW, model="alexnet_conv1")
+
+
 # Where two infinities lie (channel, row, column), in the first sample: in the same box sum or in two of the same window, in the
 # fresh rows of a pooled row or in those that it shares with the next one.
 INFINITIES = {
@@ -359,3 +403,46 @@ def magnitudes(model, variant):
 
 
 test_magnitudes_that_cancel = every(magnitudes, model="conv3d_div_max_gap_bias_sum")
+
+
+ODD = {"in_channels": 5, "out_channels": 7, "bias_shape": (7, 1, 1, 1), "depth": 6, "height": 9, "width": 77, "divisor": -3.0}
+
+
+def narrow_types(model, variant):
+    """fp16 and bf16, also what is not finite and what is almost not: in the type, and under autocast, whose sum is float32."""
+    with where(variant):
+        for settings, dtype in itertools.product(({}, ODD, {"sum_dim": 0}), (torch.float16, torch.bfloat16)):
+            original, new, x = made(model, variant, **settings)
+            original.to(dtype).float()  # weights that the type holds
+            new.load_state_dict(original.state_dict())
+            exact, (theirs, narrow) = copy.deepcopy(original).double(), (copy.deepcopy(m).to(dtype) for m in (original, new))
+            same(gradients(narrow, x.to(dtype)), gradients(theirs, x.to(dtype)))
+            rounding = 2 * torch.finfo(dtype).eps
+            near = 1e-3 if new.sums_channels else rounding
+
+            def agree_with(expected, found, tolerance):
+                torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+            with torch.no_grad():
+                for value in (0, 65504, torch.inf, -torch.inf, torch.nan):
+                    given = x.to(dtype)
+                    given[-1, 0, 1, 2, 3] = value
+                    found, expected = narrow(given), exact(given.double())
+                    assert found.dtype == dtype
+                    agree_with(expected, found, rounding)
+                    with torch.autocast("cpu", dtype):
+                        found = new(given)
+                        assert found.dtype == original(given).dtype == torch.float32
+                    agree_with(expected, found, near)
+                with torch.autocast("cpu", dtype):
+                    agree_with(exact(x.double()), new(x), 2e-3)
+                for each in narrow, exact:
+                    each.conv.weight.zero_()
+                agree_with(exact(x.double()), narrow(x.to(dtype)), rounding)
+            with torch.autocast("cpu", dtype):
+                kinds = [each.dtype for each in gradients(new, x.to(dtype))]
+            assert kinds == [dtype, torch.float32, torch.float32, torch.float32]
+        refused("one of torch.float32, torch.float16", lambda: new.double()(x.double()))
+
+
+test_narrow_types = every(narrow_types, NARROW, model="conv3d_div_max_gap_bias_sum")

@@ -3,10 +3,13 @@
 import threading
 import time
 import warnings
+from contextlib import nullcontext
 
 import apart
 import pytest
 import torch
+from torch.overrides import BaseTorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import cuda_emulator as emulator
 from playground import catalog
@@ -120,6 +123,63 @@ def test_tensors_elsewhere_are_the_dispatchers(emulated):
     model, x = made(V1.with_name("v4_tensor_core.py"))
     with torch.no_grad():
         assert model.to("meta")(x.to("meta")).is_meta
+
+
+class Dispatched(TorchDispatchMode):
+    """`namespaces` are those of the operators that the dispatcher was asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.namespaces = set()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.namespaces.add(operator.namespace)
+        return operator(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_an_eager_call_passes_the_dispatcher_by(is_watched, emulated):
+    """With a gradient recorded and without. Where a TorchFunctionMode looks on, as make_fx's, it sees the operator."""
+    path = V1.with_name("v4_tensor_core.py")
+    model, x = made(path)
+    found = []
+    for mode in (True, False):
+        with torch.set_grad_enabled(mode), BaseTorchFunctionMode() if is_watched else nullcontext(), Dispatched() as seen:
+            found.append(model(x))
+        assert (f"conv_pool_sigmoid_sum_{path.stem}" in seen.namespaces) is is_watched
+    assert torch.equal(*found)
+    gradients = torch.autograd.grad(found[0].sum(), list(model.parameters()))
+    exact = torch.autograd.grad(
+        catalog.load_variant(path).original(x, *model.parameters(), (2, 2)).sum(), list(model.parameters())
+    )
+    torch.testing.assert_close(gradients, exact)
+
+
+def pasted_without_dispatcher():
+    """An instance made before keeps its kernel in eager mode; when compiled it calls the operator, which the paste replaces."""
+    text = V1.with_name("v4_tensor_core.py").read_text(encoding="utf-8")
+    edited = text.replace("    return out\n\n\noperator =", "    return 3 * out\n\n\noperator =")
+    assert edited != text
+    cell, x = {"__name__": "a cell"}, torch.rand(2, 2, 9, 8)
+
+    def paste(text):
+        exec(compile(text, "cell", "exec"), cell)
+        torch.manual_seed(0)
+        return cell["ModelNew"](2, 3, 2, 2)
+
+    with emulator.install(mode="fast"):
+        first = paste(text)
+        expected = first(x)
+        second = paste(edited)
+        assert torch.equal(second(x), 3 * expected) and torch.equal(first(x), expected)
+        compiled = torch.compile(first, fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(x), 3 * expected)
+        expected.sum().backward()
+        assert first.conv.weight.grad.norm() > 0
+
+
+def test_a_paste_of_a_file_that_passes_the_dispatcher_by():
+    apart.run(pasted_without_dispatcher)
 
 
 def pasted():
