@@ -25,7 +25,7 @@ class Lasting:
     """A referee's process, which the next problem's client takes, too."""
 
     def __init__(self, worker):
-        self.ask, self.pid = worker.ask, worker.pid
+        self.ask, self.pid, self.has_ended = worker.ask, worker.pid, False
 
     def close(self):
         """Leave it to one_worker()."""
