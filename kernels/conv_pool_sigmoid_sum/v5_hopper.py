@@ -728,9 +728,7 @@ def is_direct(*operands):
 
 
 def is_strict():
-    """Return whether PyTorch's settings forbid TF32 in convolutions of float32."""
-    if torch.is_autocast_enabled(DEVICE):  # it permits less than TF32
-        return False
+    """Return whether PyTorch's settings forbid TF32 in convolutions."""
     conv = getattr(torch.backends.cudnn, "conv", None)  # from PyTorch 2.9 on
     return conv.fp32_precision != "tf32" if conv else not torch.backends.cudnn.allow_tf32
 
@@ -760,7 +758,8 @@ def conv_pool_sum(x, weight, bias, pool, dtype=None, kernels=kernels, original=o
     if x.is_cuda and capability(x.device)[0] != 9:
         raise RuntimeError("expected a GPU of compute capability 9 (Hopper); v4_tensor_core runs on 8.0 and later")
     channels, pools = {"IN_CHANNELS": in_channels, "OUT_CHANNELS": out_channels}, {"POOL_H": pool_h, "POOL_W": pool_w}
-    build = {"ELEMENT": ELEMENTS[x.dtype], "STRICT": int(x.dtype == torch.float32 and is_strict())}
+    strict = x.dtype == torch.float32 and is_strict() and not torch.is_autocast_enabled(DEVICE)  # it permits less than TF32
+    build = {"ELEMENT": ELEMENTS[x.dtype], "STRICT": int(strict)}
     library = kernels(HOPPER, **channels, KERNEL_H=kernel_h, KERNEL_W=kernel_w, **pools, **build)
     if not library.is_served(ctypes.c_int64(width)):
         warnings.warn(

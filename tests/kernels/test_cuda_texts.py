@@ -6,6 +6,7 @@ import re
 import nvcc
 import project_variants
 import pytest
+import torch
 
 from playground import catalog
 from playground.machine import ptxas
@@ -38,14 +39,17 @@ def cases():
     for param in project_variants.variants("cuda"):
         targets = claimed(param.values[1])
         marks = [] if targets == ["sm_90a"] else [pytest.mark.full]
-        yield pytest.param(*param.values, targets, id=param.id, marks=marks)
+        yield pytest.param(*param.values, targets, torch.float32, id=param.id, marks=marks)
+        if "ELEMENTS" in project_variants.text_of(param.values[1]):
+            for dtype in torch.float16, torch.bfloat16:
+                yield pytest.param(*param.values, targets, dtype, id=f"{param.id}-{str(dtype)[6:]}", marks=marks)
 
 
 @NEEDS_NVCC
-@pytest.mark.parametrize("model, variant, targets", [*cases()])
-def test_text(model, variant, targets, tmp_path):
+@pytest.mark.parametrize("model, variant, targets, dtype", [*cases()])
+def test_text(model, variant, targets, dtype, tmp_path):
     problem = catalog.load_problem(model.path, catalog.SETTINGS["emulator"].get(model.name))
-    recipe = nvcc.recipe(variant.path, problem)
+    recipe = nvcc.recipe(variant.path, problem, dtype)
     assert recipe.text, f"{variant.name} has no CUDA text"
     assert recipe.architectures in ((), tuple(claimed(variant))), "its own flags name other targets than docs/commands.md"
 
