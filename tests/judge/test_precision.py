@@ -319,7 +319,7 @@ def test_forbidding_tf32_sets_every_family_and_the_older_flags_can_be_read():
 import torch
 from playground import modes
 from playground.judge import precision
-from playground.clock import baselines
+from playground.clock import baselines, prepared
 
 def older():
     return torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, torch.get_float32_matmul_precision()
@@ -329,7 +329,7 @@ print(older())
 with precision.without_tf32(torch.device("cuda")):
     print(older(), {setting.fp32_precision for setting in families})
 for name in ("eager_fp32", "eager+tf32"):
-    with baselines.precision_of(baselines.named(name)):
+    with prepared.precision_of(baselines.named(name)):
         print(older())
 print(older())
 modes.set_fp32_precision({torch.backends.cuda.matmul: "tf32"})
