@@ -3,7 +3,8 @@
 Why it is faster
     v1 is memory bound: the convolution's 4.8 GB are written and read, the input is 0.6 GB. Here only sums leave the chip: a
     thread computes a pooling window in 16 output channels at once, one input value for 16 multiply-adds. Neighbours read the
-    same pixels, out of the L1 cache. The bound is plain fp32 arithmetic; the tensor cores stay unused.
+    same pixels, out of the L1 cache. The bound is plain fp32 arithmetic; the tensor cores stay unused. Predicted 3.2 ms on an
+    H200, measured 4.2 (eager 11.2).
 
 Mathematics
     pooled[b,o,i,j] = bias[o] + 1/p^2 * sum over u,v < p, c,r,s of w[o,c,r,s] * x[b,c, p*i+u+r, p*j+v+s]
