@@ -50,13 +50,13 @@ def test_the_command_on_a_kernel_of_the_project(broken, tmp_path, capsys):
     variant = catalog.find_variant(catalog.find_model("conv_pool_sigmoid_sum"), "v2_single_kernel").path
     if broken:
         text, variant = variant.read_text(), tmp_path / "narrow.py"
-        wide = "x + ((int64_t)sample * IN_CHANNELS + c0) * plane"
+        wide = "image.x[pixel_row * image.width"
         assert wide in text
-        variant.write_text(text.replace(wide, "x + (int)((sample * IN_CHANNELS + c0) * (int)plane)"))
+        variant.write_text(text.replace(wide, "image.x[(int)pixel_row * image.width"))
     status = extents.main(["--model", "conv_pool_sigmoid_sum", "--variant", str(variant), "--set", "batch_size=2048"])
     out = capsys.readouterr().out
     assert status == int(broken)
-    assert ("narrow.py:" in out and "global memory out of bounds" in out) if broken else "1 launches: nothing found" in out
+    assert ("narrow.py:" in out and "global memory out of bounds" in out) if broken else "2 launches: nothing found" in out
 
 
 GATHERS = '''
