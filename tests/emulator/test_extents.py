@@ -52,7 +52,7 @@ def test_the_command_on_a_kernel_of_the_project(broken, tmp_path, capsys):
         text, variant = variant.read_text(), tmp_path / "narrow.py"
         wide = "image.x[pixel_row * image.width"
         assert wide in text
-        variant.write_text(text.replace(wide, "image.x[(int)pixel_row * image.width"))
+        variant.write_text(text.replace(wide, "image.x[(int)(pixel_row * image.width)"))
     status = extents.main(["--model", "conv_pool_sigmoid_sum", "--variant", str(variant), "--set", "batch_size=2048"])
     out = capsys.readouterr().out
     assert status == int(broken)
