@@ -76,8 +76,8 @@ struct Image {
 };
 
 // A thread has a window, in OUT_BLOCK output channels. Writes the sum of the block's sigmoids to partial_sums[block].
-// Registers are bounded for an occupancy of two blocks an SM: while one waits for x, the other computes.
-__global__ void __launch_bounds__(THREADS, 2)
+// Registers are bounded for an occupancy of three blocks an SM: while one waits for x, the others compute.
+__global__ void __launch_bounds__(THREADS, 3)
     sum_sigmoids(Image image, const Element* __restrict__ weight, const Element* __restrict__ bias,
                  float* __restrict__ partial_sums) {
     // Blocks that read the same part of x are neighbours, and meet in the L2 cache.
