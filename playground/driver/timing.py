@@ -111,6 +111,11 @@ class Stopwatch:
         self._in_use = threading.Lock()
         self._entering, self._entered = threading.Lock(), list[Entry]()
 
+    @property
+    def _is_trusted(self) -> bool:
+        """Whether the file is one of the project's or of a trusted author, whose times nobody forges."""
+        return self._task.variant.is_catalogued or self._options.trust == MINE
+
     def start_processes(self) -> None:
         """Start the processes of baselines and control, before there is anything that they could load."""
         self._originals.baselines.start()
@@ -255,7 +260,7 @@ class Stopwatch:
                 races[entry] = made = Race(place, side, others, control, pids, self._measured, own, paused)
                 outputs = self._referee.answers(entry.worker).file(f"timed-{entry.worker.pid}")
                 made.plan(secrets, RECHECKS[step_of(mode)], functools.partial(self._recheck, side, entry.result, mode, outputs))
-                made.short_of_memory = short
+                made.short_of_memory, made.enough = short, statistics.PRECISE if self._is_trusted else statistics.ROUGH
             trusted = os.getpid(), self._referee.worker.pid, *(each.pid for each in originals.workers)
             before, stood = sample(), standing(trusted)
             race.play(list(races.values()), self._options.seconds, patience)
@@ -336,7 +341,7 @@ class Stopwatch:
             calls=len(variant.samples),
             rechecked=raced.rechecked,
             back_to_back_ms=back_to_back,
-            launch_ms=statistics.summarise(eager.launches).median if eager else None,
+            launch_ms=eager.launch_ms if eager else None,
             clocks=clocks.record(*raced.clocks),
             notes=notes,
             floor_ms=floor_ms,
@@ -380,11 +385,8 @@ class Stopwatch:
         return seen, None, notes
 
     def _time_outside(self, entry: Entry, mode: str, timing: Timing, raced: Race) -> Timing:
-        """The timing of a mode within the bounds that the outer clock gives it; without those nothing is claimed.
-
-        Skipped for the project's own files and those of a trusted author, whose times nobody forges.
-        """
-        if self._task.variant.is_catalogued or self._options.trust == MINE or not timing.speedup:
+        """The timing of a mode within the bounds that the outer clock gives it; without those nothing is claimed."""
+        if self._is_trusted or not timing.speedup:
             return timing
         sides = raced.variant, raced.reference, raced.control_side
         processes = entry.worker, self._originals.baselines.worker, self._originals.control.worker
@@ -403,9 +405,9 @@ class Stopwatch:
             if not raced.reference or outer.EAGER not in players:
                 raise WorkerFailure("eager PyTorch's process has ended")
             with self._originals.alone([entry.worker]):
-                launch_ms = statistics.summarise(raced.reference.launches).median
-                seconds = max(outer.SECONDS, self._options.seconds)
-                given = place, mode, permitted_to(entry.result), seconds, raced.reference.median, launch_ms, suffices
+                seconds, launch_ms = max(outer.SECONDS, self._options.seconds), raced.reference.launch_ms
+                call_ms = raced.reference.median, raced.variant.median
+                given = place, mode, permitted_to(entry.result), seconds, *call_ms, launch_ms, suffices
                 seen = outer.measure(self._referee, players, *given)
             least = outer.RESOLUTION_MS[place] / (seen.calls or 1)
             if complaint := self._floor.impossible(seen.ms + least, timing.work):

@@ -71,7 +71,7 @@ def test_what_changing_over_takes_is_no_part_of_a_call():
 
 def test_a_turn_below_the_resolution_counts_as_that_long():
     found = conclude(rounds(variant=0.2 * RESOLUTION / CALLS, eager=1.0))
-    assert found["ratio"] == pytest.approx(CALLS / RESOLUTION, rel=0.02) and found["high"] < 1.03 * found["ratio"]
+    assert found["low"] <= found["ratio"] == pytest.approx(CALLS / RESOLUTION, rel=0.02)
 
 
 def test_equal_work_is_equal_and_proved_is_what_slow_turns_leave():
@@ -110,11 +110,11 @@ def test_a_call_that_is_lost_in_the_noise_claims_nothing():
 
 
 def test_turns_that_are_near_the_resolution_are_no_loss_of_whoever_is_faster():
-    given = {"ratio": 0.91, "low": 0.8, "high": 1.0, "eager_ms": 0.91 * RESOLUTION / CALLS, "calls": CALLS}
-    claimed, slow = bounded(timings(3.0), given), bounded(timings(0.5), given)
-    told = "eager PyTorch's call takes 0.00028 ms, too short for the outer clock, which counts 0.00031 ms as the least"
-    assert claimed["outcome"]["reason"] == told
-    assert slow["outcome"]["verdict"] == "loss" and slow["speedup"]["eager"]["ratio"] == 0.5
+    took = {outer.VARIANT: 0.3 * RESOLUTION, outer.EAGER: 0.9 * RESOLUTION, outer.NULL: 0.0}
+    found = conclude({name: [Turn(CHANGING_OVER + each, each) for _ in range(9)] for name, each in took.items()})
+    assert found["high"] > 3
+    claimed, slow = bounded(timings(3.0), found), bounded(timings(0.5), conclude(rounds(variant=0.1, eager=0.05)))
+    assert claimed["outcome"]["verdict"] == "not proved" and slow["outcome"]["verdict"] == "loss"
 
 
 def test_disturbed_turns_do_not_count():
@@ -601,7 +601,7 @@ def test_results_that_are_not_there_when_the_turn_ends_are_wrong(kind):
 
 def test_what_a_side_says_of_its_own_time_is_bounded_by_the_outer_one():
     found = measured(right, kind=ClaimsNoTime)
-    assert found["warm"]["ratio"] > 100 > found["high"]
+    assert found["warm"]["ratio"] > 100 > found["ratio"]
     seen = {"low": 0.99 * found["ratio"], "high": 1.01 * found["ratio"], "eager_ms": 1.0}  # on a quiet machine
     claimed = bounded(timings(280.0), {"ratio": found["ratio"], "warm": found["warm"]} | seen)
     assert claimed["speedup"]["eager"]["ratio"] == found["ratio"]
