@@ -22,18 +22,22 @@ def outcome(
     disturbance, or the interval has room for a win and for a loss, the verdict is "not measured", with the reason, and there is
     no ratio.
     """
-    first, *faster = rivals(others, result) or [None]
-    if not first:
+    if not (fastest := rivals(others, result)):
         return None
+    first, *faster = fastest
     measured = statistics.paired_ratio(first.rounds, variant.rounds)
     ratio = statistics.widened(measured, control)
     if not disturbance and statistics.says_nothing(ratio):
         disturbance = statistics.too_noisy(ratio)
     if disturbance:
         return Outcome(verdict=NOT_MEASURED, reason=disturbance)
-    any_precision, precise = (faster[0].name if faster else None), statistics.is_precise(measured)
-    told = {"against": first.name, "precise": precise, "any_precision": any_precision}
-    return Outcome(verdict=statistics.verdict(ratio), **told, **values(ratio))
+    return Outcome(
+        verdict=statistics.verdict(ratio),
+        against=first.name,
+        **values(ratio),
+        precise=statistics.is_precise(measured),
+        any_precision=faster[0].name if faster else None,
+    )
 
 
 def rivals(others: Sequence[Side], result: Result) -> list[Side]:

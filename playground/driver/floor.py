@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from playground.clock import floors
 from playground.clock.race import Measured
 from playground.clock.steps import step_of
 from playground.driver.originals import Originals
 from playground.driver.task import Task
+from playground.floor import bound
 from playground.record import Bound, Works
 from playground.worker import WorkerFailure
 
@@ -41,7 +41,7 @@ class Floor:
                 work = self._work[step] = None
         if not work or not work.least:
             return None, None, None
-        return *floors.floor(work.least, self._ceilings[place], precision), work
+        return *bound.floor(work.least, self._ceilings[place], precision), work
 
     def impossible(self, milliseconds: float, work: Works | None) -> str | None:
         """Return what is wrong with a time in which these bytes cannot have moved; None where nothing is."""
@@ -49,7 +49,7 @@ class Floor:
             return None
         rates, on_cpu = self._ceilings[self._task.place], self._task.place == "cpu"
         fastest = max(rates.read_bytes_per_second, rates.copy_bytes_per_second)
-        return floors.impossible(milliseconds, work.certain.bytes, fastest, on_cpu)
+        return bound.impossible(milliseconds, work.certain.bytes, fastest, on_cpu)
 
     def _ask(self, step: str, request: str, **arguments: Any) -> Any:
         """A reply of the baselines; None where there is none: their process went with it."""

@@ -19,7 +19,7 @@ from typing import Any
 from playground.clock import outer, race, statistics
 from playground.clock.outcome import is_measured, launches_bind, outcome, rivals, settings_of, tags
 from playground.clock.race import BaselineFailed, Measured, Patience, Race, Rejected, Side, standing
-from playground.clock.steps import GRAPHED, step_of
+from playground.clock.steps import GRAPHED, MODES, step_of
 from playground.driver.floor import Floor
 from playground.driver.originals import Originals
 from playground.driver.task import Options, Task
@@ -36,7 +36,6 @@ from playground.untrusted import File, new_seed
 from playground.worker import WorkerFailure, WorkerProcess, sandbox, submit
 from playground.worker.referee_client import RefereeClient
 
-STEPS = ("forward", "weights", "weights_and_input")
 RECHECKS = {"forward": 2, "weights": 1, "weights_and_input": 1}  # in the first rounds
 # A baseline that takes longer is not captured, unless launches bind: the host is ahead of the GPU.
 LAUNCHES_COUNT_BELOW_MS = 5.0
@@ -167,7 +166,7 @@ class Stopwatch:
     def _time_together(self, entries: Sequence[Entry]) -> None:
         """Time the modes of all entries: those that have the same baselines in one race."""
         training = {id(entry): _training_modes(entry.result) if self._options.training else [] for entry in entries}
-        for step in STEPS:
+        for step in MODES:
             timed = [entry for entry in entries if step == "forward" or step in training[id(entry)]]
             for alike in grouped(timed, lambda entry: settings_of(entry.result)).values():
                 self._time_mode([entry for entry in alike if not entry.failure], step)
@@ -179,7 +178,7 @@ class Stopwatch:
 
         They come last, since a capture that fails may leave the process in a state of its own: none is tried after it.
         """
-        for step in STEPS:
+        for step in MODES:
             short = [each for each in entries if not each.failure and step in each.modes and _is_short(each.modes[step])]
             for entry in short:
                 if entry.not_graphed:
