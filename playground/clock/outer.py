@@ -67,6 +67,12 @@ class Turn(NamedTuple):
     inner: float
 
 
+def calls_of_a_turn(place: str, call_ms: float, judged_ms: float) -> int:
+    """Return how many calls a turn has where one of eager PyTorch, and one of the judged side, take so long."""
+    usual = max(min(USUAL_CALLS, int(TURN_MS[place] / call_ms)), int(SHORT_TURN_MS / call_ms))
+    return max(1, min(usual, int(SLOWEST * TURN_MS[place] / max(judged_ms, call_ms))))
+
+
 def measure(
     referee: "RefereeClient",
     players: dict[str, Player],
@@ -86,8 +92,7 @@ def measure(
     launching eager PyTorch's takes a GPU's host. After `seconds`, or once what is known `suffices`, which is a narrow interval
     unless it is said, no more rounds follow than have to. Raises Rejected, and WorkerFailure where nothing can be measured.
     """
-    calls = max(min(USUAL_CALLS, int(TURN_MS[place] / call_ms)), int(SHORT_TURN_MS / call_ms))
-    calls = max(1, min(calls, int(SLOWEST * TURN_MS[place] / max(judged_ms, call_ms))))
+    calls = calls_of_a_turn(place, call_ms, judged_ms)
     launches = (1 if mode.startswith(GRAPHED) else calls) * max(OF_A_CALL_MS, launch_ms)
     head_start = min(LONGEST_HEAD_START_MS, max(HEAD_START_MS, launches))
     judged = players[VARIANT].worker

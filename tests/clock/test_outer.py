@@ -399,6 +399,17 @@ class Quiet:
         return 1.0
 
 
+class Shared(Quiet):
+    """One on which somebody works at one of so many looks."""
+
+    def __init__(self, which, of):
+        self._which, self._of, self._looks = which, of, -3  # so many OnGpu makes at first
+
+    def flush_in_a_row(self, flush_ms):
+        self._looks += 1
+        return 2.0 if self._looks > 0 and self._looks % self._of == self._which else 1.0
+
+
 class Process:
     """A worker of the simulated device: its Side is in this process, and stands still whenever it is asked to."""
 
@@ -427,8 +438,8 @@ class Referee:
 
     worker = Process  # which has its number
 
-    def __init__(self, drawn, device):
-        self.outer = OnGpu(drawn, device, Quiet())
+    def __init__(self, drawn, device, clock=None):
+        self.outer = OnGpu(drawn, device, clock or Quiet())
 
     def ask(self, what, **given):
         if what == "outer_close":
@@ -456,14 +467,16 @@ def inputs_of_a_matrix():
     return [torch.randn(8, 16)]
 
 
-def measured(forward, does=None, step="forward", get_inputs=inputs_of_a_matrix, kind=Side, calls_ms=1.0, model=None):
+def measured(
+    forward, does=None, step="forward", get_inputs=inputs_of_a_matrix, kind=Side, calls_ms=1.0, model=None, clock=None, **more
+):
     """What outer.measure gives of a file whose forward(model, ...) is so, where the original's is `does`, or the same."""
     torch.manual_seed(7)
     original, device = model or Work(does or forward), Device()
     problem = types.SimpleNamespace(get_inputs=get_inputs)
     drawn = Drawn(problem, original, step, CPU, {}, lambda *_: SUSPECTED, int(outer.TURN_MS["cuda"] / calls_ms))
     refer(drawn, *right_of(drawn)[1])
-    referee, players = Referee(drawn, device), {}
+    referee, players = Referee(drawn, device, clock), {}
     for name, own in ((outer.VARIANT, forward), (outer.EAGER, does or forward)):
         torch.manual_seed(7)
         made = Work(own) if model is None else type(model)(16)
@@ -480,6 +493,21 @@ def test_a_turn_of_many_calls_from_both_sides():
     found = measured(right)
     assert found["calls"] == 15 and found["rounds"] >= outer.FEWEST_ROUNDS and found["warm"]["ratio"] > 0
     assert measured(right, calls_ms=12.0)["calls"] == 1
+
+
+def test_how_many_calls_a_turn_has():
+    of = outer.calls_of_a_turn
+    assert [of("cuda", ms, ms) for ms in (0.004, 0.1, 1.0, 15.0, 80.0)] == [250, 64, 15, 1, 1]
+    assert [of("cuda", 0.1, ms) for ms in (0.5, 9.0, 90.0)] == [64, 5, 1]
+
+
+def test_a_round_in_which_another_process_comes_does_not_count(monkeypatch):
+    """There are three sides, and four looks a round: one before each turn, which is made again, and one behind the last."""
+    monkeypatch.setattr(outer, "MOST_ROUNDS", outer.FEWEST_ROUNDS)
+    assert measured(right, clock=Shared(1, of=5))["rounds"] == outer.FEWEST_ROUNDS, "it was there before the round"
+    for between in (Shared(2, of=5), Shared(3, of=5), Shared(0, of=4)):
+        with pytest.raises(WorkerFailure, match="only 0 of 9 rounds"):
+            measured(right, clock=between)
 
 
 @pytest.mark.parametrize("step", ["weights", "weights_and_input"])
