@@ -468,7 +468,7 @@ def inputs_of_a_matrix():
 
 
 def measured(
-    forward, does=None, step="forward", get_inputs=inputs_of_a_matrix, kind=Side, calls_ms=1.0, model=None, clock=None, **more
+    forward, does=None, step="forward", get_inputs=inputs_of_a_matrix, kind=Side, calls_ms=1.0, model=None, clock=None
 ):
     """What outer.measure gives of a file whose forward(model, ...) is so, where the original's is `does`, or the same."""
     torch.manual_seed(7)
