@@ -147,16 +147,15 @@ def _close(referee: "RefereeClient") -> None:
 
 @contextlib.contextmanager
 def _turn(player: Player, judged: "WorkerProcess", referee: "RefereeClient") -> Iterator[None]:
-    """Have all but a side's process and the referee's stand still. Raises WorkerFailure where a judged file's go on, or where
+    """Have a judged file's processes stand still in the turn of another side. Raises WorkerFailure where they go on, or where
     a debugger may slow the others down.
     """
     if any(is_traced(worker.pid) for worker in {player.worker, referee.worker} - {judged}):
         raise WorkerFailure(f"a debugger is at the process of {player.name}, or at the referee's")
-    with player.worker.alone_with(judged, referee.worker), contextlib.ExitStack() as standing:
-        if player.worker is judged:
-            yield
-            return
-        stopped = standing.enter_context(judged.stopped())
+    if player.worker is judged:
+        yield
+        return
+    with judged.stopped() as stopped:
         try:
             stood = stopped.settled()
             yield
@@ -183,7 +182,7 @@ class _OnGpu:
         # The referee gives up before its own time limit ends it.
         seconds, compares = player.worker.limit / 2, player.name == VARIANT
         with _turn(player, self._judged, self._referee), ThreadPoolExecutor(1) as beside:
-            turn = self._referee.ask("outer.draw", side=player.name, anew=not is_null)
+            turn = self._referee.ask("outer.draw", side=player.name, anew=compares)
             player.ask("ready_outer", turn=turn)
             at_once = self._referee.ask("outer.await_quiet", seconds=seconds)["at_once"]
             called = beside.submit(player.ask, "call_outer", null=is_null, number=turn["number"])
@@ -203,8 +202,8 @@ class _OnCpu:
 
     def turn(self, player: Player, is_null: bool, *_: bool) -> Any:
         """Return (milliseconds of a turn, what its process says, what the referee does)."""
-        compares = player.name == VARIANT and not is_null
-        turn = self._referee.ask("outer.draw", side=player.name, anew=not is_null)
+        compares = player.name == VARIANT
+        turn = self._referee.ask("outer.draw", side=player.name, anew=compares)
         with _turn(player, self._judged, self._referee):
             player.ask("ready_outer", turn=turn)
             try:

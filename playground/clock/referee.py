@@ -252,7 +252,7 @@ class Turns:
         return turn
 
     def draw(self, side, anew=True):
-        """Draw the contents of a turn, or take the latest. Returns what Side.ready takes."""
+        """Draw the contents of a turn, as for the judged side, or take the latest. Returns what Side.ready takes."""
         return self._prepared(side, anew)
 
     def _prepared(self, side, anew=True):

@@ -415,9 +415,6 @@ class Process:
 
     limit, shared, pid = 20, 0, os.getpid()
 
-    def alone_with(self, *workers):
-        return contextlib.nullcontext()
-
     def __init__(self, model, problem, step, device, kind=Side):
         self._side = kind(Workload(problem, model, step, CPU), device)
 
