@@ -237,7 +237,7 @@ class Turns:
         self._drawn, self._memory = drawn, memory
         self._blocks = {}  # side -> [(tensor of bytes, what the side is told of it)] of inputs and of results
         self._paths, self._numbers = {}, {}
-        self._noise = None
+        self._latest = self._noise = None  # what was drawn for a turn; random words
 
     def open(self, side, path=None):
         """Return what Side.join takes: a turn that is not timed, whose inputs are in the side's memory.
@@ -245,17 +245,17 @@ class Turns:
         `path` is that of a process's own memory, on a CPU.
         """
         self._paths[side], self._numbers[side] = path, 0
-        turn = self._prepared(side)
+        turn = self._prepared(side, anew=self._latest is None)
         self._write_inputs(self._current[0])
         self._overwrite(*self._random())  # whose kernels are loaded then
         self._memory.synchronize()
         return turn
 
-    def draw(self, side, anew=True):
+    def draw(self, side, anew):
         """Draw the contents of a turn, as for the judged side, or take the latest. Returns what Side.ready takes."""
         return self._prepared(side, anew)
 
-    def _prepared(self, side, anew=True):
+    def _prepared(self, side, anew):
         if anew:
             self._latest = self._drawn.draw()
         self._calls, *sizes = self._drawn.told(self._latest)
@@ -356,8 +356,8 @@ class OnGpu(Turns):
         self._flush_ms = min(took, self._flush_ms)
         return True
 
-    def draw(self, side, anew=True):
-        """Draw the contents of a turn, and lay them out in memory of this process. Returns what Side.ready takes."""
+    def draw(self, side, anew):
+        """Draw the contents of a turn, or take the latest, in memory of this process. Returns what Side.ready takes."""
         turn = self._prepared(side, anew)
         if anew or self._private is None:
             self._private = torch.zeros(len(self._current[0]), dtype=torch.uint8, device=self._drawn.device)
