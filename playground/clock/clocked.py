@@ -11,6 +11,7 @@ from playground.clock.side import Side
 from playground.clock.steps import GRAPHED, step_of
 from playground.clock.workload import Graphed, Workload
 from playground.judge import domain
+from playground.machine.peak_memory import peak_memory
 
 
 class Clocked:
@@ -70,7 +71,7 @@ class Clocked:
                 began = time.perf_counter()
                 content = workload.fresh(seed)
                 self.clock.flush()
-                _, peak_mib = timer.peak_memory(lambda content=content: workload(content), self.device)
+                _, peak_mib = peak_memory(lambda content=content: workload(content), self.device)
                 self.clock.wait()
                 milliseconds = (time.perf_counter() - began) * 1e3
         return {"milliseconds": milliseconds, "peak_mib": peak_mib}

@@ -23,10 +23,10 @@ from typing import Any, TypeVar
 
 import cuda_emulator
 from playground.clock.race import Measured, Patience
+from playground.driver.originals import OUT_OF_MEMORY
 from playground.driver.preparations import told
 from playground.driver.session import Session, SharedSession, load_candidate
 from playground.driver.task import Options, Task
-from playground.driver.timing import OUT_OF_MEMORY
 from playground.judge.footprint import Footprint
 from playground.judge.sample import IN_A_RUN
 from playground.judge.verdict import UNJUDGED, ended, failed

@@ -1,6 +1,6 @@
 """The roofline of each model: its variants and PyTorch under the ceilings that were measured in the same run.
 
-All that computes the model at one size stands in one column, that of the least work (clock.floors): how high it stands is
+All that computes the model at one size stands in one column, that of the least work (floor.bound): how high it stands is
 how fast it does that work, and how far below the roof, how far from the floor. Eager PyTorch stands there a second time, by
 what its operators really move and do.
 """

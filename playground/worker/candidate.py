@@ -13,7 +13,6 @@ from torch.utils import _pytree
 import cuda_emulator as emulator
 from cuda_emulator import devices
 from playground import catalog, modes, tensors
-from playground.clock import timer
 from playground.clock.clocked import Clocked
 from playground.clock.workload import fresh_inputs
 from playground.judge import behaviour, foreign, global_state, probes, sizing, work
@@ -21,6 +20,7 @@ from playground.judge.checks import BY_NAME
 from playground.judge.precision import forbid_tf32
 from playground.judge.text import Text
 from playground.machine import build_locks
+from playground.machine.peak_memory import peak_memory
 from playground.room import NoRoom
 from playground.tensors import Results
 from playground.worker.builds import BuildWatch
@@ -207,7 +207,7 @@ class Candidate(Clocked):
             effects = behaviour.SideEffects(self.model, given, state=self.state)
             forward = functools.partial(self._forward, given, probe["evaluates"])
             try:
-                result, answer["peak_mib"] = timer.peak_memory(forward, self.device)
+                result, answer["peak_mib"] = peak_memory(forward, self.device)
             except Exception as exception:
                 if not may_refuse:
                     raise

@@ -195,10 +195,6 @@ class WorkerProcess:
     def __exit__(self, *exception):
         self.close()
 
-    def alone_with(self, *workers):
-        """Return a context in which all other workers stand still; see pause_others."""
-        return pause_others({self, *workers})
-
     @contextlib.contextmanager
     def stopped(self):
         """Stop the process and all that it started, and have it go on in the end. Gives a Stopped."""

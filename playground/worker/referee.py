@@ -67,7 +67,7 @@ class Referee(Preparing):
         try:
             with tensors.drawing_from(call.draws):
                 self._prepare_timed(probe, drawn.step, call.seed, is_beside=False)
-                compared = [self.compare_outputs(probe, given, declared)]
+                compared = [self.compare_outputs(probe, given, declared, remark=False)]
                 compared += self.compare_gradients(probe, given, declared).values() if gradients else []
         finally:
             for known in (self.probes, self.references, self.shapes, self.drawn_again):

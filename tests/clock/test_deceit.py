@@ -187,8 +187,11 @@ WITHHELD = {
                 PTRACE_SEIZE = 0x4206
                 of = lambda pid: open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1]
                 for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-                    if of(pid) == of(os.getppid()) and pid != os.getppid():
-                        libc.ptrace(PTRACE_SEIZE, pid, None, None)
+                    try:
+                        if of(pid) == of(os.getppid()) and pid != os.getppid():
+                            libc.ptrace(PTRACE_SEIZE, pid, None, None)
+                    except OSError:  # it has ended
+                        pass
                 while True:
                     time.sleep(1)
         return self.work(x)""",
