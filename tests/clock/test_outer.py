@@ -419,7 +419,7 @@ class Process:
 
     @contextlib.contextmanager
     def stopped(self):
-        yield types.SimpleNamespace(settled=dict, since=lambda _: 0.0, has_grown=lambda: False)
+        yield types.SimpleNamespace(still=contextlib.nullcontext)
 
 
 class Referee:
@@ -663,6 +663,7 @@ def goes_on_in_the_turn_of_eager():
 CHILDS = {  # what happens to a child of the judged file in another's turn -> what comes of it
     "stands still": (lambda child: None, contextlib.nullcontext),
     "goes on": (lambda child: child.resume(), goes_on_in_the_turn_of_eager),
+    "goes on, and stands still again": (lambda child: (child.resume(), child.suspend()), goes_on_in_the_turn_of_eager),
     "works and ends": (lambda child: (child.resume(), time.sleep(0.1), child.kill()), goes_on_in_the_turn_of_eager),
 }
 
