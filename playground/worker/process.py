@@ -154,7 +154,7 @@ class WorkerProcess:
                 continue
             began = time.monotonic()
             try:
-                reached = self.room.reached(self.pid)
+                reached = self.room.reached(self.pid, (self._printed, self._output))
                 self._reached = reached and f"was ended: {SANDBOX_ALLOWS}{reached}"
             except NoRoom as full:
                 self._reached = str(full)
