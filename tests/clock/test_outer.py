@@ -253,8 +253,9 @@ def test_a_gradient_of_few_elements_that_are_not_zero_is_not_zero():
     quarter = gradient.clone()
     quarter[:128] = 0
     assert drawn._differ([output, quarter], [output, gradient])
-    gradient[1:] = 0  # a single element is left: as few as may always be moved
+    gradient[1:] = 0  # a single element is left
     assert drawn._differ([output, torch.zeros_like(gradient)], [output, gradient])
+    assert drawn._differ([output, 1.001 * gradient], [output, gradient])  # as of a sum that is estimated by a sample
 
 
 def test_a_missing_quarter_of_a_gradient_without_zeros_is_found():
