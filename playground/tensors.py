@@ -58,7 +58,7 @@ def load(path, mapped=False):
 # "tensors", [name, dtype, shape] of each, [name, None, None] where there is none; then the tensors' bytes.
 LENGTH = struct.Struct("<Q")  # what untrusted.erase writes over
 LONGEST_HEADER = 1 << 20
-# Of what a judged process names, memory of quantised types is no tensor, and ends who looks at it; parts of bytes do not compute.
+# Memory of a quantised type that a judged process names is no tensor, and ends who looks at it; parts of bytes do not compute.
 WHOLE = re.compile(r"torch\.(bool|u?int(8|16|32|64)|b?float(8_\w+|16|32|64)|complex\d+)")
 DTYPES = {str(each): each for each in vars(torch).values() if isinstance(each, torch.dtype) and WHOLE.fullmatch(str(each))}
 MOST_DIMENSIONS = 64  # of which PyTorch computes
