@@ -214,9 +214,15 @@ def _renamed(path):
     path.write_bytes(path.read_bytes().replace(b"output 0", b"output 1"))
 
 
+def _retyped(path, name):
+    path.write_bytes(path.read_bytes().replace(b'"torch.float32"', name.ljust(15)))
+
+
 @pytest.mark.parametrize(
     "change, complaint",
     [
+        (lambda path: _retyped(path, b'"torch.quint8"'), "something else than tensors: KeyError"),  # which ended the referee
+        (lambda path: _retyped(path, b'"torch.int4"'), "something else than tensors: KeyError"),
         (_shortened, "something else than tensors: ValueError"),
         (_renamed, "something else than tensors: ValueError"),
         (lambda path: path.write_bytes(b""), "something else than tensors"),

@@ -74,7 +74,7 @@ class Referee(Preparing):
                 known.pop(probe, None)
             self._wider.cache_clear()
             self._lowered.cache_clear()
-        if any(each.get("note") or each["unjudged"] for each in compared):
+        if any(each.get("note") or each["unjudged"] or each.get("class") == classes.FLOAT32 for each in compared):
             raise Unshareable("a result that nobody can tell from a wrong one")
         return next((each["complaint"] for each in compared if each["complaint"]), None)
 
