@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import itertools
 import re
 import time
 from dataclasses import replace
@@ -303,6 +304,44 @@ class Oracle:
             apart = torch.cat([a, b]) if a.dim() else None
             if apart is None or apart.shape != whole.shape or not torch.allclose(apart, whole, equal_nan=True):
                 raise reason
+
+
+class FloatOutputs:
+    """The oracle of a model in 16 bits whose outputs are to be float32: they come from it in float32, on the same numbers.
+
+    Gradients, and outputs under autocast, are those of the model in its own `precision`.
+    """
+
+    def __init__(self, model, device, emulated, sample, precision):
+        self._own = Oracle(model, device, emulated, sample)
+        self._wide = Oracle(tensors.copy_model(model).float(), device, emulated, sample)
+        self._precision = precision
+
+    def __getattr__(self, name):  # in float64 both are the same
+        return getattr(self._own, name)
+
+    def _both(self, name, probe, *given, of_gradients=None, **named):
+        if probe.autocast and name == "eager":
+            return self._own.eager(probe, *given, **named)
+        forward = replace(probe, inputs=tensors.in_float32(probe.inputs), upstream=None, wanted_inputs=())
+        found = getattr(self._wide, name)(forward, *given, **named)
+        self._own._draws |= self._wide._draws
+        if probe.upstream is None:
+            return found
+        own = getattr(self._own, name)(probe, *(of_gradients or given), **named)
+        if isinstance(found, Results):
+            return replace(found, gradients=own.gradients)
+        pairs = zip(range(max(len(found), len(own))), itertools.cycle(found), itertools.cycle(own))
+        return [replace(outputs, gradients=gradients.gradients) for _, outputs, gradients in pairs]
+
+    eager, whole = functools.partialmethod(_both, "eager"), functools.partialmethod(_both, "whole")
+    lowered, reordered = functools.partialmethod(_both, "lowered"), functools.partialmethod(_both, "reordered")
+    rounded_operands = functools.partialmethod(_both, "rounded_operands")
+    rounded_at_each_step = functools.partialmethod(_both, "rounded_at_each_step")
+
+    def permitted(self, probe, precision):
+        """Return what Oracle.permitted does: outputs of this precision, gradients of the model's own."""
+        return self._both("permitted", probe, precision, of_gradients=[self._precision])
 
 
 @contextlib.contextmanager
