@@ -141,8 +141,9 @@ def newest_runs(root):
         document = load_document(json.loads(recorded(path)))
         environment, gpu = document.environment, document.environment.gpu
         full_size = [r for r in document.results if r.ran_on == "cuda" and not figures.changed_sizes(r, root)]
-        found = {(each.model, each.variant): each for each in full_size}
         half = next((each.precision for each in full_size if each.precision in HALF), "")
+        took = [each for each in full_size if not half or each.precision == half]  # other variants refuse 16 bits
+        found = {(each.model, each.variant): each for each in took}
         key = gpu, ["", *HALF].index(half)
         if gpu and found and (key not in runs or environment.moment >= runs[key].environment.moment):
             stale = {name for name, each in found.items() if _is_stale(root, each)}
@@ -216,11 +217,11 @@ def _ladder(root, run, path, model):
     inputs = next(filter(None, map(figures.inputs_text, results)), "")
     title = [f"**{markdown_cell(run.environment.gpu)}**", *[f"input {markdown_cell(inputs)}"] * bool(inputs)]
     title += sorted({PERMITTED[result.precision] for result in results if result.precision in PERMITTED})
-    title += sorted({_in_half(result).removeprefix(", ") for result in results if result.time_ms}) if run.half else []
+    title += sorted({_in_half(result).removeprefix(", ") for result in results}) if run.half else []
     rows = list(_baseline_rows(results))
     for variant in sorted((file.stem for file in (root / "kernels" / model).glob("[!_]*.py")), key=ladder_order):
         result = run.current.get((model, variant))
-        is_shown = (model, variant) in run.stale or (result and result.time_ms) if run.half else True  # others take no 16 bits
+        is_shown = not run.half or result or (model, variant) in run.stale
         if is_shown and not variant.startswith("cpu_"):
             own = ["stale"] if (model, variant) in run.stale else _figures(result)
             rows.append([_link(path, model, variant), *own])
