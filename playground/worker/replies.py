@@ -16,7 +16,7 @@ class Loaded:
     precision: str | None
     weights: str
     difference: str | None
-    out_dtype: bool
+    out_dtype: bool = False
 
 
 @dataclass(frozen=True)
