@@ -63,6 +63,7 @@ class Oracle:
         self.tf32_families = tf32_families(device, emulated)
         self.ways = set()  # PROMOTED, IN_HOST_MEMORY, where those were needed
         self._draws = False  # whether a call was seen to draw random numbers
+        self.tries = ROUNDINGS  # at most, of results that are few
 
     def eager(self, probe, mutate=lambda model: model, kept=None):
         """Return the Results of a copy of the original, or of what `mutate` makes of it, as PyTorch runs it by default."""
@@ -97,7 +98,7 @@ class Oracle:
         if sum(output.numel() for output in first.outputs) >= OF_FEWER:
             return [first]
         results, latest = [first], time.monotonic() + SECONDS
-        while len(results) < ROUNDINGS and (len(results) < LEAST_ROUNDINGS or time.monotonic() < latest):
+        while len(results) < self.tries and (len(results) < LEAST_ROUNDINGS or time.monotonic() < latest):
             with without_tf32(self._device):
                 mode = RoundedOperands(families, to, len(results))
                 results.append(self._perturbed(probe, mode, _on_host_if_few))
@@ -315,6 +316,7 @@ class FloatOutputs:
     def __init__(self, model, device, emulated, sample, precision):
         self._own = Oracle(model, device, emulated, sample)
         self._wide = Oracle(tensors.copy_model(model).float(), device, emulated, sample)
+        self._own.tries = self._wide.tries = LEAST_ROUNDINGS  # numbers of 16 bits are exact in TF32
         self._precision = precision
 
     def __getattr__(self, name):  # in float64 both are the same

@@ -10,7 +10,7 @@ from playground.clock import timer
 from playground.clock.workload import fresh_inputs, upstream_for
 from playground.judge import behaviour, checks, domain, probes, special
 from playground.judge.classes import deviations
-from playground.judge.oracle import FloatOutputs, Oracle, is_few
+from playground.judge.oracle import PERTURBATIONS, FloatOutputs, Oracle, is_few
 from playground.judge.precision import forbid_tf32
 from playground.judge.references import beside, references_of
 from playground.judge.sample import Sample
@@ -91,16 +91,17 @@ class Preparing:
     def _says_nothing(self, own, precision):
         """Why outputs on the problem's own inputs, rounded to a precision, could not be judged; None where they can."""
         in_float32 = Oracle(tensors.copy_model(self.model).float(), self.device, self.emulated, self.sample)
-        for output in in_float32.eager(replace(own, inputs=tensors.in_float32(own.inputs))).outputs:
+        wide = replace(own, inputs=tensors.in_float32(own.inputs))
+        steps = in_float32.rounded_at_each_step(wide, PERTURBATIONS, tensors.HALF[precision])
+        for i, output in enumerate(in_float32.eager(wide).outputs):
             if not tensors.differentiable(output):
                 continue
-            rounded = Reference(output.double(), output.to(tensors.HALF[precision]))
+            rounded = Reference(output.double(), output.to(tensors.HALF[precision]), *(each.outputs[i] for each in steps))
             if rounded.is_nowhere_finite:
                 return f"in {precision} the original's outputs are finite nowhere"
             if rounded.is_blunt:
-                return (
-                    f"rounding to {precision} alone moves the original's outputs by {deviations(rounded.allowed_rms / SLACK)}"
-                )
+                moved = deviations(rounded.allowed_rms / SLACK)
+                return f"rounding to {precision} alone moves the original's outputs by {moved}"
         return None
 
     def try_out(self, problem, settings, place, precision=None):
