@@ -386,10 +386,12 @@ if torch.__version__ >= "2.7":
 
 
 class ModelNew(nn.Module):
+    out_dtype = None  # torch.float32: the sum is not rounded to x's type
+
     @staticmethod
     def operator(*operands):
         if torch.is_autocast_enabled(DEVICE) and operands[0].dtype in (torch.float16, torch.bfloat16):
-            *tensors, pool = operands
+            *tensors, pool, _ = operands
             tensors = [each.to(torch.get_autocast_dtype(DEVICE)) for each in tensors]
             with torch.autocast(DEVICE, enabled=False):
                 return ModelNew.operator(*tensors, pool, torch.float32 if DEVICE == "cuda" else None)  # as its sums there
@@ -401,7 +403,7 @@ class ModelNew(nn.Module):
         self.pool = (pool_kernel_size,) * 2 if isinstance(pool_kernel_size, int) else pool_kernel_size
 
     def forward(self, x):
-        return self.operator(x, self.conv.weight, self.conv.bias, self.pool)
+        return self.operator(x, self.conv.weight, self.conv.bias, self.pool, self.out_dtype)
 
 
 @torch.no_grad()

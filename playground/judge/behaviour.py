@@ -280,6 +280,17 @@ class StressTests:
         declared = "the class says deterministic = True" if self._declared else "it does not say deterministic = False"
         return Trial(again, complaint=f"bits differ from run to run, and {declared}")
 
+    def _out_dtype(self):
+        """Without `out_dtype` the outputs are the same, rounded to 16 bits."""
+        in_float32, self._model.out_dtype = self._call(copies(self._first)), None
+        rounded = self._call(copies(self._first))
+        self._model.out_dtype = torch.float32
+        expected = [each.to(other.dtype) for each, other in zip(in_float32, rounded, strict=True)]
+        wide = next((each.dtype for each in rounded if tensors.differentiable(each) and each.dtype.itemsize > 2), None)
+        if wide or not same(rounded, expected):
+            return Trial(complaint=f"gives {wide}" if wide else "the result is not the float32 one, rounded")
+        return Trial(in_float32)
+
     def _inference_mode(self):
         tensors.seed_draws()
         try:

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import itertools
 import re
 import time
 from dataclasses import replace
@@ -62,6 +63,7 @@ class Oracle:
         self.tf32_families = tf32_families(device, emulated)
         self.ways = set()  # PROMOTED, IN_HOST_MEMORY, where those were needed
         self._draws = False  # whether a call was seen to draw random numbers
+        self.tries = ROUNDINGS  # at most, of results that are few
 
     def eager(self, probe, mutate=lambda model: model, kept=None):
         """Return the Results of a copy of the original, or of what `mutate` makes of it, as PyTorch runs it by default."""
@@ -96,7 +98,7 @@ class Oracle:
         if sum(output.numel() for output in first.outputs) >= OF_FEWER:
             return [first]
         results, latest = [first], time.monotonic() + SECONDS
-        while len(results) < ROUNDINGS and (len(results) < LEAST_ROUNDINGS or time.monotonic() < latest):
+        while len(results) < self.tries and (len(results) < LEAST_ROUNDINGS or time.monotonic() < latest):
             with without_tf32(self._device):
                 mode = RoundedOperands(families, to, len(results))
                 results.append(self._perturbed(probe, mode, _on_host_if_few))
@@ -303,6 +305,45 @@ class Oracle:
             apart = torch.cat([a, b]) if a.dim() else None
             if apart is None or apart.shape != whole.shape or not torch.allclose(apart, whole, equal_nan=True):
                 raise reason
+
+
+class FloatOutputs:
+    """The oracle of a model in 16 bits whose outputs are to be float32: they come from it in float32, on the same numbers.
+
+    Gradients, and outputs under autocast, are those of the model in its own `precision`.
+    """
+
+    def __init__(self, model, device, emulated, sample, precision):
+        self._own = Oracle(model, device, emulated, sample)
+        self._wide = Oracle(tensors.copy_model(model).float(), device, emulated, sample)
+        self._own.tries = self._wide.tries = LEAST_ROUNDINGS  # numbers of 16 bits are exact in TF32
+        self._precision = precision
+
+    def __getattr__(self, name):  # in float64 both are the same
+        return getattr(self._own, name)
+
+    def _both(self, name, probe, *given, of_gradients=None, **named):
+        if probe.autocast and name == "eager":
+            return self._own.eager(probe, *given, **named)
+        forward = replace(probe, inputs=tensors.in_float32(probe.inputs), upstream=None, wanted_inputs=())
+        found = getattr(self._wide, name)(forward, *given, **named)
+        self._own._draws |= self._wide._draws
+        if probe.upstream is None:
+            return found
+        own = getattr(self._own, name)(probe, *(of_gradients or given), **named)
+        if isinstance(found, Results):
+            return replace(found, gradients=own.gradients)
+        pairs = zip(range(max(len(found), len(own))), itertools.cycle(found), itertools.cycle(own))
+        return [replace(outputs, gradients=gradients.gradients) for _, outputs, gradients in pairs]
+
+    eager, whole = functools.partialmethod(_both, "eager"), functools.partialmethod(_both, "whole")
+    lowered, reordered = functools.partialmethod(_both, "lowered"), functools.partialmethod(_both, "reordered")
+    rounded_operands = functools.partialmethod(_both, "rounded_operands")
+    rounded_at_each_step = functools.partialmethod(_both, "rounded_at_each_step")
+
+    def permitted(self, probe, precision):
+        """Return what Oracle.permitted does: outputs of this precision, gradients of the model's own."""
+        return self._both("permitted", probe, precision, of_gradients=[self._precision])
 
 
 @contextlib.contextmanager
