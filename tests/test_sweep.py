@@ -8,6 +8,7 @@ from torch.utils import cpp_extension
 from playground import catalog, sweep
 from playground.catalog import CatalogError
 from playground.driver import plan
+from playground.driver.task import Options
 from playground.machine import requirements
 from playground.record import Outcome
 from playground.subject import Shape
@@ -147,9 +148,9 @@ def test_tasks_are_told_apart_by_what_is_swept():
     model = catalog.find_model("alexnet_conv1")
     (variant,) = [each for each in catalog.variants(model) if each.backend == "cpu"]
     points = sweep.grid({"batch_size": (1, 2), "height": (47,)})
-    one, two = plan.of_variants(model, [variant], "cpu", points)
+    one, two = plan.of_variants(model, [variant], points, Options(device="cpu"))
     assert one.names() == ("alexnet_conv1", f"{variant.name}, batch_size=1")
     assert two.names("float64") == ("alexnet_conv1", "float64, batch_size=2")
     assert two.settings["height"] == 47
-    (alone,) = plan.of_variants(model, [variant], "cpu", points[:1])
+    (alone,) = plan.of_variants(model, [variant], points[:1], Options(device="cpu"))
     assert alone.names() == ("alexnet_conv1", variant.name)

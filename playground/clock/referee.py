@@ -5,7 +5,6 @@ when all elements of all results were taken. What was in the results' memory bef
 """
 
 import math
-import secrets
 import time
 
 import psutil
@@ -16,6 +15,7 @@ from playground.clock.memory import DONE, HEADER, RELEASE, Gpu, Host, Unshareabl
 from playground.clock.timer import CudaClock
 from playground.clock.workload import Workload
 from playground.judge import tolerance
+from playground.untrusted import new_seed
 
 FROM_REFERENCE = 2.0  # times what the check allows: what two right results differ by
 OF_BLUNT = 0.1  # of the spread: allowed where the check's tolerance cannot tell right from wrong
@@ -51,7 +51,7 @@ class Drawn:
         self.step = step
         self._seeds, self._met = {0}, set()  # those that were drawn, and what _mark gives of their inputs
         # Of its own: a fixed seed, as seed_draws, a problem and a model set, gives everybody the numbers of torch's.
-        self._secret = torch.Generator(device).manual_seed(secrets.randbits(63))
+        self._secret = torch.Generator(device).manual_seed(new_seed(63))
         self._weights = torch.randint(1 << 40, (MARKED_AT_ONCE,), device=device, generator=self._secret)
         self._state = self.workload.state()
         content = self.workload.fresh(0)
@@ -92,14 +92,14 @@ class Drawn:
         return [self._draw() for _ in range(self.count)]
 
     def _draw(self):
-        while (seed := secrets.randbits(31)) in self._seeds:
+        while (seed := new_seed()) in self._seeds:
             pass
         self._seeds.add(seed)
         content = self.workload.fresh(seed)
         if (mark := self._mark(content.inputs)) in self._met:
             raise Unshareable("get_inputs gives few different contents: a result that was kept would be right")
         self._met.add(mark)
-        return Call(seed, secrets.randbits(31)), [*content.inputs, *content.upstream]
+        return Call(seed, new_seed()), [*content.inputs, *content.upstream]
 
     def told(self, drawn):
         """Return (what a side has to know of each call: "given", "kept", "due"; the bytes of all inputs; of all results)."""
@@ -276,7 +276,7 @@ class Turns:
         words = len(self._current[1]) // 8
         if self._noise is None or len(self._noise) < words:
             self._noise = self._drawn.random(words)
-        return self._noise[:words], secrets.randbits(63)
+        return self._noise[:words], new_seed(63)
 
     def _overwrite(self, noise, word):
         """Overwrite the memory of results: nothing that was written before is left."""

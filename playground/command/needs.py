@@ -29,7 +29,7 @@ def require_eval_results(file, pairs):
 
 
 def require_sandbox(given, ask):
-    if getattr(given, "sanitize", False):
+    if given.sanitize:
         raise Impossible("--sandbox require: compute-sanitizer runs files outside of the sandbox: leave out --sanitize")
     try:
         ask(sandbox.version)

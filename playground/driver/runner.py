@@ -437,7 +437,7 @@ class Runner:
             "place": task.place,
             "seed": self.seed,
             "strict": self._options.strict,
-            "precision": self._options.precision,
+            "precision": self._options.half,
         }
 
 
