@@ -1,4 +1,4 @@
-"""Other people's published solutions: a table and a plot of the facts in results/published/, which suite.py wrote."""
+"""Other people's published solutions: a table and a plot of the facts in results/published/, which tools.records wrote."""
 
 import collections
 import json
@@ -7,7 +7,8 @@ from playground.record import NOT_MEASURED, UNPROVED
 from playground.report import drawing
 from playground.report.drawing import DEVICE, FLOOR, GOOD, PANEL
 from playground.report.figures import TIE
-from playground.report.text import grouped, markdown_table, significant, with_unit
+from playground.report.text import grouped, significant, with_unit
+from tools.markdown import markdown_table
 
 HEAD = (
     *("collection", "judged", "right", "drop-in", "measured", "faster than PyTorch's best"),
