@@ -58,24 +58,6 @@ def test_lines_run_along_one_axis():
     assert [tuple(r.shape.settings["pool_size"]) for r in across[0][1]] == list(AXES["pool_size"]), "in the order given"
 
 
-def test_the_crossover_is_where_the_ratio_is_one():
-    (found,) = sweep.crossovers([point(1, 0.5), point(4, 0.25), point(16, 4.0)], AXES, "batch_size")
-    assert (found.starts, found.before, found.after) == (True, 4, 16)
-    assert found.at == pytest.approx(8)
-    (found,) = sweep.crossovers([point(1, 2.0), point(8, 1.5), point(64, 0.9)], AXES, "batch_size")
-    assert (found.starts, found.before, found.after) == (False, 8, 64) and 8 < found.at < 64
-
-
-def test_a_crossover_into_a_tie_has_no_place_of_its_own():
-    (found,) = sweep.crossovers([point(1, 1.2), point(8, 1.005)], AXES, "batch_size")
-    assert (found.starts, found.at) == (False, None)
-
-
-def test_no_crossover():
-    assert sweep.crossovers([point(1, 2.0), point(8, 3.0)], AXES, "batch_size") == []
-    assert sweep.crossovers([point(1, 0.5)], AXES, "batch_size") == []
-
-
 @pytest.mark.parametrize(
     "reason, refused",
     [
