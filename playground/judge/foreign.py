@@ -30,8 +30,9 @@ CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUPY_CACHE_DIR", "NUMB
 Run = Callable[[Any, Any, Any], Any]  # makes a call: function, args, kwargs
 
 _Plain = _ctypes.CFuncPtr
-_CData = _Plain.__mro__[1]  # what all values of ctypes are
-_made_of_python = set()  # the addresses of callbacks, which are no library's
+_ctypes_module: Any = ctypes  # with names that it does not export
+_CData: Any = _Plain.__mro__[1]  # what all values of ctypes are
+_made_of_python: set[int] = set()  # the addresses of callbacks, which are no library's
 
 
 class _Symbol(ctypes.Structure):
@@ -42,7 +43,7 @@ _dladdr = ctypes.CDLL(None).dladdr
 _dladdr.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Symbol)]
 
 
-class Function(_Plain):
+class Function(_ctypes.CFuncPtr):
     """What ctypes makes from now on for a function. Only while calls are watched does it have a __call__ of its own."""
 
     _flags_ = _ctypes.FUNCFLAG_CDECL  # classes below it say theirs
@@ -56,22 +57,22 @@ class Function(_Plain):
 
 def install() -> None:
     """Have ctypes make Functions, also of prototypes whose form it has seen before. To be called before a file is loaded."""
-    if ctypes._CFuncPtr is not Function:
-        ctypes._CFuncPtr = Function
-        ctypes._c_functype_cache.clear()
+    if _ctypes_module._CFuncPtr is not Function:
+        _ctypes_module._CFuncPtr = Function
+        _ctypes_module._c_functype_cache.clear()
 
 
 @contextlib.contextmanager
 def watched(run: Run) -> Iterator[None]:
     """Have run(function, args, kwargs) make each call of an own library's function through ctypes while this is active."""
 
-    def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
         def plain(*args: Any, **kwargs: Any) -> Any:
             return _Plain.__call__(function, *args, **kwargs)
 
         return run(plain, args, kwargs) if is_own(_address_of(function)) else plain(*args, **kwargs)
 
-    Function.__call__ = call
+    setattr(Function, "__call__", call)  # noqa: B010
     try:
         yield
     finally:
@@ -102,7 +103,7 @@ def watch_cffi(run: Run) -> None:
         def opened(*args: Any, original: Any = original, **kwargs: Any) -> Any:
             return _with_watched_functions(original(*args, **kwargs), run)
 
-        opened.plain = original
+        vars(opened).update(plain=original)
         setattr(cffi.FFI, name, opened)
 
 
@@ -110,7 +111,7 @@ def _with_watched_functions(library: Any, run: Run) -> Any:
     """A library as cffi makes it in Python, whose functions are called by `run` where they are a file's own."""
     kept = {}
 
-    def get(self, name: str) -> Any:
+    def get(self: Any, name: str) -> Any:
         value = object.__getattribute__(self, name)
         if name.startswith("_") or not callable(value):
             return value
@@ -118,7 +119,7 @@ def _with_watched_functions(library: Any, run: Run) -> Any:
             kept[name] = watched_function(value, run)
         return kept[name]
 
-    type(library).__getattribute__ = get
+    setattr(type(library), "__getattribute__", get)  # noqa: B010
     return library
 
 
@@ -138,7 +139,7 @@ class Library:
     """In the place of a library in C that cffi has compiled: its functions are called by `run`."""
 
     def __init__(self, library: Any, run: Run) -> None:
-        self._library = library._library if isinstance(library, Library) else library
+        self._library: Any = library._library if isinstance(library, Library) else library
         self._run = run
 
     def __getattr__(self, name: str) -> Any:
@@ -182,11 +183,11 @@ def is_own_library(path: str) -> bool:
 
 @functools.cache
 def _of_others() -> list[Path]:
-    roots = [sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), site.getusersitepackages()]
+    roots: list[str | Path | None] = [sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), site.getusersitepackages()]
     roots += [Path(torch.__file__).parent, Path(np.__file__).parent, *map(os.environ.get, ("CUDA_HOME", "CUDA_PATH", *CACHES))]
     roots += cuda_emulator.own_folders()
     roots += [Path.home() / ".triton", Path.home() / ".cupy"]
-    paths = [path for root in filter(None, roots) for path in (Path(root).absolute(), Path(root).resolve())]
+    paths = [path for root in roots if root for path in (Path(root).absolute(), Path(root).resolve())]
     return [path for path in dict.fromkeys(paths) if path not in (Path("/"), Path.home())]
 
 

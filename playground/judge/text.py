@@ -76,8 +76,8 @@ class Builds:
         self.calls = []
         for call in found:
             with contextlib.suppress(ValueError):
-                given = dict(zip(PARAMETERS, map(self._value, call.args), strict=False))
-                given |= {each.arg: self._value(each.value) for each in call.keywords if each.arg}
+                given: dict[Any, Any] = dict(zip(PARAMETERS, map(self._value, call.args), strict=False))
+                given |= {each.arg: self._value(each.value) for each in call.keywords}  # one of ** raises, too
                 if {"name", "cpp_sources"} <= given.keys() and len(call.args) <= len(PARAMETERS):
                     self.calls.append(given)
         at_top = [each.value for each in tree.body if isinstance(each, ast.Assign | ast.Expr)]
