@@ -30,7 +30,7 @@ def kinds(result):
     """Return what a result is: "right", "drop-in", "looked at" by the outer clock, "timed", and faster.
 
     Its whole interval is above 1.01 if it is "faster" than the fastest baseline that is as precise, "over eager" PyTorch, or
-    "over both". Times of before there was an outer clock are none.
+    "over both". Times older than the outer clock count as unmeasured.
     """
     found = {"all"} | {word for word, key in (("right", "forward"), ("drop-in", "drop_in")) if result["standards"][key]}
     outcome = (result.get("outcome") or {}).get("verdict", NOT_MEASURED)

@@ -22,7 +22,7 @@ USAGE = """compare.py --model NAME_OR_PATH [--variant NAME_OR_PATH ...] [options
        compare.py --new MODEL NAME
        compare.py --copy NAME|examples"""
 ALL = "all"  # what run_all.py does without --list
-# What compare.py does where this option is given, and how a complaint about another begins that does not go with it.
+# Options that choose what compare.py does -> how the error about an option that does not go with one begins.
 NOTHING_RUNS = "{} judges and times nothing"
 DOES = {
     "--suite": "{} names its problems and solutions itself",

@@ -76,14 +76,14 @@ def failed(tasks: Sequence[Task], rows: Sequence[Result]) -> list[Task]:
 
 
 def failing_probe(row: Result) -> str | None:
-    """Return the first probe on which a variant was wrong; None where it was not that which it failed on."""
+    """Return the first probe on which a variant was wrong; None where it failed for another reason."""
     return next((name for name, probe in row.checked.probes.items() if probe.complaint), None)
 
 
 def require_originals(tasks: Sequence[Task], options: Options) -> None:
-    """Call the originals of files from elsewhere, or at other settings than the project's own, before anything is built.
+    """Call each original that is not the project's, or not at the project's settings, before anything is built.
 
-    Raises CatalogError, which names the file, for one that does not run.
+    Raises CatalogError, which names the file, for an original that does not run.
     """
     known = [task.model.catalogued_as and task.settings == task.model.settings(task.place) for task in tasks]
     groups = {task.group: task for task, is_known in zip(tasks, known, strict=True) if not (task.settled or is_known)}
@@ -111,7 +111,7 @@ def standard_of(variant: catalog.Variant, options: Options) -> StandardName:
 
 
 def place_of(variant: catalog.Variant, device: str, lacks_gpu: bool | None = None) -> str | None:
-    """Return where a variant runs: "cuda", "cpu" or "emulator"; None when it is of no concern to the device."""
+    """Return where a variant runs: "cuda", "cpu" or "emulator"; None if the device does not run it."""
     if variant.backend == "cpu":
         return "cpu" if device in ("auto", "cpu") else None
     if device == "auto":

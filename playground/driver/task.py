@@ -29,10 +29,9 @@ PATIENCE_FOR_A_PAIR = 3.0  # seconds, of a whole run, which would have used up a
 class Task:
     """A variant of a model, and the place where it runs: "cuda", "cpu" or "emulator".
 
-    `point` are those of its settings in which the run's other tasks differ. `standard` is the one that it is to meet; both are
-    looked at. `pair` is what the document says of it as a pair of a suite. `settled` is the (verdict, reason) of one that
-    cannot run. `first` is the probe with which its check begins: the one on which it failed before. What is not `timed` is only
-    judged.
+    `point` holds the settings in which the tasks of a run differ. `standard` is the one that the variant has to meet; both are
+    judged. `pair` is what the document says of a pair of a suite. `settled` is the (verdict, reason) of a task that cannot run.
+    `first` is the probe with which the check begins: the variant failed on it before. One that is not `timed` is only judged.
     """
 
     model: catalog.Model
@@ -56,7 +55,7 @@ class Task:
 
     @property
     def group(self) -> tuple[Any, ...]:
-        """Return what shares an original: the same reference and the same baselines."""
+        """Return the key of tasks that share an original: its reference and its baselines."""
         return self.model.path, self.place, repr(sorted(self.settings.items()))
 
     @property

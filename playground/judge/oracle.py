@@ -199,7 +199,7 @@ class Oracle:
         families = Families()
         with families:
             self.eager(probe)
-        return families.found & set(FAMILIES)
+        return {name for name in FAMILIES if name in families.found}
 
     def _in_float64(self, probe: Probe, mode: Any, mutate: Mutate | None = None) -> Results:
         """In another way where float64 on the device, at once, is none; `ways` says which."""

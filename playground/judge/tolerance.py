@@ -23,7 +23,7 @@ What is allowed may be more than a small value itself, where values span orders 
 themselves, too: `lost` finds those that are off by a tenth, and by many times what any of the permitted results is off there.
 
 Where what is allowed is half of the spread or more, as for a model that is chaotic, a wrong kernel would pass, so
-nothing does but what is within a twentieth of the spread: that near float64, or eager PyTorch, no wrong kernel comes.
+only errors below a twentieth of the spread pass, from float64 or from eager PyTorch: no wrong kernel comes that near.
 """
 
 import copy
