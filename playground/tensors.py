@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from playground import untrusted
+from playground import subject, untrusted
 from playground.room import NoRoom, is_full, no_room_in
 
 PLACES = {"cuda": "cuda", "cpu": "cpu", "emulator": "cpu"}  # where a variant runs -> the torch device of its tensors
@@ -191,7 +191,7 @@ def to(inputs, device):
 
 
 _draws = 20261124  # the seed of what a model draws in a call, for dropout
-HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}  # precisions to which a whole problem can be converted
+HALF = dict(zip(subject.HALF, (torch.float16, torch.bfloat16), strict=True))
 
 
 def in_precision(problem, precision):

@@ -21,11 +21,13 @@ from playground.catalog import ROOT, ladder_order, reading_order
 from playground.command.options import HALF
 from playground.record import NOT_TIMED, Result
 from playground.report import drawing, figures, page, speed_bars
-from playground.report.document import as_lines, is_stale, read, write_whole
-from playground.report.text import NOTHING, grouped, markdown_cell, markdown_table, significant, with_unit
+from playground.report.document import is_stale, read, write_whole
+from playground.report.text import NOTHING, grouped, significant, with_unit
 from playground.run_record import Environment, load_document
 from playground.serial import DocumentError, dump
 from tools import memories, published
+from tools.markdown import markdown_cell, markdown_table
+from tools.records import as_lines
 
 COMMAND = "python -m tools.publish"
 README, SOLUTIONS, PICTURES = Path("README.md"), Path("docs/published_solutions.md"), Path("docs/pictures")
@@ -50,6 +52,7 @@ OTHER_KERNELS = {  # those that are not the variant's, by a part of their names
     "elementwise_kernel": "PyTorch: elementwise",
 }
 OUTSIDE, LEAST_SHARE = "outside the profiled kernels", 0.02  # what these leave of the measured time; of it, to be told
+WIDTH = 820  # units, of the plot
 LONGEST_REASON = 100  # characters of a cell
 KERNELS_HEAD = ("step", "where its time goes, by PyTorch's profiler")
 PERMITTED = {"tf32": "TF32 permitted", "fp32": "strict fp32"}  # by PyTorch's settings, to the model's operators
@@ -125,7 +128,29 @@ def files(root):
     title = f"Forward pass on {newest.title}" if newest else NOTHING_MEASURED
     timed = {model: [each for each in newest.of(model) if each.time_ms] for model in models if newest}
     for path, colours in PLOTS.items():
-        yield path, speed_bars.image(title, {model: results for model, results in timed.items() if results}, colours)
+        yield path, speed_bars_of(title, {model: results for model, results in timed.items() if results}, colours)
+
+
+def speed_bars_of(title, models, colours):
+    """Return the text of an SVG file; `models` are {model: results that have times}. Of none the image is its title alone."""
+    drawn = {}
+    for model, results in models.items():
+        shown = speed_bars.pictures([(result, None) for result in results], brief=True)
+        drawn[f"{model}, {figures.inputs_text(results[0])}"] = shown[0]
+    with drawing.style():
+        figure = drawing.figure(WIDTH, 30 + sum(28 + picture.height for picture in drawn.values()) + 24 * bool(drawn))
+        axes = drawing.sheet(figure)
+        axes.text(8, 18, title, fontsize=13, weight="bold")
+        top = 30
+        for heading, picture in drawn.items():
+            axes.text(8, top + 16, heading, fontsize=12, color=drawing.SOFT)
+            speed_bars.draw(axes, picture, top + 18, 8, 168, WIDTH - 8)
+            top += 28 + picture.height
+        if drawn:
+            text = "speed, on a linear scale from 0: twice as long is twice as fast; dashed: the floor, the roofline's bound; "
+            axes.text(8, top + 12, text + "speed-up: over PyTorch's fastest", fontsize=10, color=drawing.SOFT)
+        words = " ".join(f"{heading}: {picture.words()}" for heading, picture in drawn.items())
+        return drawing.svg(figure, "times", title, words or title, colours) + "\n"
 
 
 def recorded(path):

@@ -5,7 +5,6 @@ when all elements of all results were taken. What was in the results' memory bef
 """
 
 import math
-import secrets
 import time
 
 import psutil
@@ -16,6 +15,7 @@ from playground.clock.memory import DONE, HEADER, RELEASE, Gpu, Host, Unshareabl
 from playground.clock.timer import CudaClock
 from playground.clock.workload import Workload
 from playground.judge import tolerance
+from playground.untrusted import new_seed
 
 FROM_REFERENCE = 2.0  # times what the check allows: what two right results differ by
 OF_BLUNT = 0.1  # of the spread: allowed where the check's tolerance cannot tell right from wrong
@@ -51,7 +51,7 @@ class Drawn:
         self.step = step
         self._seeds, self._met = {0}, set()  # those that were drawn, and what _marks gives of their inputs
         # Of its own: a fixed seed, as seed_draws, a problem and a model set, gives everybody the numbers of torch's.
-        self._secret = torch.Generator(device).manual_seed(secrets.randbits(63))
+        self._secret = torch.Generator(device).manual_seed(new_seed(63))
         self._weights = torch.randint(1 << 40, (MARKED_AT_ONCE,), device=device, generator=self._secret)
         self._state = self.workload.state()
         content = self.workload.fresh(0)
@@ -91,7 +91,7 @@ class Drawn:
         """
         seeds = set[int]()
         while len(seeds) < self.count:
-            seeds = {*seeds, secrets.randbits(31)} - self._seeds
+            seeds = {*seeds, new_seed()} - self._seeds
         self._seeds |= seeds
         contents = [self.workload.fresh(seed) for seed in seeds]
         marks = self._marks([content.inputs for content in contents])
@@ -99,7 +99,7 @@ class Drawn:
             raise Unshareable("get_inputs gives few different contents: a result that was kept would be right")
         self._met |= marks
         values = [[*content.inputs, *content.upstream] for content in contents]
-        return [(Call(seed, secrets.randbits(31)), of) for seed, of in zip(seeds, values, strict=True)]
+        return [(Call(seed, new_seed()), of) for seed, of in zip(seeds, values, strict=True)]
 
     def told(self, drawn):
         """Return (what a side has to know of each call: "given", "kept", "due"; the bytes of all inputs; of all results)."""
@@ -279,7 +279,7 @@ class Turns:
         words = len(self._current[1]) // 8
         if self._noise is None or len(self._noise) < words:
             self._noise = self._drawn.random(words)
-        return self._noise[:words], secrets.randbits(63)
+        return self._noise[:words], new_seed(63)
 
     def _overwrite(self, noise, word):
         """Overwrite the memory of results: nothing that was written before is left."""

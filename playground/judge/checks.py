@@ -5,7 +5,6 @@ probes.py, of a circumstance in behaviour.StressTests (with an underscore before
 behaviour.SideEffects.complaints. `python -m playground.judge.checks` prints the page's tables.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -176,7 +175,6 @@ WITHIN = "within"  # the range of the problem's own inputs, where an original ma
 FRESH = ("fresh", "fresh again")  # further draws of the problem's own inputs
 AT_OWN_SIZE = " at its own size"  # ends the name of a probe that a variant would not take at the reduced size
 CAVEATS = {check.caveat.tag: check.caveat for check in ALL}
-TABLES = {"PROBES": PROBES, "BEHAVIOUR": (*SIDE_EFFECTS, *WATCHED, *STRESS_TESTS), "SEEN": SEEN}  # of the page
 
 
 def check_of(name: str) -> Check:
@@ -187,20 +185,3 @@ def check_of(name: str) -> Check:
 def size_of(name: str) -> str:
     """Return the size at which the probe of that name runs."""
     return OWN if name.endswith(AT_OWN_SIZE) else str(check_of(name).size)
-
-
-def as_markdown(checks: Iterable[Check]) -> str:
-    """Return a table of docs/what_a_pass_proves.md: a row for each tag, with the checks that lead to it."""
-    groups: dict[tuple[Caveat, str], list[Check]] = {}
-    for each in checks:
-        groups.setdefault((each.caveat, each.costs or "nothing"), []).append(each)
-    rows = []
-    for (caveat, costs), own in groups.items():
-        said = "; ".join(f"*{SHOWN.get(each.name, each.name)}*: {each.about}" for each in own)
-        rows.append(f"| `{caveat.tag}` | {costs} | {said} |")
-    return "\n".join(["| tag | costs | check: complaint |", "|---|---|---|", *rows])
-
-
-if __name__ == "__main__":
-    for name, checks in TABLES.items():
-        print(f"<!-- checks: {name} -->\n{as_markdown(checks)}\n")

@@ -84,13 +84,13 @@ def found(known: J, findings: list[str]) -> J:
 
 
 def doubted(result: Result) -> Result:
-    """Return the result; an error where it was to be sanitized and could not be, however right it is."""
+    """Return the result; an error if the requested compute-sanitizer did not run."""
     problem = result.sanitizer and result.sanitizer.problem
     return ended(result, ERROR, f"compute-sanitizer: {problem}") if problem else result
 
 
 def with_shapes(failure: WorkerFailure, referee: "RefereeClient") -> WorkerFailure:
-    """Return the failure; where an element was never written of a result whose shape is none of the original's, that first."""
+    """Return the failure; where a result's shape is not the original's, that comes before 'output never written'."""
     match = UNWRITTEN.match(str(failure)) if failure.is_finding else None
     shapes = [tuple(shape) for shape in referee.prepared("own").get("shapes", [])] if match else []
     if not match or match["shape"] in map(str, shapes):

@@ -405,7 +405,7 @@ def submit(pool, call, *arguments):
 def kill_all(of=None):
     """End every worker, or those of an `owner`, from any thread; requests under way then fail.
 
-    An owner has no new ones from then on: its threads come to their ends.
+    The owner can start no more workers, so that its threads end.
     """
     if of is not None:
         _over.add(of)
