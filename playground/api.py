@@ -112,7 +112,7 @@ def compare(
         if value not in choices:
             raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}")
     if accept is not None and not 0 < accept <= plan.LEAST_ACCURACY:
-        raise ValueError(f"accept is {accept!r}, expected a share of the output's spread up to {plan.LEAST_ACCURACY:g}")
+        raise ValueError(f"accept is {accept!r}, expected standard deviations of the output, at most {plan.LEAST_ACCURACY:g}")
     _prepare(device)
     if sandbox == "require":
         try:

@@ -44,7 +44,7 @@ RESAMPLED = 1000
 AGREED = 1.05  # times the outer ratio: an inner one that is beyond, and within the interval, may be forged
 TOO_SHORT = 2  # times the resolution: what a turn of eager PyTorch takes less than
 TOO_SHORT_TOLD = "eager PyTorch's call takes {:.2g} ms, too short for the outer clock, which counts {:.2g} ms as the least"
-SHARED = "its results lie in the memory of an earlier call's"
+SHARED = "its results are in an earlier call's memory"
 VARIANT, EAGER, CONTROL, NULL = "variant", "eager", "control", "null"
 MOST_STANDING_MS = 2.0  # of processor time, while another side has its turn
 
@@ -223,7 +223,7 @@ def _believable(told: dict[str, Any]) -> dict[str, Any]:
     match told:
         case {"milliseconds": int() | float() as took, "share": bool(share)} if math.isfinite(took):
             return {"milliseconds": float(took), "share": share}
-    raise WorkerFailure("answers a turn of the outer clock with something else than a time")
+    raise WorkerFailure("answers a turn of the outer clock with something that is no time")
 
 
 def _whole(rounds: dict[str, list[Turn]]) -> list[tuple[Turn, ...]]:

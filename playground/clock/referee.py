@@ -97,7 +97,7 @@ class Drawn:
         self._seeds.add(seed)
         content = self.workload.fresh(seed)
         if (mark := self._mark(content.inputs)) in self._met:
-            raise Unshareable("get_inputs gives few different contents: a result that was kept would be right")
+            raise Unshareable("get_inputs draws few different inputs: a remembered result would be right")
         self._met.add(mark)
         return Call(seed, secrets.randbits(31)), [*content.inputs, *content.upstream]
 

@@ -71,7 +71,7 @@ LAUNCHES_COUNT_BELOW_MS = 5.0
 # 0.996 to 1.000); calls that wait for their launches did not (0.74 to 1.1).
 LAUNCHES_AHEAD_FROM_MS = 0.1
 LAUNCHES_BIND = 0.8  # of eager PyTorch's time: where the host takes as long to launch it, the GPU waits for the host
-IN_A_GRAPH = "its launches bind, and take longer in one process than in another: the speed-up is that in a CUDA graph"
+IN_A_GRAPH = "it is launch bound, and launches take longer in one process than in another: the speed-up is a CUDA graph's"
 # Caveats of what a graph cannot hold. The default stream's launches run while it is captured: its replay would do nothing.
 NO_GRAPH = {"no-graph", "default-stream"}
 # Of GPU memory, or what eager PyTorch takes if that is less: where cuDNN finds less, it chooses other algorithms.
