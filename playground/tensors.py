@@ -123,7 +123,7 @@ def load_results(path, most, device="cpu"):
     except OSError as error:
         raise NotTensors(f"the file of results cannot be read: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, struct.error) as error:
-        raise NotTensors(f"the file of results holds something else than tensors: {type(error).__name__}") from error
+        raise NotTensors(f"the file of results holds something that is no tensor: {type(error).__name__}") from error
 
 
 def _read_results(file, device):

@@ -110,7 +110,7 @@ def test_at_a_name_that_is_removed(place, thing):
     for clear in remove, erase:
         with left_at(place, clear.__name__, thing) as file:
             if thing == "a folder":
-                with pytest.raises(WorkerFailure, match="has left what cannot be removed in the place of its results"):
+                with pytest.raises(WorkerFailure, match="left something that cannot be removed where its results go"):
                     clear(file.held)
             else:
                 clear(file.held)
@@ -194,7 +194,7 @@ def test_results_that_grow_while_they_are_read(place, monkeypatch):
         return as_ever(*arguments)
 
     monkeypatch.setattr(tensors, "_read_tensor", read_and_grow)
-    with pytest.raises(tensors.NotTensors, match="something else than tensors"):
+    with pytest.raises(tensors.NotTensors, match="something that is no tensor"):
         tensors.load_results(file.held, len(whole))
 
 

@@ -43,7 +43,7 @@ RESOLUTION_MS = {"cuda": 0.010, "cpu": 0.1}  # of a turn: what one without work 
 QUICK = 0.25  # of the turns of a trusted side, this share is quicker than what counts
 RESAMPLED = 1000
 AGREED = 1.05  # times the outer ratio: an inner one that is beyond, and within the interval, may be forged
-SHARED = "its results lie in the memory of an earlier call's"
+SHARED = "its results are in an earlier call's memory"
 VARIANT, EAGER, CONTROL, NULL = "variant", "eager", "control", "null"
 
 
@@ -227,7 +227,7 @@ def _believable(told: dict[str, Any]) -> dict[str, Any]:
     match told:
         case {"milliseconds": took, "share": bool(share)} if is_number(took) and math.isfinite(took):
             return {"milliseconds": float(took), "share": share}
-    raise WorkerFailure("answers a turn of the outer clock with something else than a time")
+    raise WorkerFailure("answers a turn of the outer clock with something that is no time")
 
 
 def _whole(rounds: dict[str, list[Turn]]) -> list[tuple[Turn, ...]]:

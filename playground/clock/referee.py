@@ -96,7 +96,7 @@ class Drawn:
         contents = [self.workload.fresh(seed) for seed in seeds]
         marks = self._marks([content.inputs for content in contents])
         if len(self._met | marks) < len(self._met) + self.count:
-            raise Unshareable("get_inputs gives few different contents: a result that was kept would be right")
+            raise Unshareable("get_inputs draws few different inputs: a remembered result would be right")
         self._met |= marks
         values = [[*content.inputs, *content.upstream] for content in contents]
         return [(Call(seed, new_seed()), of) for seed, of in zip(seeds, values, strict=True)]

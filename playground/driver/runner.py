@@ -85,27 +85,31 @@ class Runner:
         self._begun, self._judged, self._most_ahead = threading.Condition(), 0, 0  # how many builds are judged; may run ahead
 
     def begin(self, tasks: Sequence[Task]) -> None:
-        """Begin to compile the texts of an only task's file for the emulator: others import PyTorch meanwhile."""
-        if len(tasks) == 1 and tasks[0].place == "emulator" and not self._options.debug:
-            ours = owner.set(self)
-            self._compiled = submit(self._ahead, self._compile, tasks[0])
-            owner.reset(ours)
+        """Begin to compile the texts of an only task's file for the emulator: others import PyTorch meanwhile.
 
-    def _compile(self, task: Task) -> WorkerFailure | None:
-        """Compile the texts of a task's file. Returns why one fails without which the file cannot be loaded; None elsewhere."""
-        names, path = task.names(), task.variant.path
-        failure = None
+        Its process starts here: once a thread waits for one that is forked, none starts until PyTorch is imported.
+        """
+        if not (len(tasks) == 1 and tasks[0].place == "emulator" and not self._options.debug):
+            return
+        (task,), ours = tasks, owner.set(self)
         with contextlib.suppress(WorkerFailure, NoRoom, OSError):  # which is told by the process that loads the file
-            content, room = path.read_bytes(), self.room(task)
+            content, room = task.variant.path.read_bytes(), self.room(task)
             if room and room.has_builds:
                 self.start_ahead(task)
-            if b"load_inline" not in content or (room and room.has_builds):
-                return None
-            self._progress.started("compile", *names)
-            tell, limit = functools.partial(self._progress.said, "compile", *names), self._options.time_limit
-            with told(tell), WorkerProcess("compiler", limit, UNTIMED, room=room) as worker:
-                _make_emulator(str(path), limit)
-                found = worker.ask("compile", file=str(path), content=content.decode("latin-1"))
+            elif b"load_inline" in content:
+                self._progress.started("compile", *task.names())
+                worker = WorkerProcess("compiler", self._options.time_limit, UNTIMED, room=room)
+                self._compiled = submit(self._ahead, self._compile, task, content, worker)
+        owner.reset(ours)
+
+    def _compile(self, task: Task, content: bytes, compiler: WorkerProcess) -> WorkerFailure | None:
+        """Compile the texts of a task's file. Returns why one fails without which the file cannot be loaded; None elsewhere."""
+        names, path = task.names(), str(task.variant.path)
+        failure = None
+        with contextlib.suppress(WorkerFailure, NoRoom, OSError):
+            with told(functools.partial(self._progress.said, "compile", *names)), compiler:
+                _make_emulator(path, self._options.time_limit)
+                found = compiler.ask("compile", file=path, content=content.decode("latin-1"))
             failure = WorkerFailure(found.reason, found.details, role="candidate") if found.reason else None
             if not failure:
                 self.start_ahead(task)
@@ -466,8 +470,9 @@ def _key_of(task: Task) -> str | None:
 @functools.cache
 def _make_emulator(file: str, limit: float) -> None:
     """Make what emulated files share, as far as `file` takes it: in a sandbox it can be read and not written."""
-    with WorkerProcess("compiler", limit, UNTIMED) as worker:
-        worker.ask("make_shared", file=file)
+    if not cuda_emulator.is_made(file):
+        with WorkerProcess("compiler", limit, UNTIMED) as worker:
+            worker.ask("make_shared", file=file)
 
 
 def roomy_folder() -> str:

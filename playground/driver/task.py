@@ -111,7 +111,7 @@ class Options:
             if (value := getattr(self, name)) not in choices:
                 raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}")
         if self.accept is not None and not 0 < self.accept <= MOST_ACCEPTED:
-            raise ValueError(f"accept is {self.accept!r}, expected a share of the output's spread up to {MOST_ACCEPTED:g}")
+            raise ValueError(f"accept is {self.accept!r}, expected standard deviations, at most {MOST_ACCEPTED:g}")
 
     @property
     def strict(self) -> bool:

@@ -173,7 +173,7 @@ class StressTests:
         _refill(held, self._second)
         outputs = self._call(held)
         seen = self._sees_one_element()
-        return Trial(outputs, of="second", complaint=None if seen else "a change of one element is not seen")
+        return Trial(outputs, of="second", complaint=None if seen else "one element was changed, and the result is the old one")
 
     def _sees_one_element(self) -> bool:
         """Whether a change of one element in the same memory is seen, if in new memory. A few times: bits may differ."""

@@ -81,7 +81,7 @@ NOT_ITS_OWN_WORK = Caveat("not-its-own-work")
 # Complaints too long for their rows.
 WITHIN = "where the samples differ more, within the range of the problem's own inputs"
 SHARE = "elements of a result share memory where the original's do not"
-KEPT = "the result was kept, and is not computed"
+KEPT = "the result was remembered, not computed"
 IDLE = "its own kernels are not built, not called, or do not account for the result"
 
 # In the order in which they run.

@@ -329,16 +329,16 @@ class FloatOutputs:
     Gradients, and outputs under autocast, are those of the model in its own `precision`.
     """
 
-    def __init__(self, model, device, emulated, sample, precision):
+    def __init__(self, model: Any, device: torch.device, emulated: bool, sample: Sample, precision: str) -> None:
         self._own = Oracle(model, device, emulated, sample)
         self._wide = Oracle(tensors.copy_model(model).float(), device, emulated, sample)
         self._own.tries = self._wide.tries = LEAST_ROUNDINGS  # numbers of 16 bits are exact in TF32
         self._precision = precision
 
-    def __getattr__(self, name):  # in float64 both are the same
+    def __getattr__(self, name: str) -> Any:  # in float64 both are the same
         return getattr(self._own, name)
 
-    def _both(self, name, probe, *given, of_gradients=None, **named):
+    def _both(self, name: str, probe: Probe, *given: Any, of_gradients: Sequence[Any] = (), **named: Any) -> Any:
         if probe.autocast and name == "eager":
             return self._own.eager(probe, *given, **named)
         forward = replace(probe, inputs=tensors.in_float32(probe.inputs), upstream=None, wanted_inputs=())
@@ -357,7 +357,7 @@ class FloatOutputs:
     rounded_operands = functools.partialmethod(_both, "rounded_operands")
     rounded_at_each_step = functools.partialmethod(_both, "rounded_at_each_step")
 
-    def permitted(self, probe, precision):
+    def permitted(self, probe: Probe, precision: str) -> list[Results]:
         """Return what Oracle.permitted does: outputs of this precision, gradients of the model's own."""
         return self._both("permitted", probe, precision, of_gradients=[self._precision])
 

@@ -40,7 +40,8 @@ class Preparing:
         Returns {"inputs": [shape, ...], "precision": "tf32", "fp32" or one of HALF, "domain": what all inputs have in common,
         "varied": whether the contents are others than the problem's own, which are the same in each draw, "unvaried": why they
         cannot be where they would have to, "checks_itself": whether the file has a check of its own, "has_layouts": whether an
-        input or a parameter has 4 or 5 dimensions}. The precision is `precision` where given; else that of HALF in which all
+        input or a parameter has 4 or 5 dimensions, "smaller": {constant: value} of the reduced size}.
+        The precision is `precision` where given; else that of HALF in which all
         inputs and parameters are, where there are any; else "tf32" where PyTorch's settings permit it to an operator that the
         model has. What is in 16 bits, and computed in float32 between, is judged by the limits of the latter. "float_outputs"
         is why outputs have to be float32 and are judged by its limits: in `precision` they would say nothing; else None.
@@ -79,6 +80,7 @@ class Preparing:
         self.precision = of_type if is_all_in and not why else in_float32  # by whose limits outputs are judged
         return {
             "inputs": [list(value.shape) if isinstance(value, torch.Tensor) else value for value in own.inputs],
+            "smaller": self.sizes.settings("reduced"),
             "has_layouts": any(value.dim() in (4, 5) for value in given),
             "precision": of_type or self.precision,
             "float_outputs": why,

@@ -159,7 +159,7 @@ class WorkerProcess:
             except NoRoom as full:
                 self._reached = str(full)
             except OSError as error:
-                self._reached = f"was ended: {SANDBOX_ALLOWS}nothing that cannot be looked at: {error}"
+                self._reached = f"was ended: its processes or files cannot be examined: {error}"
             if self._reached:
                 return self.kill()
             took = time.monotonic() - began
@@ -245,7 +245,7 @@ class WorkerProcess:
                     reason = sandbox.named(reason, self.room.limits) if self.room else reason
                     raise failed(reason, details[:MOST_DETAILS] + self.output(), is_finding)
             self.kill()
-            raise failed("wrote something else than a reply into its connection to the driver", self.output())
+            raise failed("wrote something that is no reply into its connection to the driver", self.output())
 
     def _receive(self):
         """The reply. Raises TimeoutError after the limit's seconds, in which the process was neither paused nor starved."""

@@ -159,7 +159,7 @@ FORGES_ON_A_GPU = {
 }
 WITHHELD = {
     "has a debugger that keeps SIGSTOP from its threads": (
-        "go on while they are to stand still",
+        "ran on while they had to be stopped",
         """
         if self.seen is None:
             import ctypes, os
@@ -229,9 +229,9 @@ WITHHELD = {
         return x.clone().as_subclass(Late)""",
     ),
     "returns numbers of another type": ("results of the types", "return self.work(x).double()"),
-    "returns its input's memory": ("lie in the memory of an earlier call's", "return x.copy_(self.work(x))"),
+    "returns its input's memory": ("are in an earlier call's memory", "return x.copy_(self.work(x))"),
     "returns the same memory in each call": (
-        "lie in the memory of an earlier call's",
+        "are in an earlier call's memory",
         """
         if self.kept is None:
             self.kept = torch.empty_like(x)
@@ -543,7 +543,7 @@ def test_memory_that_was_filled_once_is_no_result(place, tmp_path):
         return result"""
     with (
         contextlib.closing(Measured(place, tmp_path, "forward", "return torch.diag_embed(self.linear(x)[:, :64])")) as measured,
-        pytest.raises(outer.WorkerFailure, match="lie in the memory of an earlier call's"),
+        pytest.raises(outer.WorkerFailure, match="are in an earlier call's memory"),
     ):
         measured.of(fills)
 

@@ -631,7 +631,7 @@ def test_what_a_side_says_of_its_own_time_is_bounded_by_the_outer_one():
     seen = {"low": 0.99 * found["ratio"], "high": 1.01 * found["ratio"], "eager_ms": 1.0}  # on a quiet machine
     claimed = bounded(timings(280.0), {"ratio": found["ratio"], "warm": found["warm"]} | seen)
     assert claimed["speedup"]["eager"]["ratio"] == found["ratio"]
-    with pytest.raises(WorkerFailure, match="something else than a time"):
+    with pytest.raises(WorkerFailure, match="something that is no time"):
         measured(right, kind=SaysNonsense)
 
 
@@ -682,7 +682,7 @@ def test_results_have_the_original_form(wrong):
 
 @contextlib.contextmanager
 def goes_on_in_the_turn_of_eager():
-    with pytest.raises(WorkerFailure, match=r"its own processes go on while they are to stand still"):
+    with pytest.raises(WorkerFailure, match=r"its own processes ran on while they had to be stopped"):
         yield
 
 

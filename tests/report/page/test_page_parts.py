@@ -4,9 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from made import UNTIMED, make_passed, read_result
 from reading import Page
 
+from playground.judge import diagnosis
 from playground.report import speed_bars
 from playground.report.page import sources, variant
 
@@ -115,6 +117,17 @@ def test_folders_of_the_machine_are_left_out(tmp_path):
     shown = variant.shown("id", result, file, stale=False)
     assert str(tmp_path) not in str(shown)
     assert shown["reason"] == "v1_x.py:1: no" and [line for line, _, _ in shown["findings"]] == [1]
+
+
+def test_where_a_result_is_wrong_is_drawn():
+    right = torch.arange(64.0).reshape(8, 8)
+    actual = right.clone()
+    actual[4:, 2:4] = 0
+    lines = diagnosis.diagnose(actual, right, 1e-3).picture
+    shown = variant.shown("id", failed("wrong", details="\n".join([*lines, "and more"])), None, stale=False)
+    assert shown["details"] == "and more" and shown["error_map"].count("<path") == 1 + 4, "its frame, and a run a row"
+    assert "where it is wrong: rows 0-7 down, columns 0-7 across" in shown["error_map"]
+    assert variant.shown("id", failed("wrong", details="more"), None, stale=False)["error_map"] is None
 
 
 def test_folders_before_a_line_are_left_out_wherever_they_are():
