@@ -15,7 +15,7 @@ Mathematics
 
 Launches
     convolve: a block of 384 threads an SM, tiles of 256 positions x 96 (strict 48) outputs; pack_weights before it;
-    weight_gradient: a block of 384 threads an SM, 46 KB (strict 91), tiles of 128 positions, 363 taps x 48 outputs;
+    weight_gradient: a block of 384 threads an SM, 47 KB (strict 93), tiles of 3 rows, 363 taps x 48 outputs;
     add_splits: a block of 256 threads for 128 sums, over all splits of the batch.
 
 Floor
@@ -369,7 +369,8 @@ struct Forward {
     static constexpr bool STRICT = STRICT_;
     static constexpr int WARP_OUTS = smaller(OUTS, 48), N_TILES = WARP_OUTS / 8, WARPS_ACROSS = OUTS / WARP_OUTS;
     static constexpr int WARP_POSITIONS = 16 * M_TILES, POSITIONS = WARP_POSITIONS * CONSUMER_WARPS / WARPS_ACROSS;
-    static constexpr int GROUPS = ceil_div(OUT_CHANNELS, OUTS), PARTS = STRICT ? 2 : 1, BLOCKS_A_TILE = GROUPS, MOST_STAGES = 4, MOST_ROWS = 0;
+    static constexpr int GROUPS = ceil_div(OUT_CHANNELS, OUTS), PARTS = STRICT ? 2 : 1;
+    static constexpr int BLOCKS_A_TILE = GROUPS, MOST_STAGES = 4, MOST_ROWS = 0;
     static constexpr int PAIRS = POSITIONS > 256 ? 5 : 4;  // of a producer's batch
     static constexpr int CHANNEL_BYTES = STEPS * 2 * OUTS * UNIT_BYTES;
     static constexpr int64_t WEIGHT_BYTES = static_cast<int64_t>(PARTS) * IN_CHANNELS * CHANNEL_BYTES;
@@ -631,8 +632,8 @@ struct Gradient {
     static constexpr bool STRICT = STRICT_;
     static constexpr int PARTS = STRICT ? 2 : 1, POSITIONS = 192, WARPS = THREADS / WARP;
     // What a block keeps in shared memory; bytes at the original's size, strict in brackets:
-    //   | keys, exponents, a unit for each tap: 464 | [high, low]( x [channel][plane][row][unit]: 32,832 (2 x 32,832) |
-    //   | grad [output][position]: 13,056 (2 x 13,056) ) | each position's unit: 512 |
+    //   | keys, exponents, a unit for each tap: 464 | [high, low]( x [channel][plane][row][unit]: 27,360 (2 x 27,360) |
+    //   | grad [output][position]: 19,200 (2 x 19,200) ) | each position's unit: 768 |
     // A warp has every sixth tile of 16 taps, and half of the block's outputs.
     static constexpr int OUTS = 48, WARPS_ACROSS = 2, WARPS_DOWN = WARPS / WARPS_ACROSS, WARP_OUTS = OUTS / WARPS_ACROSS;
     static constexpr int GROUPS = ceil_div(OUT_CHANNELS, OUTS), N_TILES = WARP_OUTS / 8;

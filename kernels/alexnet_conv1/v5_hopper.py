@@ -846,9 +846,9 @@ extern "C" int launch_convolve(const Input* x, const Element* weight, const Elem
     if (error != cudaSuccess) return error;
     cudaLaunchAttribute early = {cudaLaunchAttributeProgrammaticStreamSerialization};
     early.val.programmaticStreamSerializationAllowed = 1;
-    const cudaLaunchConfig_t config = {dim3(plan.blocks * plan.groups()), dim3(THREADS), static_cast<size_t>(bytes), stream, &early, 1};
-    const cudaError_t launched = cudaLaunchKernelEx(&config, kernel, static_cast<const Plan&>(plan), static_cast<const uint4*>(units));
-    return launched == cudaSuccess ? cudaGetLastError() : launched;
+    const dim3 blocks(plan.blocks * plan.groups());
+    const cudaLaunchConfig_t config = {blocks, dim3(THREADS), static_cast<size_t>(bytes), stream, &early, 1};
+    return cudaLaunchKernelEx(&config, kernel, static_cast<const Plan&>(plan), static_cast<const uint4*>(units));
 }
 """
 

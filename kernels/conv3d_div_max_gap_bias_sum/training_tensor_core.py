@@ -1,11 +1,11 @@
-"""conv3d_div_max_gap_bias_sum, training on the tensor cores: 16 bytes a window are all that backward needs beside the input.
+"""conv3d_div_max_gap_bias_sum, training on the tensor cores: the forward pass finds each sample's gradient by the weights.
 
-The forward pass also keeps the argmax index of each window and channel, and the gradients are products with a
-one-hot matrix of these.
+Backward weights these with the upstream gradients and adds them. For the input's gradient, the forward pass also keeps the
+argmax index of each window and channel. Both are products with a one-hot matrix of the indices.
 
 Why it is faster
-    PyTorch's gradient writes and reads tensors of the convolution's 441 MB. Here 14 MB of argmax indices are kept, a bit in a
-    byte each; operand a is made of them in registers, by one comparison. The weights' gradient streams x as the forward pass.
+    PyTorch's gradient writes and reads tensors of the convolution's 441 MB. Here x is read once: a sample's gradient needs no
+    upstream one. Indices are a bit in a byte each, 14 MB; operand a is made of them in registers, by one comparison.
 
 Mathematics
     out[b] = sum over o of ((1/N * sum over k of max over window k of y[b,o,.] + sign(d) * conv_bias[o]) / |d| + bias[o])
@@ -15,8 +15,9 @@ Mathematics
     added in fp32. The NaNs that one in x makes may differ from PyTorch's.
 
 Launches
-    conv_max_mean    samples x parts    384 threads   97 KB, strict 206    v4's, a word of argmax indices a lane and tile
-    weight_gradient  samples x parts    384           97 KB                8 windows x 16 outputs x 216 weights a consumer warp
+    conv_max_mean    samples x parts    384 threads   99 KB, strict 209    v4's; for gradients half of the consumer warps hand
+                                                                           indices to the others, 16 x 216 sums each
+    add_gradients    weights / 32       256           1 KB                 over all samples
     input_gradient   SMs                384           7 KB                 2 x 2 x 16 pixels x 8 channels a warp at a time
 
 Floor
@@ -93,10 +94,10 @@ constexpr int TAPS = KERNEL_D * KERNEL_H * KERNEL_W, WEIGHTS = TAPS * IN_CHANNEL
 constexpr int COLUMN_BYTES = CHANNELS * 2, ODD_COLUMNS = COLUMNS / 2 * COLUMN_BYTES, ROW_BYTES = 2 * ODD_COLUMNS;
 constexpr int PLANE_BYTES = 2 * ROW_BYTES, TAP_BYTES = WARP * 8, WEIGHT_BYTES = TAPS * TAP_BYTES;  // of high or low parts
 
-// Argmax indices on their way from a warp to another: of a lane's outputs g and g + 8, two windows each. mbarriers: full, empty.
+// Argmax indices on their way from a warp to another: of a lane's outputs g and g + 8, two windows each.
 constexpr int SLOTS = 2;
 struct Handover {
-    uint64_t full[SLOTS], empty[SLOTS];
+    uint64_t full[SLOTS], empty[SLOTS];  // mbarriers
     uint2 indices[SLOTS][WARP];
 };
 struct Shared {
@@ -532,7 +533,7 @@ DEVICE void produce(const Problem& problem, const Segment& segment, const Pipeli
     }
 }
 
-// The gradient of a sample's averages by the weights, N times it: one-hot argmax indices (16 outputs x 8 windows, two positions)
+// N times the gradient of a sample's averages by the weights: one-hot argmax indices (16 outputs x 8 windows, two positions)
 // times x (8 windows x 8 channels), for each tap and position of a window. The sums of all taps stay in registers.
 using Gradient = float[TAPS][4];  // [element: channel 2t, 2t + 1 of output g, then of g + 8]
 
@@ -646,7 +647,8 @@ __global__ void __launch_bounds__(THREADS, 1)
             }
             if constexpr (GRADIENT) {
                 wait(handover.empty, 1);
-                handover.indices[tiles % SLOTS][lane] = make_uint2(indices[0] | indices[1] << 16, indices[2] | indices[3] << 16);
+                const uint2 packed = {indices[0] | indices[1] << 16, indices[2] | indices[3] << 16};
+                handover.indices[tiles % SLOTS][lane] = packed;
                 mbarrier_arrive(shared_address(&handover.full[tiles++ % SLOTS]));
             }
             if (INDICES && (!GRADIENT || argmax)) {
@@ -807,10 +809,10 @@ __global__ void __launch_bounds__(WARPS * WARP, 1)
     }
 }
 
-// grad_weight = scale * the sum of the samples' gradients times the upstream ones. A thread adds every SUM_ROWS-th sample.
+// found = scale * the sum of the samples' gradients times the upstream ones. A thread adds every SUM_ROWS-th sample.
 constexpr int SUM_COLUMNS = 32, SUM_ROWS = 8;
 __global__ void __launch_bounds__(SUM_COLUMNS * SUM_ROWS)
-    add_gradients(const float* __restrict__ gradients, int64_t batch, const Upstream upstream, float* __restrict__ grad_weight) {
+    add_gradients(const float* __restrict__ gradients, int64_t batch, const Upstream upstream, float* __restrict__ found) {
     __shared__ float row_sums[SUM_ROWS][SUM_COLUMNS];
     const int row = threadIdx.x / SUM_COLUMNS, column = threadIdx.x % SUM_COLUMNS;
     const int64_t k = blockIdx.x * static_cast<int64_t>(SUM_COLUMNS) + column;
@@ -822,7 +824,7 @@ __global__ void __launch_bounds__(SUM_COLUMNS * SUM_ROWS)
     __syncthreads();
     if (row > 0 || k >= WEIGHTS) return;
     for (int other = 1; other < SUM_ROWS; ++other) sum += row_sums[other][column];
-    grad_weight[k] = upstream.scale * sum;
+    found[k] = upstream.scale * sum;
 }
 
 // The samples' gradients in fp32 (strict), (batch, WEIGHTS): a warp for a sample and a plane of the kernel, in a channel and an
@@ -968,9 +970,9 @@ def check(name, tensor, shape, device, dtype=torch.float32):
 
 
 # ---- What is this file's own.
-SCHEMA = "(Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor, int[3] pool, int needs) -> (Tensor, Tensor, Tensor)"
-INPUTS = "Tensor grad, Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor, int[3] pool"
-GRADIENT = f"({INPUTS}, Tensor argmax, Tensor of_samples, int needs) -> (Tensor, Tensor, Tensor, Tensor)"
+INPUTS = "Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor, int[3] pool"
+SCHEMA = f"({INPUTS}, int needs) -> (Tensor, Tensor, Tensor)"
+GRADIENT = f"(Tensor grad, {INPUTS}, Tensor argmax, Tensor of_samples, int needs) -> (Tensor, Tensor, Tensor, Tensor)"
 capability = functools.cache(torch.cuda.get_device_capability)
 
 
@@ -1049,8 +1051,8 @@ def conv_max_mean(x, weight, conv_bias, bias, divisor, pool, needs, library_for=
         if blocks >= 2**31:
             raise RuntimeError(f"expected a batch of fewer than 2^31 blocks; got one of {blocks}")
         scratch = x.new_empty(blocks * (16 + weight.numel() * (blocks > batch and len(of_samples) > 0)))
-        given = [each if each.numel() else None for each in (argmax, of_samples)]
-        launch(library.launch_conv_max_mean, x, weight, conv_bias, bias, scratch, out, *given, float(divisor), bias.numel(), *numbers)
+        given = x, weight, conv_bias, bias, scratch, out, *(each if len(each) else None for each in (argmax, of_samples))
+        launch(library.launch_conv_max_mean, *given, float(divisor), bias.numel(), *numbers)
     return out, argmax if needs & 1 else argmax.new_empty(0), of_samples
 
 

@@ -757,15 +757,18 @@ __global__ void __launch_bounds__(THREADS, 1)
 // A block adds the segments of a sample, a row of threads every FINISH_ROWS-th. A segment's slot is image + block: to the next
 // segment's, one or both grow; a slot between holds zeros.
 constexpr int FINISH_ROWS = 16;
-__global__ void __launch_bounds__(FINISH_ROWS * OUTPUTS) finish_samples(const float* __restrict__ segment_sums, const Problem p) {
+__global__ void __launch_bounds__(FINISH_ROWS * OUTPUTS)
+    finish_samples(const float* __restrict__ segment_sums, const Problem p) {
     __shared__ float row_sums[FINISH_ROWS][OUTPUTS];
     const int o = threadIdx.x % OUTPUTS, row = threadIdx.x / OUTPUTS;
-    const auto slot_of = [&](int64_t image, int64_t line) { return image + ((line + 1) * p.blocks - 1) / (p.images() * p.rows); };
+    const int64_t all = p.images() * p.rows;
+    const auto slot_of = [&](int64_t image, int64_t line) { return image + ((line + 1) * p.blocks - 1) / all; };
     const int64_t image = static_cast<int64_t>(blockIdx.x) * p.parts(), next_image = image + p.parts();
     const int64_t first = slot_of(image, image * p.rows), last = slot_of(next_image - 1, next_image * p.rows - 1);
     float sum = 0;
     griddepcontrol_wait();
-    _Pragma("unroll 8") for (int64_t slot = first + row; slot <= last; slot += FINISH_ROWS) sum += segment_sums[slot * OUTPUTS + o];
+    _Pragma("unroll 8") for (int64_t slot = first + row; slot <= last; slot += FINISH_ROWS)
+        sum += segment_sums[slot * OUTPUTS + o];
     row_sums[row][o] = sum;
     __syncthreads();
     if (threadIdx.x >= WARP) return;
@@ -775,8 +778,8 @@ __global__ void __launch_bounds__(FINISH_ROWS * OUTPUTS) finish_samples(const fl
 }
 
 // ---- launches
-// As many slabs an image as shared memory takes, in equal parts, fewer where rows are too few for all SMs; and as many blocks as
-// SMs, or as samples where that keeps at least 95% of the SMs busy: whole samples need no second pass over their segments' sums.
+// As many slabs an image as shared memory takes, in equal parts, fewer where rows are too few for all SMs; and as many blocks
+// as SMs, or as samples where that keeps at least 95% of the SMs busy: whole samples need no second pass over segments' sums.
 static Problem planned(int64_t batch, int depth, int height, int width, int device) {
     Problem p = {batch, depth, height, width, (depth - 2) / 2, (height - 2) / 2, (width - 2) / 2};
     int limit = 0, sm_count = 0;
