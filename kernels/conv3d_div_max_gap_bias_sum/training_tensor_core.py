@@ -594,6 +594,12 @@ __global__ void __launch_bounds__(THREADS, 1)
     float totals[2] = {};  // of outputs g and g + 8
     unsigned n = 0, tiles = 0;
     Handover& handover = shared.handovers[warp % WARPS];
+    const auto store_argmax = [&](const Tile& tile, const uint32_t (&indices)[4]) {
+        const uint32_t word = argmax_word(g, indices);
+        const int column = tile.first_window() + 2 * t + g / 4;
+        if (column < segment.columns)
+            argmax[segment.window(problem, tile.slab, segment.row_of_band(n), column) * 4 + g % 4] = word;
+    };
     const auto wait = [&](uint64_t (&barriers)[SLOTS], int passed) {  // passed: 1 if the first ones pass at once
         mbarrier_test_wait(shared_address(&barriers[tiles % SLOTS]), tiles / SLOTS & 1 ^ passed);
     };
@@ -607,6 +613,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                 const uint2 indices = handover.indices[tiles % SLOTS][lane];
                 mbarrier_arrive(shared_address(&handover.empty[tiles++ % SLOTS]));
                 add_gradient(indices, band + offset, next_band + offset, gradient);
+                if (argmax) store_argmax(tile, {indices.x & 0xffff, indices.x >> 16, indices.y & 0xffff, indices.y >> 16});
             });
         } while (shared.exponent_after(n, segment.bands()) == REJECTED);
         // The sum of the warps' gradients, in their order, where the pipeline was.
@@ -650,12 +657,8 @@ __global__ void __launch_bounds__(THREADS, 1)
                 const uint2 packed = {indices[0] | indices[1] << 16, indices[2] | indices[3] << 16};
                 handover.indices[tiles % SLOTS][lane] = packed;
                 mbarrier_arrive(shared_address(&handover.full[tiles++ % SLOTS]));
-            }
-            if (INDICES && (!GRADIENT || argmax)) {
-                const uint32_t word = argmax_word(g, indices);
-                const int column = tile.first_window() + 2 * t + g / 4;
-                if (column < segment.columns)
-                    argmax[segment.window(problem, tile.slab, segment.row_of_band(n), column) * 4 + g % 4] = word;
+            } else if constexpr (INDICES) {
+                store_argmax(tile, indices);
             }
         });
     } while (shared.exponent_after(n, segment.bands()) == REJECTED);
