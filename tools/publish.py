@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from playground.catalog import ROOT, ladder_order, reading_order
-from playground.command.options import HALF
 from playground.record import NOT_TIMED, Result
 from playground.report import drawing, figures, page, speed_bars
 from playground.report.document import is_stale, read, write_whole
 from playground.report.text import NOTHING, grouped, significant, with_unit
 from playground.run_record import Environment, load_document
 from playground.serial import DocumentError, dump
+from playground.subject import HALF
 from tools import memories, published
 from tools.markdown import markdown_cell, markdown_table
 from tools.records import as_lines
