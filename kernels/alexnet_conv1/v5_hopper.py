@@ -181,11 +181,8 @@ template <int REGISTERS>
 DEVICE void warpgroup_reg_dealloc() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
 template <int REGISTERS>
 DEVICE void warpgroup_reg_alloc() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
-DEVICE void st_shared(uint32_t at, float v) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(v) : "memory"); }
-template <class T>
-DEVICE void st_shared(uint32_t at, T v) {  // of 16 bits
-    asm volatile("st.shared.b16 [%0], %1;" ::"r"(at), "h"(reinterpret_cast<const uint16_t&>(v)) : "memory");
-}
+DEVICE void st_shared_f32(uint32_t at, float v) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(v) : "memory"); }
+DEVICE void st_shared_b16(uint32_t at, uint16_t v) { asm volatile("st.shared.b16 [%0], %1;" ::"r"(at), "h"(v) : "memory"); }
 DEVICE void st_shared_v2_u32_if(bool exists, uint32_t address, uint32_t a, uint32_t b) {
     asm volatile("{\n.reg .pred exists;\nsetp.ne.u32 exists, %3, 0;\n@exists st.shared.v2.u32 [%0], {%1, %2};\n}"
                  ::"r"(address), "r"(a), "r"(b), "r"(static_cast<uint32_t>(exists)) : "memory");
@@ -200,36 +197,45 @@ DEVICE void wgmma_wait_group() { asm volatile("wgmma.wait_group.sync.aligned %0;
 #define REGISTERS_32                                                         \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define REGISTERS_24 \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23"
-#define REGISTERS_48 REGISTERS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-// d (64 x 48) = or += a (64 x 16) * b (16 x 48), fp16 or bf16, both in shared memory.
-DEVICE void wgmma_m64n48k16(float (&d)[24], uint64_t a, uint64_t b, int accumulate) {
-    if constexpr (DIGITS == 8)
-        asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %26, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {" REGISTERS_24 "}, "
-                     "%24, %25, accumulate, 1, 1, 0, 0;\n}"
-                     : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16) : "l"(a), "l"(b), "r"(accumulate));
-    else
-        asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %26, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 {" REGISTERS_24 "}, "
-                     "%24, %25, accumulate, 1, 1, 0, 0;\n}"
-                     : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16) : "l"(a), "l"(b), "r"(accumulate));
+// d (64 x 48) = or += a (64 x 16) * b (16 x 48), fp16, both in shared memory.
+DEVICE void wgmma_m64n48k16_f16(float (&d)[24], uint64_t a, uint64_t b, int accumulate) {
+    asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %26, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
+                 "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23}, %24, %25, accumulate, 1, 1, 0, 0;\n}"
+                 : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16) : "l"(a), "l"(b), "r"(accumulate));
 }
-// d (64 x 96) = or += a (64 x 16) * b (16 x 96), fp16 or bf16, both in shared memory.
-DEVICE void wgmma_m64n96k16(float (&d)[48], uint64_t a, uint64_t b, int accumulate) {
-    if constexpr (DIGITS == 8)
-        asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %50, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {" REGISTERS_48 "}, "
-                     "%48, %49, accumulate, 1, 1, 0, 0;\n}"
-                     : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16), EIGHT(d, 24), EIGHT(d, 32), EIGHT(d, 40)
-                     : "l"(a), "l"(b), "r"(accumulate));
-    else
-        asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %50, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {" REGISTERS_48 "}, "
-                     "%48, %49, accumulate, 1, 1, 0, 0;\n}"
-                     : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16), EIGHT(d, 24), EIGHT(d, 32), EIGHT(d, 40)
-                     : "l"(a), "l"(b), "r"(accumulate));
+// As wgmma_m64n48k16_f16, of bf16.
+DEVICE void wgmma_m64n48k16_bf16(float (&d)[24], uint64_t a, uint64_t b, int accumulate) {
+    asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %26, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
+                 "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23}, %24, %25, accumulate, 1, 1, 0, 0;\n}"
+                 : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16) : "l"(a), "l"(b), "r"(accumulate));
+}
+// d (64 x 96) = or += a (64 x 16) * b (16 x 96), fp16, both in shared memory.
+DEVICE void wgmma_m64n96k16_f16(float (&d)[48], uint64_t a, uint64_t b, int accumulate) {
+    asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %50, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {" REGISTERS_32
+                 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
+                 "%48, %49, accumulate, 1, 1, 0, 0;\n}"
+                 : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16), EIGHT(d, 24), EIGHT(d, 32), EIGHT(d, 40)
+                 : "l"(a), "l"(b), "r"(accumulate));
+}
+// As wgmma_m64n96k16_f16, of bf16.
+DEVICE void wgmma_m64n96k16_bf16(float (&d)[48], uint64_t a, uint64_t b, int accumulate) {
+    asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %50, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {" REGISTERS_32
+                 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
+                 "%48, %49, accumulate, 1, 1, 0, 0;\n}"
+                 : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16), EIGHT(d, 24), EIGHT(d, 32), EIGHT(d, 40)
+                 : "l"(a), "l"(b), "r"(accumulate));
+}
+DEVICE void multiply(float (&d)[24], uint64_t a, uint64_t b, int accumulate) {
+    if (DIGITS == 8) wgmma_m64n48k16_bf16(d, a, b, accumulate);
+    else wgmma_m64n48k16_f16(d, a, b, accumulate);
+}
+DEVICE void multiply(float (&d)[48], uint64_t a, uint64_t b, int accumulate) {
+    if (DIGITS == 8) wgmma_m64n96k16_bf16(d, a, b, accumulate);
+    else wgmma_m64n96k16_f16(d, a, b, accumulate);
 }
 // Describes an operand in shared memory without swizzle, made of core matrices of 8 rows x 16 bytes. Core matrices adjacent in
 // the rows are 128 bytes apart, those adjacent in k `k_stride` units. Units have at most 14 bits, as their fields do.
@@ -257,6 +263,10 @@ DEVICE Element from_float(float x) { return __float2half_rn(x); }
 #else
 DEVICE Element from_float(float x) { return x; }
 #endif
+DEVICE void st_shared(uint32_t at, Element v) {
+    if (ELEMENT_BYTES == 4) st_shared_f32(at, to_float(v));
+    else st_shared_b16(at, reinterpret_cast<const uint16_t&>(v));
+}
 constexpr float LARGEST_FP16 = 65504, LARGEST_POWER = 0x1p127f;
 constexpr uint32_t INFINITE = 0x7f800000u;  // magnitudes are ordered as their bits are
 DEVICE uint32_t operand_pair(float a, float b) {  // as the tensor core reads it
@@ -610,8 +620,7 @@ struct Block {
             UNROLL for (int m = 0; m < TILES; ++m) {
                 const uint64_t a = descriptor(x + 64 * m + first, second - first);
                 const uint64_t b = descriptor(weights + 2 * step * OUTS, OUTS);
-                if constexpr (OUTS == 96) wgmma_m64n96k16(sums[m], a, b, accumulate || step > 0);
-                else wgmma_m64n48k16(sums[m], a, b, accumulate || step > 0);
+                multiply(sums[m], a, b, accumulate || step > 0);
             }
         }
     }
