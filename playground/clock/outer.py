@@ -20,10 +20,10 @@ import numpy as np
 from playground.clock import statistics
 from playground.clock.race import STANDING_CHANGED, WRONG_WHEN_TIMED, Rejected, standing
 from playground.clock.steps import GRAPHED
-from playground.judge.failure import GOES_ON, WorkerFailure
+from playground.judge.failure import WorkerFailure
 from playground.machine.load import is_traced
 from playground.record import UNPROVED, Interval, Outcome, Outer, Ratio, Spread, Timing, scaled
-from playground.serial import values
+from playground.serial import is_number, values
 from playground.untrusted import held_at
 
 if TYPE_CHECKING:
@@ -43,9 +43,8 @@ RESOLUTION_MS = {"cuda": 0.010, "cpu": 0.1}  # of a turn: what one without work 
 QUICK = 0.25  # of the turns of a trusted side, this share is quicker than what counts
 RESAMPLED = 1000
 AGREED = 1.05  # times the outer ratio: an inner one that is beyond, and within the interval, may be forged
-SHARED = "its results lie in the memory of an earlier call's"
+SHARED = "its results are in an earlier call's memory"
 VARIANT, EAGER, CONTROL, NULL = "variant", "eager", "control", "null"
-MOST_STANDING_MS = 2.0  # of processor time, while another side has its turn
 
 
 class Player(NamedTuple):
@@ -157,14 +156,10 @@ def _turn(player: Player, judged: "WorkerProcess", referee: "RefereeClient") -> 
         return
     with judged.stopped() as stopped:
         try:
-            stood = stopped.settled()
-            yield
-            ran = stopped.since(stood)
+            with stopped.still():
+                yield
         except OSError as error:
-            raise WorkerFailure(f"its own {error}") from None
-        if (has_grown := stopped.has_grown()) or ran > MOST_STANDING_MS:
-            did = "started another" if has_grown else f"used {ran:.3g} ms of processor time"
-            raise WorkerFailure(f"its own {GOES_ON}: in the turn of {player.name} they {did}")
+            raise WorkerFailure(f"its own {error}, in the turn of {player.name}") from None
 
 
 class _OnGpu:
@@ -208,11 +203,8 @@ class _OnCpu:
             player.ask("ready_outer", turn=turn)
             try:
                 with player.worker.stopped() as process:
-                    stood = process.settled()
-                    self._referee.ask("outer.release")
-                    if process.has_grown():
-                        raise OSError(f"{GOES_ON}: they started another")
-                    ran = process.since(stood)  # what was worked before the release, or behind the stop, counts
+                    with process.still():
+                        self._referee.ask("outer.release")
                     began = time.perf_counter()
                     process.go_on()
                     told = player.ask("call_outer", null=is_null, number=0)
@@ -222,8 +214,9 @@ class _OnCpu:
                     if process.has_grown() or not process.is_still():  # whoever goes on may still be at work
                         process.settled()
                         milliseconds = (time.perf_counter() - began) * 1e3
-                    ran += process.since(at_stop)
-                    found = self._referee.ask("outer.take", compares=compares)
+                    with process.still():
+                        found = self._referee.ask("outer.take", compares=compares)
+                    ran = process.since(at_stop)  # what was worked behind the stop counts
             except OSError as error:
                 raise WorkerFailure(f"its own {error}" if player.name == VARIANT else f"{player.name}: {error}") from None
         return milliseconds + ran, _believable(told), found
@@ -232,9 +225,9 @@ class _OnCpu:
 def _believable(told: dict[str, Any]) -> dict[str, Any]:
     """What a side says of itself, if it has the form."""
     match told:
-        case {"milliseconds": int() | float() as took, "share": bool(share)} if math.isfinite(took):
+        case {"milliseconds": took, "share": bool(share)} if is_number(took) and math.isfinite(took):
             return {"milliseconds": float(took), "share": share}
-    raise WorkerFailure("answers a turn of the outer clock with something else than a time")
+    raise WorkerFailure("answers a turn of the outer clock with something that is no time")
 
 
 def _whole(rounds: dict[str, list[Turn]]) -> list[tuple[Turn, ...]]:
@@ -274,7 +267,8 @@ def conclude(rounds: dict[str, list[Turn]], resolution: float, calls: int) -> Ou
     took = {name: of(outer, name) - null for name in sides if name != NULL}
     ratio = over(took[EAGER], took[VARIANT])
     at_most = over(np.maximum(0.0, took[EAGER]) + resolution, took[VARIANT] - resolution, resolution / 10)
-    at_least = over(of(outer, EAGER, quick) - null, of(outer, VARIANT, np.mean) - null)
+    quick_null = of(outer, NULL, quick)
+    at_least = over(of(outer, EAGER, quick) - quick_null, of(outer, VARIANT, np.mean) - quick_null)
     own = {name: np.maximum(of(inner, name), resolution / 1e3) for name in (VARIANT, EAGER)}
     warm = own[EAGER] / own[VARIANT]
     return Outer(

@@ -96,7 +96,7 @@ class Side:
         answer = self.ask("time", seeds=seeds)
         samples = answer.samples_ms
         if len(samples) != calls or not all(math.isfinite(sample) and sample >= 0 for sample in samples):
-            raise Rejected(f"its process was asked to time {calls} calls and answers {str(samples)[:80]}")
+            raise Rejected(f"its process was asked to time {calls} calls and answered {str(samples)[:80]}")
         self.rounds.append([max(sample, LEAST_MS) for sample in samples[self._settling_calls :]])
         self.late += answer.late[self._settling_calls :]
         self.flushes = answer.flush_ms[self._settling_calls :] if self.is_trusted else []
@@ -351,7 +351,7 @@ def standing(pids: Iterable[int]) -> dict[int, Any]:
         processes = map(psutil.Process, pids)
         return {each.pid: (each.cpu_affinity() if hasattr(each, "cpu_affinity") else None, each.nice()) for each in processes}
     except psutil.NoSuchProcess as gone:
-        raise WorkerFailure(f"process {gone.pid}, which it is compared with or by, has ended") from None
+        raise WorkerFailure(f"process {gone.pid}, which took part in the timing, has ended") from None
 
 
 def most_cores_for_others(place: str) -> float:

@@ -42,7 +42,7 @@ LAUNCHES_COUNT_BELOW_MS = 5.0
 # Beside 14 compiling processors, two left free, calls of 20 us to 0.3 ms took as long as alone on one NVIDIA H200 (control
 # 0.996 to 1.000); calls that wait for their launches did not (0.74 to 1.1).
 LAUNCHES_AHEAD_FROM_MS = 0.1
-IN_A_GRAPH = "its launches bind, and take longer in one process than in another: the speed-up is that in a CUDA graph"
+IN_A_GRAPH = "it is launch bound, and launches take longer in one process than in another: the speed-up is a CUDA graph's"
 # Caveats of what a graph cannot hold. The default stream's launches run while it is captured: its replay would do nothing.
 NO_GRAPH = {"no-graph", "default-stream"}
 TRIES = 2  # of a timing that something disturbed

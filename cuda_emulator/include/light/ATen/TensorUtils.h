@@ -1,0 +1,2 @@
+// The headers of PyTorch's operators include this one, and use nothing of it.
+#pragma once
