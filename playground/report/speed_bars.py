@@ -5,6 +5,7 @@ slowest step would leave the fast ones no length at all. Where there is no floor
 """
 
 import statistics
+import textwrap
 from dataclasses import dataclass
 
 from playground.record import NOT_TIMED
@@ -14,7 +15,10 @@ from playground.report.text import one_line, with_unit
 
 HEAD, ROW, NOTE = 30, 17, 11  # units: above the rows, of a row, of a remark below it
 TIME, RATIO, LETTER = 58, 54, 6.6  # units: of the columns behind the bars, of a letter
-PAGE_WIDTH, FILE_WIDTH = 384, 820
+LINE = 16  # units: from one line of text to the next
+NOTES = ("speed, on a linear scale from 0: twice as long is twice as fast",)
+NOTES += ("dashed: the floor, the roofline's bound; speed-up: over PyTorch's fastest",)
+PAGE_WIDTH, FILE_WIDTH = 384, 400  # of a file: README is read on a phone of 390 pixels, too
 
 
 @dataclass(frozen=True)
@@ -102,18 +106,20 @@ def image(title, models, colours):
         f"{model}, {figures.inputs_text(results[0])}": pictures([(result, None) for result in results], brief=True)[0]
         for model, results in models.items()
     }
+    titles = textwrap.wrap(title, 52)
     with drawing.style():
-        figure = drawing.figure(FILE_WIDTH, 30 + sum(28 + picture.height for picture in drawn.values()) + 24 * bool(drawn))
+        top = LINE * len(titles) + 12
+        notes = top + sum(28 + picture.height for picture in drawn.values())
+        figure = drawing.figure(FILE_WIDTH, notes + LINE * len(NOTES) * bool(drawn) + 4)
         axes = drawing.sheet(figure)
-        axes.text(8, 18, title, fontsize=13, weight="bold")
-        top = 30
+        for line, text in enumerate(titles, 1):
+            axes.text(8, LINE * line + 2, text, fontsize=13, weight="bold")
         for heading, picture in drawn.items():
             axes.text(8, top + 16, heading, fontsize=12, color=SOFT)
-            _draw(axes, picture, top + 18, 8, 168, FILE_WIDTH - 8)
+            _draw(axes, picture, top + 18, 8, 152, FILE_WIDTH - 8)
             top += 28 + picture.height
-        if drawn:
-            text = "speed, on a linear scale from 0: twice as long is twice as fast; dashed: the floor, the roofline's bound; "
-            axes.text(8, top + 12, text + "speed-up: over PyTorch's fastest", fontsize=10, color=SOFT)
+        for line, text in enumerate(NOTES if drawn else (), 1):
+            axes.text(8, notes + LINE * line - 4, text, fontsize=10, color=SOFT)
         words = " ".join(f"{heading}: {picture.words()}" for heading, picture in drawn.items())
         return drawing.svg(figure, "times", title, words or title, colours) + "\n"
 
