@@ -319,7 +319,7 @@ def test_no_content_is_met_twice():
     drawn = drawn_of(lambda x: 2 * x, lambda: [torch.tensor([contents.pop(0), 1.0])])
     for _ in range(8):
         drawn.draw()
-    with pytest.raises(Unshareable, match="few different contents"):
+    with pytest.raises(Unshareable, match="few different inputs"):
         drawn.draw()
 
 
@@ -640,7 +640,7 @@ def test_results_in_the_same_memory_are_nobody_s():
         return kept.copy_(right(model, x))
 
     for calls_ms in (1.0, 12.0):
-        with torch.no_grad(), pytest.raises(WorkerFailure, match="in the memory of an earlier call's"):
+        with torch.no_grad(), pytest.raises(WorkerFailure, match="in an earlier call's memory"):
             measured(keeps, right, calls_ms=calls_ms)
 
 
