@@ -214,9 +214,15 @@ def _renamed(path):
     path.write_bytes(path.read_bytes().replace(b"output 0", b"output 1"))
 
 
+def _retyped(path, name):
+    path.write_bytes(path.read_bytes().replace(b'"torch.float32"', name.ljust(15)))
+
+
 @pytest.mark.parametrize(
     "change, complaint",
     [
+        (lambda path: _retyped(path, b'"torch.quint8"'), "something that is no tensor: KeyError"),  # which ended the referee
+        (lambda path: _retyped(path, b'"torch.int4"'), "something that is no tensor: KeyError"),
         (_shortened, "something that is no tensor: ValueError"),
         (_renamed, "something that is no tensor: ValueError"),
         (lambda path: path.write_bytes(b""), "something that is no tensor"),

@@ -4,6 +4,7 @@ Nobody waits for it, nothing outside of the folder is read or changed, and what 
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import stat
@@ -216,4 +217,6 @@ def test_memory_that_is_mapped_cannot_be_shortened():
         assert len(file.read()) == MOST
         with pytest.raises(PermissionError):
             file.truncate(0)
+        with pytest.raises(PermissionError):  # or no process that judges could write there any more
+            fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
     os.close(descriptor)

@@ -23,16 +23,15 @@ from typing import Any, TypeVar
 
 import cuda_emulator
 from playground.clock.race import Measured, Patience
+from playground.driver.originals import OUT_OF_MEMORY
 from playground.driver.preparations import told
 from playground.driver.session import Session, SharedSession, load_candidate
 from playground.driver.task import Options, Task
-from playground.driver.timing import OUT_OF_MEMORY
 from playground.judge.footprint import Footprint
 from playground.judge.sample import IN_A_RUN
 from playground.judge.verdict import UNJUDGED, ended, failed
 from playground.machine import build_locks, ptxas
-from playground.machine.memory import MEMORY, MOST_JUDGED_AT_ONCE, builds_at_once, judged_at_once
-from playground.machine.processors import Processors
+from playground.machine.memory import MEMORY, MOST_JUDGED_AT_ONCE, Processors, builds_at_once, judged_at_once
 from playground.record import ERROR, Result, compose
 from playground.report.progress import Progress
 from playground.room import NoRoom, is_full, no_room_in
@@ -66,9 +65,7 @@ class Runner:
         self.measured = Measured(Patience(options.patience([])))
         self._is_alone = judge_slot is None
         self.judge_slot = judge_slot or contextlib.nullcontext()  # is held while a variant is judged, and not while it is timed
-        self._ready: dict[
-            tuple[bool, sandbox.Room | None], WorkerProcess
-        ] = {}  # {(is it never timed?, its Room): a worker that waits}
+        self._ready: dict[tuple[bool, sandbox.Room | None], WorkerProcess] = {}  # {(untimed, sandbox): an idle worker}
         self._taking = threading.RLock()
         self._coming: list[Task] = []  # tasks that are still to be judged in a process of their own, in their order
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -77,8 +74,8 @@ class Runner:
         self._making_room = threading.RLock()
         self._shared: dict[Any, SharedSession] = {}  # {group: SharedSession}
         self._footprints: dict[Any, Footprint] = {}
-        self._sizing: dict[Any, threading.Lock] = {}  # by group: its Footprint, and the lock of who asks for it
-        self.in_turn = threading.Lock()  # is held by a session that waits for memory: who comes first has it first
+        self._sizing: dict[Any, threading.Lock] = {}  # by group, held by the thread that asks for its Footprint
+        self.in_turn = threading.Lock()  # a session holds it while it waits for memory: first come, first served
         self.are_beside = False  # whether several models are judged at once
         self.is_over = False  # nobody needs to wait for anything any more
         self._ahead = ThreadPoolExecutor(1)  # what its thread has started ends with that
@@ -151,7 +148,7 @@ class Runner:
         for task in tasks:
             if task.group not in self._shared:
                 self._shared[task.group] = SharedSession(functools.partial(self.session_for, task), uses[task.group])
-        # Who shares an original comes one after the other: one waits for memory while it has what others are to give back.
+        # Tasks of one original are neighbours: apart, each would wait for memory that the others hold.
         models: dict[Path, int] = {}
         groups = {group: turn for turn, group in enumerate(self._shared)}
         for task in tasks:
@@ -441,7 +438,7 @@ class Runner:
             "place": task.place,
             "seed": self.seed,
             "strict": self._options.strict,
-            "precision": self._options.precision,
+            "precision": self._options.half,
         }
 
 

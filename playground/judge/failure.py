@@ -7,6 +7,7 @@ from playground.room import NO_ROOM
 
 SANDBOX_ALLOWS = "the sandbox allows "  # stands before a limit
 GOES_ON = "processes ran on while they had to be stopped"
+MOST_REASON = 2000  # characters of what a judged file can say
 JUDGE_BROKE = "internal error (report it): "
 
 

@@ -86,7 +86,7 @@ def found(known: J, findings: list[str]) -> J:
 
 
 def doubted(result: Result) -> Result:
-    """Return the result; an error where it was to be sanitized and could not be, however right it is."""
+    """Return the result; an error if the requested compute-sanitizer did not run."""
     problem = result.sanitizer and result.sanitizer.problem
     return ended(result, ERROR, f"compute-sanitizer: {problem}") if problem else result
 

@@ -1,8 +1,8 @@
 """A small part of torch/extension.h for builds of load_inline that need no more of it.
 
 The whole takes most of a build's time: of a text of KernelBench's kind about two thirds. What a text needs is seen from the
-names that it uses, in a fraction of a second. Whoever is not sure gives the whole: a name that is not known here, or a build
-that fails with the part. Only judged files are built so; what a user builds is built as torch builds it.
+names that it uses, in a fraction of a second. In doubt, the full header is used: for a name that is not known here, and after
+a build that failed with the part. Only judged files are built so; what a user builds is built as torch builds it.
 """
 
 import hashlib

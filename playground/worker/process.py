@@ -21,7 +21,7 @@ import psutil
 from cuda_emulator import CALL_OFF, SECONDS_TO_ANSWER
 from playground import untrusted
 from playground.catalog import ROOT
-from playground.judge.failure import SANDBOX_ALLOWS, WorkerFailure
+from playground.judge.failure import MOST_REASON, SANDBOX_ALLOWS, WorkerFailure
 from playground.machine.load import Granted, standing, usable_processors
 from playground.room import NoRoom
 from playground.serial import DocumentError
@@ -36,7 +36,7 @@ UNTIMED = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 LOOK_AT_LIMITS = 0.2  # seconds between looks at what a process in a sandbox takes; at least so many times as long as a look
 LOOKS_SHARE = 4
-MOST_REASON, MOST_DETAILS = 2000, 100_000  # characters of what a judged file can say
+MOST_DETAILS = 100_000  # characters of what a judged file can say
 LOOK_AGAIN = 0.5  # seconds between looks at whether a paused process goes on
 LOOK_AT_TIME = 2.0  # seconds between looks at what a process has got of the machine; or a quarter of its limit
 PATIENCE = 10  # times its limit: as long may one take by the clock that gets nothing
@@ -154,7 +154,7 @@ class WorkerProcess:
                 continue
             began = time.monotonic()
             try:
-                reached = self.room.reached(self.pid)
+                reached = self.room.reached(self.pid, (self._printed, self._output))
                 self._reached = reached and f"was ended: {SANDBOX_ALLOWS}{reached}"
             except NoRoom as full:
                 self._reached = str(full)
@@ -194,10 +194,6 @@ class WorkerProcess:
 
     def __exit__(self, *exception):
         self.close()
-
-    def alone_with(self, *workers):
-        """Return a context in which all other workers stand still; see pause_others."""
-        return pause_others({self, *workers})
 
     @contextlib.contextmanager
     def stopped(self):
@@ -409,7 +405,7 @@ def submit(pool, call, *arguments):
 def kill_all(of=None):
     """End every worker, or those of an `owner`, from any thread; requests under way then fail.
 
-    An owner has no new ones from then on: its threads come to their ends.
+    The owner can start no more workers, so that its threads end.
     """
     if of is not None:
         _over.add(of)

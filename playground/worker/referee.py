@@ -67,14 +67,14 @@ class Referee(Preparing):
         try:
             with tensors.drawing_from(call.draws):
                 self._prepare_timed(probe, drawn.step, call.seed, is_beside=False)
-                compared = [self.compare_outputs(probe, given, declared)]
+                compared = [self.compare_outputs(probe, given, declared, remark=False)]
                 compared += self.compare_gradients(probe, given, declared).values() if gradients else []
         finally:
             for known in (self.probes, self.references, self.shapes, self.drawn_again):
                 known.pop(probe, None)
             self._wider.cache_clear()
             self._lowered.cache_clear()
-        if any(each.get("note") or each["unjudged"] for each in compared):
+        if any(each.get("note") or each["unjudged"] or each.get("class") == classes.FLOAT32 for each in compared):
             raise Unshareable("a result that cannot be told from a wrong one")
         return next((each["complaint"] for each in compared if each["complaint"]), None)
 

@@ -193,6 +193,13 @@ Verdict: error: (FileNotFoundError|OSError): .*
 [text]
 from pathlib import Path
 (Path("@BUILDS@") / "honest.so").write_bytes(b"poison")""",
+    "prints_without_end": r"""It fills the disk of who judges it with what it prints.
+Verdict: error: was ended: the sandbox allows \d+ MiB of output
+Needs: a process of its own
+[text]
+import os
+while True:
+    os.write(2, bytes(1 << 20))""",
     "promises_too_much": """Its results say that they are larger than any memory.
 Verdict: fail: the file of results holds something that is no tensor: .*
 Needs: the whole check

@@ -9,8 +9,7 @@ from made import UNTIMED, make_passed, read_result
 from reading import Page
 
 from playground.judge import diagnosis
-from playground.record import Ceilings, Work
-from playground.report import roofline, speed_bars
+from playground.report import speed_bars
 from playground.report.page import sources, variant
 
 FILE = '''"""A docstring; with a semicolon;
@@ -109,19 +108,6 @@ def test_what_is_faster_than_the_floor_says_why_beside_its_bar():
     assert picture.share(picture.rows[-1]) == 2
     assert picture.rows[-1].notes[-1].startswith("faster than the floor, which counts more arithmetic")
     assert not any(row.notes for row in picture.rows[:-1])
-
-
-CEILINGS = Ceilings(read_bytes_per_second=1e12, copy_bytes_per_second=0.9e12, fp32_flops=5e13, tf32_flops=4e14)
-
-
-def test_a_point_at_the_roof_lies_on_it():
-    """At 100 FLOP per byte, 1 TB/s: 100 TFLOP/s are the roof."""
-    point = roofline.Point("v1_x", roofline.OF_VARIANT, Work(1e9, 1e11), 1.0)
-    assert (point.intensity, point.rate) == (100, 100)
-    drawn = roofline.chart([point, point], CEILINGS, "roof", "m")
-    assert "memory 1.00 TB/s" in drawn and "TF32 400 TFLOP/s" in drawn and "100 FLOP per byte, 100 TFLOP/s" in drawn
-    assert roofline.chart([point], CEILINGS, "roof", "m") is None, "one point says less than the table"
-    assert roofline.chart([point, point], None, "roof", "m") is roofline.chart([], CEILINGS, "roof", "m") is None
 
 
 def test_folders_of_the_machine_are_left_out(tmp_path):
