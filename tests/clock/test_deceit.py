@@ -228,6 +228,22 @@ WITHHELD = {
                     return function(*arguments, **(named or {}))
         return x.clone().as_subclass(Late)""",
     ),
+    "answers before it is asked": (
+        "something that is no time",
+        """
+        if self.sides() and self.kept is None:
+            from playground.worker.channel import Channel
+            self.kept, send, forged = x, Channel.send, {"result": {"milliseconds": 1e-3, "share": False}}
+            Channel.send = lambda own, reply: [send(own, each) for each in [reply, forged] if reply == {"result": {}}]
+        return self.work(x)""",
+    ),
+    "says that its calls take longer than a float can hold": (
+        "something that is no time",
+        """
+        for side in self.sides():
+            side.call = lambda null, number: {"milliseconds": 10**400, "share": False}
+        return self.work(x)""",
+    ),
     "returns numbers of another type": ("results of the types", "return self.work(x).double()"),
     "returns its input's memory": ("are in an earlier call's memory", "return x.copy_(self.work(x))"),
     "returns the same memory in each call": (
