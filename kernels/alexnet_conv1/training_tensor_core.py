@@ -15,7 +15,7 @@ Mathematics
 
 Launches
     convolve: a block of 384 threads an SM, tiles of 256 positions x 96 (strict 48) outputs; pack_weights before it;
-    weight_gradient: a block of 384 threads an SM, 47 KB (strict 93), tiles of 3 rows, 363 taps x 48 outputs;
+    weight_gradient: a block of 384 threads an SM, 55 KB (strict 109), tiles of 4 rows, 363 taps x 48 outputs;
     add_splits: a block of 256 threads for 128 sums, over all splits of the batch.
 
 Floor
@@ -168,6 +168,12 @@ DEVICE float warp_sum(float v) {  // in all lanes
     UNROLL for (int offset = WARP / 2; offset > 0; offset /= 2) v += __shfl_xor_sync(0xffffffffu, v, offset);
     return v;
 }
+// threadIdx.x, read again: what is computed from it is not kept in registers between tiles, which would spill.
+DEVICE unsigned thread_again() {
+    unsigned v;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(v));
+    return v;
+}
 DEVICE uint32_t warp_max(uint32_t v) { return __reduce_max_sync(0xffffffffu, v); }
 
 // ---- powers of two
@@ -302,7 +308,8 @@ struct Batch {
     template <bool PAIRED>
     DEVICE void load_if(const Shape& shape, const Plan& plan, const Rows& rows, int first_pair, int first_column,
                         int channels) {
-        const int first = first_column + threadIdx.x % WARP;
+        const unsigned thread = thread_again();
+        const int first = first_column + thread % WARP;
         bool left_exists[PASSES], right_exists[PASSES];  // of a pair of columns
         UNROLL for (int k = 0; k < PASSES; ++k) {
             const bool in_stage = first + WARP * k < 2 * plan.pitch;
@@ -311,7 +318,7 @@ struct Batch {
             right_exists[k] = PAIRED ? left_exists[k] : in_stage && column + 1 < width;
         }
         UNROLL for (int i = 0; i < PAIRS; ++i) {
-            const int pair = first_pair + i * WARPS + threadIdx.x / WARP % WARPS;
+            const int pair = first_pair + i * WARPS + thread / WARP % WARPS;
             const int h = rows.top + (PLANES == PHASES ? 2 * pair : pair / PLANES * STRIDE_H + pair % PLANES * 2);
             const Element* row = rows.x + static_cast<int64_t>(h) * shape.width + 2 * first;
             UNROLL for (int r = 0; r < 2; ++r, row += shape.width) {
@@ -343,9 +350,10 @@ struct Batch {
     template <bool STRICT>
     DEVICE void store(int channel, uint32_t to_rows, int low, const Plan& plan, int first_pair, int first_column,
                       float scale) const {
-        const int first = first_column + threadIdx.x % WARP;
+        const unsigned thread = thread_again();
+        const int first = first_column + thread % WARP;
         UNROLL for (int i = 0; i < PAIRS; ++i) {
-            const int pair = first_pair + i * WARPS + threadIdx.x / WARP % WARPS;
+            const int pair = first_pair + i * WARPS + thread / WARP % WARPS;
             const int row = pair % PLANES * plan.rows + pair / PLANES;
             const uint32_t to = to_rows + row * plan.pitch * UNIT_BYTES + first * (UNIT_BYTES / 2);
             UNROLL for (int k = 0; k < PASSES; ++k) {
@@ -630,10 +638,10 @@ __global__ void __launch_bounds__(THREADS, 1)
 template <bool STRICT_>
 struct Gradient {
     static constexpr bool STRICT = STRICT_;
-    static constexpr int PARTS = STRICT ? 2 : 1, POSITIONS = 192, WARPS = THREADS / WARP;
+    static constexpr int PARTS = STRICT ? 2 : 1, POSITIONS = 224, WARPS = THREADS / WARP;
     // What a block keeps in shared memory; bytes at the original's size, strict in brackets:
-    //   | keys, exponents, a unit for each tap: 464 | [high, low]( x [channel][plane][row][unit]: 27,360 (2 x 27,360) |
-    //   | grad [output][position]: 19,200 (2 x 19,200) ) | each position's unit: 768 |
+    //   | keys, exponents, a unit for each tap: 464 | [high, low]( x [channel][plane][row][unit]: 32,832 (2 x 32,832) |
+    //   | grad [output][position]: 22,272 (2 x 22,272) ) | each position's unit: 896 |
     // A warp has every sixth tile of 16 taps, and half of the block's outputs.
     static constexpr int OUTS = 48, WARPS_ACROSS = 2, WARPS_DOWN = WARPS / WARPS_ACROSS, WARP_OUTS = OUTS / WARPS_ACROSS;
     static constexpr int GROUPS = ceil_div(OUT_CHANNELS, OUTS), N_TILES = WARP_OUTS / 8;
@@ -676,7 +684,7 @@ struct GradientTile {
     DEVICE void load(const Shape& shape, const Plan& plan, const GradientPart& part, const Tile& tile, const Element* x,
                      const Element* grad) {
         if (is_whole(plan)) rows.load(shape, plan, Rows(shape, tile, x, part.first_channel), 0, 0, part.channels);
-        const int lane = threadIdx.x % WARP;
+        const int lane = thread_again() % WARP;
         const int64_t plane = static_cast<int64_t>(tile.sample) * OUT_CHANNELS + part.first_out + output(0);
         const Element* from = grad + plane * shape.out_size() + tile.first + lane;
         UNROLL for (int i = 0; i < OUTS; ++i, from += G::WARPS * shape.out_size()) {

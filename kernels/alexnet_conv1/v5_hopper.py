@@ -15,7 +15,7 @@ Mathematics
 
 Launches
     convolve: one block of 512 threads per SM, 219 KiB (strict: 218); persistent and warp-specialized: two producer warpgroups
-    (x to fp16), two consumer warpgroups (wgmma, bulk copies out). Before it, each call: pack_weights, 128 per output channel.
+    (x to fp16), two consumer warpgroups (wgmma, bulk copies out). pack_weights, 128 per output channel: beside its first loads.
 
 Floor
     451 MB take an H200 0.103 ms at 4.39 TB/s, half in 16 bits; 54 GFLOP 0.070 at 767 TFLOP/s (in whole tiles: 0.090).

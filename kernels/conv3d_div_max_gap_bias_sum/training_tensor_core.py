@@ -612,8 +612,8 @@ __global__ void __launch_bounds__(THREADS, 1)
                 wait(handover.full, 0);
                 const uint2 indices = handover.indices[tiles % SLOTS][lane];
                 mbarrier_arrive(shared_address(&handover.empty[tiles++ % SLOTS]));
-                add_gradient(indices, band + offset, next_band + offset, gradient);
                 if (argmax) store_argmax(tile, {indices.x & 0xffff, indices.x >> 16, indices.y & 0xffff, indices.y >> 16});
+                add_gradient(indices, band + offset, next_band + offset, gradient);
             });
         } while (shared.exponent_after(n, segment.bands()) == REJECTED);
         // The sum of the warps' gradients, in their order, where the pipeline was.

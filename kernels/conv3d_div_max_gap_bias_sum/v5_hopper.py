@@ -15,7 +15,7 @@ Mathematics
 
 Launches
     stream_max_mean  SMs at most  384 threads  209 KiB, strict 215  whole samples, if 95% of SMs stay busy; EXAMPLE: 128 blocks
-    finish_samples   samples      32           0                    adds a sample's segments; EXAMPLE: only strict has several
+    finish_samples   samples      256          1 KiB                adds a sample's segments; EXAMPLE: only strict has several
 
 Floor
     268 MB in, 0.061 ms on an H200 (4.39 TB/s); by F(2, 3) 31.7 GFLOP at mma.sync's 622 TFLOP/s, 0.051. No unit binds.
