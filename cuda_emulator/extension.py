@@ -107,10 +107,9 @@ class Builder:
         file = Path(self.source_file or "")
         text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
         includes_all = "load_inline" in text and "no_implicit_headers" not in text
-        light = light_kernel_header, toolchain.bindings_library, toolchain.names_in_torch_headers
-        make_shared(
-            *(light if includes_all and self.takes_light_header else ()), *(binding_header,) * bool(REGISTERS.search(text))
-        )
+        light = [toolchain.bindings_library, light_kernel_header, toolchain.names_in_torch_headers]
+        light += [light_binding_header] * bool(USES_PYBIND.search(text))
+        make_shared(*light * (includes_all and self.takes_light_header), *[binding_header] * bool(REGISTERS.search(text)))
 
     def load_inline(
         self,
@@ -168,8 +167,12 @@ class Builder:
         name = versioned(name, repr(given))
         if not no_implicit_headers:
             cpp, cuda = IMPLICIT_CPP + cpp, IMPLICIT_CUDA + cuda if cuda else ""
-        declarations = cpp, functions, with_pytorch_error_handling
+        own = None  # the binding without pybind11
         if functions is not None:
+            if not USES_PYBIND.search(cpp) and not REGISTERS.search(cpp):
+                own = cpp + bindings.own_module(name, functions, with_pytorch_error_handling)
+                own = Prepared(own, source_file, f"<{name}: cpp_sources>", is_cuda=False)
+                own.is_declared = "{" not in cpp
             cpp += bindings.pybind_module(functions, with_pytorch_error_handling)
         includes = [f"-I{path}" for path in extra_include_paths or []]
         binding = (
@@ -184,7 +187,7 @@ class Builder:
         cuda_flags = [*filter(KEPT_FLAG.fullmatch, extra_cuda_cflags or []), *includes]
         extra = [flag for flag in extra_ldflags or [] if flag and not re.search(r"cuda|cublas|cudnn", flag)]
         try:
-            library = self._compiled(name, binding, cpp_flags, kernels, cuda_flags, extra, declarations)
+            library = self._compiled(name, binding, cpp_flags, kernels, cuda_flags, extra, own)
         except EmulatorError as error:
             raise error.with_traceback(None) from None  # what is wrong is the caller's text
         return name, library, kernels
@@ -260,13 +263,14 @@ class Builder:
     load.emulates_cuda = True
     load_inline.emulates_cuda = True  # what a variant's main asks: whether its kernels run on CPU tensors here
 
-    def _compiled(self, name, binding, cpp_flags, kernels, cuda_flags, linker_flags, declarations):
-        """The path of a library of the Prepared texts; one of them may be None. `declarations`: see of_declarations."""
+    def _compiled(self, name, binding, cpp_flags, kernels, cuda_flags, linker_flags, own):
+        """The path of a library of the Prepared texts; one of the two may be None. `own`: the binding without pybind11."""
         uses_torch = binding is not None or kernels.uses_torch
         cuda_flags = cuda_flags if uses_torch else [*cuda_flags, *c_functions.FLAGS]
 
         def bind():
-            return bindings.of_declarations(name, *declarations, cpp_flags) or self.compile_binding(name, binding, cpp_flags)
+            made = own and self.compile_own_binding(name, own, cpp_flags)
+            return made or self.compile_binding(name, binding, cpp_flags, with_pybind=not own)
 
         jobs = [bind] if binding else []
         jobs += [lambda: [self.compile_kernels(name, kernels, cuda_flags)]] if kernels else []
@@ -285,17 +289,33 @@ class Builder:
         runtime.waits(library, prepared.waiting)
         return library
 
-    def compile_binding(self, name, prepared, flags):
-        """The object files of a binding: it, and its library's name where the one serves all names."""
+    def compile_binding(self, name, prepared, flags, with_pybind=True):
+        """The object files of a binding: it, and its library's name where the one serves all names.
+
+        `with_pybind`: its own text has pybind11's code, whose headers are parsed beforehand.
+        """
         own = list(BINDING_FLAGS)
         if REGISTERS.search(prepared.text):
             own += ["-include", str(binding_header())]
         if not prepared.shared:
-            return [compile_with_torch(name, prepared, [*own, *flags], light_binding_header)]
+            return [compile_with_torch(name, prepared, [*own, *flags], light_binding_header if with_pybind else None)]
         shared = compile_with_torch(STAND_IN, prepared, [*own, *flags, f'-DEMULATOR_STAND_IN="{STAND_IN}"'])
         hidden = '__attribute__((visibility("hidden")))'
         named = f'extern "C" {hidden} const char emulator_library_name[];\nconst char emulator_library_name[] = "{name}";\n'
         return [shared, toolchain.compile_text(named, ".cpp", ["-fPIC"])]
+
+    def compile_own_binding(self, name, prepared, flags):
+        """The object file and library of a binding without pybind11; None where it is wrong, or has an unusual signature."""
+        try:
+            if prepared.is_declared:
+                flags = [f"-I{DECLARED}", *BINDING_FLAGS, toolchain.torch_flags()[0][0], *flags]
+                compiled = toolchain.compile_text(prepared.text, ".cpp", flags)
+            else:
+                compiled = compile_with_torch(name, prepared, [*BINDING_FLAGS, *flags])
+            library = toolchain.bindings_library()
+        except EmulatorError:
+            return None  # what is wrong is told of pybind11's text
+        return [compiled, library] if bindings.has_all(library, compiled) else None
 
     def compile_kernels(self, name, prepared, flags):
         flags = [*toolchain.kernel_flags(self.mode, self.debug), *(HALF_FLAGS if prepared.uses_torch else ()), *flags]
@@ -332,6 +352,7 @@ def _side_by_side(jobs):
 BEYOND_LIGHT = re.compile(r"\btorch::(autograd|nn|indexing|data|optim|jit)\b|\bat::indexing\b|\bTensorIndex\b")
 INCLUDES_ALL = re.compile(r"#\s*include\s*<torch/(extension|types|all|torch)\.h>")
 USES_PYBIND = re.compile(r"\bPYBIND11_|\bpy::|\bpybind11\b")
+DECLARED = toolchain.INCLUDE / "light" / "declared"  # what declarations take in place of PyTorch's headers
 LIGHT = (f"-I{toolchain.INCLUDE / 'light'}",)
 
 

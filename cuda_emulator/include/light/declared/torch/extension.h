@@ -1,7 +1,5 @@
 // What declarations of load_inline's functions take of PyTorch's header of this name.
 #pragma once
-#include <emulator/bindings.h>
-
 #include <cstdint>
 #include <optional>
 #include <string>
