@@ -23,7 +23,7 @@ from .counters import Counts, Traffic, counts, reset_counts
 from .debugging import first_kernel, recipe
 from .declarations import kernel_names
 from .errors import EmulatorError, Finding, Party, parse_finding
-from .extension import Builder, compile_ahead, make_own
+from .extension import Builder, compile_ahead, is_made, make_own
 from .program import Program
 from .runtime import (
     CALL_OFF,
@@ -79,6 +79,7 @@ __all__ = [
     "first_kernel",
     "held",
     "install",
+    "is_made",
     "kernel_names",
     "launches",
     "libraries_named",

@@ -145,11 +145,11 @@ def told_of(error, missing):
         return f"{UNSUPPORTED}{missing}"
     if UNKNOWN.search(error.text) and (old := WITHOUT_SYNC.intersection(error.names)):
         (name,) = old
-        return f"error: {name} is no function of CUDA since version 9; use {name}_sync(mask, ...), which names the lanes"
+        return f"error: {name} was removed in CUDA 9; use {name}_sync(mask, ...), whose mask names the lanes"
     if size := re.search(r"emulator_constant_size_of_(\w+)|variable length array [‘'](?:\w+ )?emulator_type_(\w+)", error.text):
-        return f"error: the shared array {size[1] or size[2]} has a size that no constant is; extern __shared__ takes any"
+        return f"error: the size of the shared array {size[1] or size[2]} is not a constant; extern __shared__ takes any size"
     if array := re.search(r"variable length array [‘'](\w+)", error.text):
-        return f"error: the array {array[1]} has a size that no constant is; a thread's own arrays have constant sizes"
+        return f"error: the size of the array {array[1]} is not a constant; a thread's own arrays have constant sizes"
     if twice := re.search(r"conflicting declaration [^‘]*‘.*emulator_dynamic_(\w+)", error.text):
         return f"error: extern __shared__ {twice[1]} is declared with two types; one name has one type in all of a program"
     if twice := re.search(r"multiple definition of `(.*)'", error.text):

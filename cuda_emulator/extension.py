@@ -104,12 +104,20 @@ class Builder:
 
     def make_shared(self):
         """Make what the source file's texts take, before it asks for them."""
+        make_all(self.shared())
+
+    def shared(self):
+        """Return what makes it, a function a file of the cache."""
         file = Path(self.source_file or "")
         text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
         includes_all = "load_inline" in text and "no_implicit_headers" not in text
         light = [toolchain.bindings_library, light_kernel_header, toolchain.names_in_torch_headers]
         light += [light_binding_header] * bool(USES_PYBIND.search(text))
-        make_shared(*light * (includes_all and self.takes_light_header), *[binding_header] * bool(REGISTERS.search(text)))
+        return (
+            *OWN_LIBRARIES,
+            *(light if includes_all and self.takes_light_header else ()),
+            *(binding_header,) * bool(REGISTERS.search(text)),
+        )
 
     def load_inline(
         self,
@@ -402,16 +410,28 @@ def compile_ahead(source_file, calls):
         builder.build(call["name"], *texts, **{name: value for name, value in call.items() if name in taken and name != "name"})
 
 
-def make_shared(*more):
-    """Make what all texts share, and call the `more` functions, side by side. What they make stays in the cache."""
+def is_made(source_file):
+    """Return whether the cache has what the texts of a file share."""
+    with toolchain.making_nothing():
+        try:
+            return all(job() for job in Builder("check", False, source_file).shared())
+        except toolchain.NotMade:
+            return False
+
+
+OWN_LIBRARIES = toolchain.runtime_library, toolchain.torch_glue_library
+
+
+def make_all(jobs):
+    """Call the functions side by side. What they make stays in the cache."""
     with ThreadPoolExecutor() as pool:
-        for made in [pool.submit(job) for job in (toolchain.runtime_library, toolchain.torch_glue_library, *more)]:
+        for made in [pool.submit(job) for job in jobs]:
             made.result()
 
 
 def make_own():
     """Make all that any text may take: the runtime, and PyTorch's headers."""
-    make_shared(binding_header, toolchain.names_in_torch_headers)
+    make_all([*OWN_LIBRARIES, binding_header, toolchain.names_in_torch_headers])
 
 
 def binding_header():

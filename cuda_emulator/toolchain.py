@@ -143,6 +143,8 @@ def kept(kind, suffix, key, make):
         return Path(made) / kind / path.name
     if path.exists():
         return path
+    if _makes_nothing.get():
+        raise NotMade
     folder.mkdir(parents=True, exist_ok=True)
     with _one_at_a_time(path), tempfile.TemporaryDirectory(dir=folder, prefix=MAKING) as temporary, held(temporary):
         if not path.exists():
@@ -150,6 +152,23 @@ def kept(kind, suffix, key, make):
             make(made)
             made.replace(path)
     return path
+
+
+_makes_nothing = contextvars.ContextVar("makes_nothing", default=False)
+
+
+class NotMade(Exception):
+    """The cache lacks a file, and nothing is to be made."""
+
+
+@contextlib.contextmanager
+def making_nothing():
+    """Have `kept` raise NotMade in this thread where it would make something."""
+    token = _makes_nothing.set(True)
+    try:
+        yield
+    finally:
+        _makes_nothing.reset(token)
 
 
 def sweep():

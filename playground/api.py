@@ -14,7 +14,7 @@ import inspect
 import io
 import tempfile
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -25,13 +25,12 @@ from playground.driver import plan
 from playground.driver.runner import Runner
 from playground.driver.task import Options, Task
 from playground.machine import build_locks, requirements
-from playground.record import NOBODY, TRUST, Caveat, Ratio
+from playground.record import NOBODY, Caveat, Ratio
 from playground.report import suite
 from playground.report.figures import meets
 from playground.report.progress import Progress
 from playground.serial import dump
-from playground.tensors import HALF
-from playground.worker.sandbox import MODES, Missing, version
+from playground.worker.sandbox import Missing, version
 
 _ceilings = {}  # of this machine: measured once for all calls
 _once = threading.Lock()
@@ -102,17 +101,18 @@ def compare(
     with the caller's. Raises CatalogError for a path or a setting that stands for nothing, CannotCompare where the machine
     lacks what `device` needs, TypeError and ValueError for other arguments.
     """
-    for name, (value, choices) in {
-        "device": (device, ("auto", "cuda", "cpu", "emulator")),
-        "standard": (standard, (None, "forward", "drop-in")),
-        "precision": (precision, ("default", "strict", *HALF)),
-        "sandbox": (sandbox, MODES),
-        "trust": (trust, TRUST),
-    }.items():
-        if value not in choices:
-            raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}")
-    if accept is not None and not 0 < accept <= plan.LEAST_ACCURACY:
-        raise ValueError(f"accept is {accept!r}, expected a share of the output's spread up to {plan.LEAST_ACCURACY:g}")
+    options = Options(
+        device=device,
+        standard=standard,
+        quick=quick,
+        check_only=check_only,
+        training=training,
+        precision=precision,
+        accept=accept,
+        time_limit=time_limit,
+        sandbox=sandbox,
+        trust=trust,
+    )
     _prepare(device)
     if sandbox == "require":
         try:
@@ -125,26 +125,15 @@ def compare(
         given = _file(solution, Path(folder) / "solution.py")
         variant = catalog.find_variant(model, given)
         is_text = variant.path.parent == Path(folder).resolve()
-        options = Options(
-            quick=quick,
-            check_only=check_only,
-            training=training,
-            time_limit=time_limit,
-            strict=precision == "strict",
-            precision=precision if precision in HALF else None,
-            accept=accept,
-            sandbox=sandbox,
-            trust=trust,
-            builds=str(Path(folder) / "builds") if is_text else None,
-        )
-        return _told(_run(model, variant, settings or {}, device, standard, options))
+        options = replace(options, builds=str(Path(folder) / "builds") if is_text else None)
+        return _told(_run(model, variant, settings or {}, options))
 
 
-def _run(model, variant, settings, device, standard, options):
-    standard = standard or plan.standard_of(variant)
-    tasks = plan.of_variants(model, [variant], device, [settings], standard)
+def _run(model, variant, settings, options):
+    tasks = plan.of_variants(model, [variant], [settings], options)
     if not tasks:
-        skipped = ("skipped", f"it does not run on device {device!r}")
+        skipped = ("skipped", f"it does not run on device {options.device!r}")
+        standard = plan.standard_of(variant, options)
         return plan.settled(Task(model, variant, None, settings, standard=standard, settled=skipped))
     with Progress(Console(file=io.StringIO(), quiet=True)) as progress:
         runner = Runner(options, progress)

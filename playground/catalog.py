@@ -350,8 +350,8 @@ def _may_define(code, path, name):
 def borrowed_names(variant, problem):
     """Return the names, sorted, that a variant's file uses without defining them, and that the problem's file defines.
 
-    KernelBench runs a solution in the namespace of its problem. None for a file that is no Python, nor of a problem that makes
-    a ModelNew of its solutions itself.
+    KernelBench runs a solution in the namespace of its problem. Empty if a file does not parse, or
+    if the problem makes a ModelNew of its solutions itself.
     """
     try:
         own, given = (

@@ -72,7 +72,7 @@ def _json(file, text, line=None):
     try:
         return json.loads(text)
     except ValueError as error:
-        raise CatalogError(f"{file}:{line or getattr(error, 'lineno', 1)}: no JSON: {error}") from None
+        raise CatalogError(f"{file}:{line or getattr(error, 'lineno', 1)}: not JSON: {error}") from None
 
 
 def _definition(file):
@@ -113,7 +113,7 @@ def _solution(file):
         return None
     entry, _, symbol = str(found["spec"].get("entry_point")).partition("::")
     if not entry.endswith(".py") or len(found["sources"]) != 1:
-        why = "expected one file of Python" if entry.endswith(".py") else f"its entry point is {entry}, no Python"
+        why = "expected one file of Python" if entry.endswith(".py") else f"its entry point is {entry}, which is not Python"
         return {**found, "text": "", "skipped": f"internal limit: {why}"}
     ending = "" if symbol == "run" else f"\nrun = {symbol}\n"
     return {**found, "text": found["sources"][0]["content"] + ending}

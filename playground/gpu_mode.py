@@ -90,7 +90,7 @@ def _task(folder):
         raise CatalogError(f"{folder / TASK} needs PyYAML: python -m pip install PyYAML") from None
     except yaml.YAMLError as error:
         line, what = getattr(getattr(error, "problem_mark", None), "line", 0) + 1, getattr(error, "problem", error)
-        raise CatalogError(f"{folder / TASK}:{line}: no YAML: {str(what).splitlines()[0]}") from None
+        raise CatalogError(f"{folder / TASK}:{line}: not YAML: {str(what).splitlines()[0]}") from None
     task = {"lang": "py", "multi_gpu": False} | (task if isinstance(task, dict) else {})
     for key, least in {"files": 1, "tests": 1, "benchmarks": 0}.items():
         task[key] = task.get(key) or []

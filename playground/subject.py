@@ -14,6 +14,8 @@ Digest = Annotated[
 
 Place = Literal["cuda", "cpu", "emulator"]
 
+HALF = ("fp16", "bf16")  # the precisions to which a whole problem can be converted
+
 StandardName = Literal["forward", "drop-in"]
 
 

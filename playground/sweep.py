@@ -1,10 +1,8 @@
-"""Constants of a model that take several values: the points of a grid, and where along it a variant becomes faster."""
+"""Constants of a model that take several values: the points of a grid, and the results along its axes."""
 
 import ast
 import itertools
-import math
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from playground.catalog import CatalogError
@@ -89,42 +87,6 @@ def is_numeric(axes, axis):
     return all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in axes[axis])
 
 
-@dataclass(frozen=True)
-class Crossover:
-    """Between two neighbouring values of an axis a variant `starts` or stops being faster; `at`: where the ratio is 1."""
-
-    starts: bool
-    before: object
-    after: object
-    at: float | None
-
-
 def measured(line):
     """Return the results of which a speed-up is known."""
     return [result for result in line if result.outcome and result.outcome.ratio]
-
-
-def crossovers(line, axes, axis):
-    """Return where a variant starts or stops being faster along a line of results; those without a time are skipped.
-
-    Between two points the ratio over the best baseline is taken as a power of the swept value, where that is a positive number.
-    """
-    timed = measured(line)
-    found = []
-    for one, other in itertools.pairwise(timed):
-        wins = [result.outcome.verdict == "win" for result in (one, other)]
-        if wins[0] != wins[1]:
-            ends = [value(result, axis) for result in (one, other)]
-            ratios = [result.outcome.ratio for result in (one, other)]
-            at = _where_ratio_is_one(ends, ratios) if is_numeric(axes, axis) else None
-            found.append(Crossover(wins[1], *ends, at))
-    return found
-
-
-def _where_ratio_is_one(ends, ratios):
-    """None where the ratios are on one side of 1: the smaller then counts as a tie."""
-    (x0, x1), (y0, y1) = ends, [math.log(ratio) for ratio in ratios]
-    if min(x0, x1) <= 0 or y0 * y1 >= 0:
-        return None
-    share = y0 / (y0 - y1)
-    return math.exp(math.log(x0) + share * (math.log(x1) - math.log(x0)))

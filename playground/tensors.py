@@ -7,6 +7,7 @@ import math
 import numbers
 import os
 import random
+import re
 import shutil
 import struct
 import types
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from playground import untrusted
+from playground import subject, untrusted
 from playground.room import NoRoom, is_full, no_room_in
 
 PLACES = {"cuda": "cuda", "cpu": "cpu", "emulator": "cpu"}  # where a variant runs -> the torch device of its tensors
@@ -57,7 +58,10 @@ def load(path, mapped=False):
 # "tensors", [name, dtype, shape] of each, [name, None, None] where there is none; then the tensors' bytes.
 LENGTH = struct.Struct("<Q")  # what untrusted.erase writes over
 LONGEST_HEADER = 1 << 20
-DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+# Memory of a quantised type that a judged process names is no tensor, and ends who looks at it; parts of bytes do not compute.
+WHOLE = re.compile(r"torch\.(bool|u?int(8|16|32|64)|b?float(8_\w+|16|32|64)|complex\d+)")
+DTYPES = {str(each): each for each in vars(torch).values() if isinstance(each, torch.dtype) and WHOLE.fullmatch(str(each))}
+MOST_DIMENSIONS = 64  # of which PyTorch computes
 OUTPUT, GRADIENT = "output ", "gradient "  # begin the names
 
 
@@ -119,7 +123,7 @@ def load_results(path, most, device="cpu"):
     except OSError as error:
         raise NotTensors(f"the file of results cannot be read: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, struct.error) as error:
-        raise NotTensors(f"the file of results holds something else than tensors: {type(error).__name__}") from error
+        raise NotTensors(f"the file of results holds something that is no tensor: {type(error).__name__}") from error
 
 
 def _read_results(file, device):
@@ -142,7 +146,9 @@ def _read_results(file, device):
 
 
 def _read_tensor(file, dtype, shape, most, device):
-    if not all(type(size) is int and size >= 0 for size in shape) or math.prod(shape) * dtype.itemsize > most:
+    if len(shape) > MOST_DIMENSIONS or not all(type(size) is int and 0 <= size < 1 << 63 for size in shape):
+        raise ValueError(shape)
+    if math.prod(shape) * dtype.itemsize > most:
         raise ValueError(shape)
     value = torch.empty(shape, dtype=dtype, device=device)
     for part in value.view(-1).view(torch.uint8).split(BLOCK):
@@ -185,7 +191,7 @@ def to(inputs, device):
 
 
 _draws = 20261124  # the seed of what a model draws in a call, for dropout
-HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}  # precisions to which a whole problem can be converted
+HALF = dict(zip(subject.HALF, (torch.float16, torch.bfloat16), strict=True))
 
 
 def in_precision(problem, precision):

@@ -120,13 +120,13 @@ def new_seed(bits=31):
 def memory(name):
     """Return the descriptor of new memory without a name in any folder, which may grow.
 
-    Nobody can shorten it, so that whoever judges may map what a judged process has, too. On a system that has no such memory it
-    has no room.
+    Nobody can shorten it, or forbid to write to it, so that whoever judges may map what a judged process has, too. On a system
+    that has no such memory it has no room.
     """
     if not hasattr(os, "memfd_create"):
         return os.open(os.devnull, os.O_RDWR)
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
     return descriptor
 
 

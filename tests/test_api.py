@@ -82,7 +82,7 @@ def test_modules_names_and_what_does_not_run_there():
         ({"solution": 3}, TypeError, "expected a path, a name, the text of a file or a module, got int"),
         ({"solution": ModuleType("made")}, TypeError, "module 'made' has no file"),
         ({"device": "gpu"}, ValueError, "device is 'gpu', expected one of 'auto', 'cuda', 'cpu', 'emulator'"),
-        ({"standard": "backward"}, ValueError, "expected one of None, 'forward', 'drop-in'"),
+        ({"standard": "backward"}, ValueError, "expected one of None, 'drop-in', 'forward'"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, error, complaint):

@@ -93,7 +93,7 @@ def test_flashinfer_benchs_folders(tmp_path):
     assert [(pair.solution_name, pair.workload["uuid"]) for pair in pairs] == [
         (n, u) for n in ("cuda", "mine") for u in ("u5", "u7")
     ]
-    assert pairs[0].skipped == "internal limit: its entry point is a.cu, no Python" and pairs[2].skipped is None
+    assert pairs[0].skipped == "internal limit: its entry point is a.cu, which is not Python" and pairs[2].skipped is None
 
 
 def test_custom_inputs_and_types(tmp_path):
@@ -131,7 +131,7 @@ def test_a_faulty_definition_is_named(tmp_path, change, complaint):
     "write, complaint",
     [
         (lambda folder: (folder / "workload.jsonl").write_text("{}\n"), "workload.jsonl:1: expected a workload with axes"),
-        (lambda folder: (folder / "workload.jsonl").write_text("\n{\n"), "workload.jsonl:2: no JSON"),
+        (lambda folder: (folder / "workload.jsonl").write_text("\n{\n"), "workload.jsonl:2: not JSON"),
         (lambda folder: (folder / "workload.jsonl").write_text(""), "no workload of rms is there"),
         (lambda folder: (folder / "solution.json").unlink(), "no solutions of"),
     ],

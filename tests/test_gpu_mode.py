@@ -89,8 +89,8 @@ def test_tests_are_judged_and_benchmarks_timed_on_a_gpu(write):
 @pytest.mark.parametrize(
     "name, text, complaint",
     [
-        ("task.yml", "files: 3\ntests: [", "task.yml:2: no YAML: expected the node content"),
-        ("task.yml", "files:\n\t- a", "task.yml:2: no YAML: found character"),
+        ("task.yml", "files: 3\ntests: [", "task.yml:2: not YAML: expected the node content"),
+        ("task.yml", "files:\n\t- a", "task.yml:2: not YAML: found character"),
         ("task.yml", "- a list", "expected a list called `files`, got []"),
         ("task.yml", {"tests": [{"n": 1}]}, "expected a list called `files`, got []"),
         ("task.yml", TASK | {"tests": 5}, "expected a list called `tests`, got 5"),

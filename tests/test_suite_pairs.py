@@ -7,6 +7,7 @@ import pytest
 from playground import suite
 from playground.catalog import CatalogError
 from playground.driver import plan
+from playground.driver.task import Options
 
 
 @pytest.fixture
@@ -95,7 +96,7 @@ def test_folders_without_pairs_are_refused(kernelbench, tmp_path):
 def test_what_cannot_run_is_settled_and_the_rest_is_not(kernelbench):
     problems, run = kernelbench
     (run / "level_1_problem_3_sample_1_kernel.py").write_text('CUDA = "__global__ void f() {}"\nclass ModelNew: ...')
-    tasks = plan.of_suite(suite.read(problems, run), "cpu")
+    tasks = plan.of_suite(suite.read(problems, run), Options(device="cpu"))
     assert [task.settled and task.settled[0] for task in tasks] == [None, "skipped", None, "error"]
     assert tasks[1].settled[1] == "it does not run on --device cpu"
     assert [task.place for task in tasks] == ["cpu", None, "cpu", None]
@@ -108,6 +109,6 @@ def test_settings_of_a_pair_must_be_constants_of_its_problem(tmp_path):
     pair = {"problem": "problem.py", "solution": "right.py"}
     pairs = [pair | {"settings": settings} for settings in ({"batch": 2}, {"batch_size": 2})]
     (tmp_path / "pairs.json").write_text(json.dumps(pairs))
-    wrong, right = plan.of_suite(suite.read(tmp_path / "pairs.json"), "cpu")
+    wrong, right = plan.of_suite(suite.read(tmp_path / "pairs.json"), Options(device="cpu"))
     assert wrong.settled == ("error", "settings: problem has no constant called batch; it has: batch_size")
     assert right.settled is None and right.settings == {"batch_size": 2}

@@ -8,6 +8,7 @@ from torch.utils import cpp_extension
 from playground import catalog, sweep
 from playground.catalog import CatalogError
 from playground.driver import plan
+from playground.driver.task import Options
 from playground.machine import requirements
 from playground.record import Outcome
 from playground.subject import Shape
@@ -55,24 +56,6 @@ def test_lines_run_along_one_axis():
     across = sweep.lines_along(results, AXES, "pool_size")
     assert [others for others, _ in across] == [{"batch_size": 1}, {"batch_size": 8}, {"batch_size": 64}]
     assert [tuple(r.shape.settings["pool_size"]) for r in across[0][1]] == list(AXES["pool_size"]), "in the order given"
-
-
-def test_the_crossover_is_where_the_ratio_is_one():
-    (found,) = sweep.crossovers([point(1, 0.5), point(4, 0.25), point(16, 4.0)], AXES, "batch_size")
-    assert (found.starts, found.before, found.after) == (True, 4, 16)
-    assert found.at == pytest.approx(8)
-    (found,) = sweep.crossovers([point(1, 2.0), point(8, 1.5), point(64, 0.9)], AXES, "batch_size")
-    assert (found.starts, found.before, found.after) == (False, 8, 64) and 8 < found.at < 64
-
-
-def test_a_crossover_into_a_tie_has_no_place_of_its_own():
-    (found,) = sweep.crossovers([point(1, 1.2), point(8, 1.005)], AXES, "batch_size")
-    assert (found.starts, found.at) == (False, None)
-
-
-def test_no_crossover():
-    assert sweep.crossovers([point(1, 2.0), point(8, 3.0)], AXES, "batch_size") == []
-    assert sweep.crossovers([point(1, 0.5)], AXES, "batch_size") == []
 
 
 @pytest.mark.parametrize(
@@ -147,9 +130,9 @@ def test_tasks_are_told_apart_by_what_is_swept():
     model = catalog.find_model("alexnet_conv1")
     (variant,) = [each for each in catalog.variants(model) if each.backend == "cpu"]
     points = sweep.grid({"batch_size": (1, 2), "height": (47,)})
-    one, two = plan.of_variants(model, [variant], "cpu", points)
+    one, two = plan.of_variants(model, [variant], points, Options(device="cpu"))
     assert one.names() == ("alexnet_conv1", f"{variant.name}, batch_size=1")
     assert two.names("float64") == ("alexnet_conv1", "float64, batch_size=2")
     assert two.settings["height"] == 47
-    (alone,) = plan.of_variants(model, [variant], "cpu", points[:1])
+    (alone,) = plan.of_variants(model, [variant], points[:1], Options(device="cpu"))
     assert alone.names() == ("alexnet_conv1", variant.name)

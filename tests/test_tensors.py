@@ -214,14 +214,20 @@ def _renamed(path):
     path.write_bytes(path.read_bytes().replace(b"output 0", b"output 1"))
 
 
+def _retyped(path, name):
+    path.write_bytes(path.read_bytes().replace(b'"torch.float32"', name.ljust(15)))
+
+
 @pytest.mark.parametrize(
     "change, complaint",
     [
-        (_shortened, "something else than tensors: ValueError"),
-        (_renamed, "something else than tensors: ValueError"),
-        (lambda path: path.write_bytes(b""), "something else than tensors"),
+        (lambda path: _retyped(path, b'"torch.quint8"'), "something that is no tensor: KeyError"),  # which ended the referee
+        (lambda path: _retyped(path, b'"torch.int4"'), "something that is no tensor: KeyError"),
+        (_shortened, "something that is no tensor: ValueError"),
+        (_renamed, "something that is no tensor: ValueError"),
+        (lambda path: path.write_bytes(b""), "something that is no tensor"),
         (lambda path: path.write_bytes(bytes(4096) * 2), "has 8192 bytes, expected at most 4096"),
-        (lambda path: path.write_bytes(b"\2" + bytes(7) + b"{}"), "something else than tensors: KeyError"),
+        (lambda path: path.write_bytes(b"\2" + bytes(7) + b"{}"), "something that is no tensor: KeyError"),
         (lambda path: path.unlink(), "cannot be read: No such file"),
         (lambda path: os.link(path, path.with_name("other")), "no regular file of its own"),
         (

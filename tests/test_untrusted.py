@@ -4,6 +4,7 @@ Nobody waits for it, nothing outside of the folder is read or changed, and what 
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import stat
@@ -109,7 +110,7 @@ def test_at_a_name_that_is_removed(place, thing):
     for clear in remove, erase:
         with left_at(place, clear.__name__, thing) as file:
             if thing == "a folder":
-                with pytest.raises(WorkerFailure, match="has left what cannot be removed in the place of its results"):
+                with pytest.raises(WorkerFailure, match="left something that cannot be removed where its results go"):
                     clear(file.held)
             else:
                 clear(file.held)
@@ -193,7 +194,7 @@ def test_results_that_grow_while_they_are_read(place, monkeypatch):
         return as_ever(*arguments)
 
     monkeypatch.setattr(tensors, "_read_tensor", read_and_grow)
-    with pytest.raises(tensors.NotTensors, match="something else than tensors"):
+    with pytest.raises(tensors.NotTensors, match="something that is no tensor"):
         tensors.load_results(file.held, len(whole))
 
 
@@ -216,4 +217,6 @@ def test_memory_that_is_mapped_cannot_be_shortened():
         assert len(file.read()) == MOST
         with pytest.raises(PermissionError):
             file.truncate(0)
+        with pytest.raises(PermissionError):  # or no process that judges could write there any more
+            fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
     os.close(descriptor)

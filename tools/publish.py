@@ -4,7 +4,8 @@ docs/published_solutions.md, and the drawings docs/pictures/*.svg; results/*.jso
     python -m tools.publish            writes them
     python -m tools.publish --check    writes nothing; exits 1 when one of them is out of date
 
-Of each GPU the newest run counts that measured something at the originals' sizes. No figure of a stale result is shown.
+Of each GPU, and of fp16 and bf16 there, the newest run counts that measured something at the originals' sizes. No figure of a
+stale result is shown.
 """
 
 import argparse
@@ -19,11 +20,14 @@ from pathlib import Path
 from playground.catalog import ROOT, ladder_order, reading_order
 from playground.record import NOT_TIMED, Result
 from playground.report import drawing, figures, page, speed_bars
-from playground.report.document import as_lines, is_stale, read, write_whole
-from playground.report.text import NOTHING, grouped, markdown_cell, markdown_table, significant, with_unit
+from playground.report.document import is_stale, read, write_whole
+from playground.report.text import NOTHING, grouped, significant, with_unit
 from playground.run_record import Environment, load_document
 from playground.serial import DocumentError, dump
+from playground.subject import HALF
 from tools import memories, published
+from tools.markdown import markdown_cell, markdown_table
+from tools.records import as_lines
 
 COMMAND = "python -m tools.publish"
 README, SOLUTIONS, PICTURES = Path("README.md"), Path("docs/published_solutions.md"), Path("docs/pictures")
@@ -48,6 +52,11 @@ OTHER_KERNELS = {  # those that are not the variant's, by a part of their names
     "elementwise_kernel": "PyTorch: elementwise",
 }
 OUTSIDE, LEAST_SHARE = "outside the profiled kernels", 0.02  # what these leave of the measured time; of it, to be told
+WIDTH, LINE = 400, 16  # units: of the plot, which is read on a phone of 390 pixels, too; from one line of text to the next
+BELOW = (
+    "speed, on a linear scale from 0: twice as long is twice as fast",
+    "dashed: the floor, the roofline's bound; speed-up: over PyTorch's fastest",
+)
 LONGEST_REASON = 100  # characters of a cell
 KERNELS_HEAD = ("step", "where its time goes, by PyTorch's profiler")
 PERMITTED = {"tf32": "TF32 permitted", "fp32": "strict fp32"}  # by PyTorch's settings, to the model's operators
@@ -60,9 +69,13 @@ NOTHING_MEASURED = "No kernel has been measured on a GPU in its present form yet
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run's results at the originals' sizes: {(model, variant): result} of those that are current, the keys of the others."""
+    """A run's results at the originals' sizes: {(model, variant): result} of those that are current, the keys of the others.
+
+    `half` is "fp16" or "bf16" where models and inputs were converted to it, else "".
+    """
 
     name: str
+    half: str
     environment: Environment
     current: dict[tuple[str, str], Result]
     stale: set[tuple[str, str]]
@@ -115,11 +128,35 @@ def files(root):
             yield ladder, _between(root, ladder, "results", table(root, runs, ladder, model))
             for variant in (variant for of, variant in memories.PICTURES if of == model):
                 yield PICTURES / f"{model}-{variant}.svg", memories.image(model, variant)
-    newest = max(runs, key=lambda run: run.environment.moment, default=None)
+    newest = max((run for run in runs if not run.half), key=lambda run: run.environment.moment, default=None)
     title = f"Forward pass on {newest.title}" if newest else NOTHING_MEASURED
     timed = {model: [each for each in newest.of(model) if each.time_ms] for model in models if newest}
     for path, colours in PLOTS.items():
-        yield path, speed_bars.image(title, {model: results for model, results in timed.items() if results}, colours)
+        yield path, speed_bars_of(title, {model: results for model, results in timed.items() if results}, colours)
+
+
+def speed_bars_of(title, models, colours):
+    """Return the text of an SVG file; `models` are {model: results that have times}. Of none the image is its title alone."""
+    drawn = {}
+    for model, results in models.items():
+        shown = speed_bars.pictures([(result, None) for result in results], brief=True)
+        drawn[f"{model}, {figures.inputs_text(results[0])}"] = shown[0]
+    titles = textwrap.wrap(title, 52)
+    top = LINE * len(titles) + 12
+    bottom = top + sum(28 + picture.height for picture in drawn.values())
+    with drawing.style():
+        figure = drawing.figure(WIDTH, bottom + LINE * len(BELOW) * bool(drawn) + 4)
+        axes = drawing.sheet(figure)
+        for line, text in enumerate(titles, 1):
+            axes.text(8, LINE * line + 2, text, fontsize=13, weight="bold")
+        for heading, picture in drawn.items():
+            axes.text(8, top + 16, heading, fontsize=12, color=drawing.SOFT)
+            speed_bars.draw(axes, picture, top + 18, 8, 152, WIDTH - 8)
+            top += 28 + picture.height
+        for line, text in enumerate(BELOW if drawn else (), 1):
+            axes.text(8, bottom + LINE * line - 4, text, fontsize=10, color=drawing.SOFT)
+        words = " ".join(f"{heading}: {picture.words()}" for heading, picture in drawn.items())
+        return drawing.svg(figure, "times", title, words or title, colours) + "\n"
 
 
 def recorded(path):
@@ -129,18 +166,21 @@ def recorded(path):
 
 
 def newest_runs(root):
-    """Return the newest run of each GPU that has full-size results, by the GPU's name."""
+    """Return the newest run of each GPU, and of fp16 and bf16 there, that has full-size results, by the GPU's name."""
     runs = {}
     for path in sorted((root / "results").glob("*.json")):
         document = load_document(json.loads(recorded(path)))
         environment, gpu = document.environment, document.environment.gpu
         full_size = [r for r in document.results if r.ran_on == "cuda" and not figures.changed_sizes(r, root)]
-        found = {(each.model, each.variant): each for each in full_size}
-        if gpu and found and (gpu not in runs or environment.moment >= runs[gpu].environment.moment):
-            stale = {key for key, each in found.items() if _is_stale(root, each)}
-            current = {key: each for key, each in found.items() if key not in stale}
-            runs[gpu] = Run(path.name, environment, current, stale)
-    return [runs[gpu] for gpu in sorted(runs)]
+        half = next((each.precision for each in full_size if each.precision in HALF), "")
+        took = [each for each in full_size if not half or each.precision == half]  # other variants refuse 16 bits
+        found = {(each.model, each.variant): each for each in took}
+        key = gpu, ["", *HALF].index(half)
+        if gpu and found and (key not in runs or environment.moment >= runs[key].environment.moment):
+            stale = {name for name, each in found.items() if _is_stale(root, each)}
+            current = {name: each for name, each in found.items() if name not in stale}
+            runs[key] = Run(path.name, half, environment, current, stale)
+    return [runs[key] for key in sorted(runs)]
 
 
 def _is_stale(root, result):
@@ -162,7 +202,7 @@ def best(runs, models):
     rows = [(run, row) for model in models for run in runs if (row := _best_row(run.of(model)))]
     gpu = {run: run.environment.gpu for run, _ in rows}
     alike = grouped(gpu, lambda run: run.title.removeprefix(gpu[run]))  # but for the GPU
-    titles = "; ".join(markdown_cell(" and ".join(map(gpu.get, own)) + rest) for rest, own in alike.items())
+    titles = "; ".join(markdown_cell(" and ".join(dict.fromkeys(map(gpu.get, own))) + rest) for rest, own in alike.items())
     timed = {name for run in runs for result in run.current.values() for name in result.baselines_ms}
     names = figures.ordered_baselines(name for name in timed if not name.endswith(OTHERS))
     baselines = ", ".join(markdown_cell(figures.baseline_name(name)) for name in names) or "no baseline"
@@ -184,16 +224,23 @@ def _best_row(results):
     launches_show = graphed <= (1 - LAUNCHES_SHOW) * result.time_ms.median
     in_a_graph = f", in a CUDA graph {significant(graphed)}" * launches_show
     return (
-        *(result.model, significant(baselines.get("eager"))),
+        *(result.model + _in_half(result), significant(baselines.get("eager"))),
         f"{significant(baselines[fastest])} ({texts['over']})" if fastest else NOTHING,
         f"**{texts['median ms']}**{in_a_graph} ({_link(README, result.model, result.variant)})",
         *(f"**{texts['speed-up']}**" if fastest else NOTHING, texts["of floor"]),
     )
 
 
+def _in_half(result):
+    """Return ', fp16', with what is judged where the original's outputs in it say nothing; "" of other precisions."""
+    is_wide = any(each.tag == "out-dtype" for each in result.caveats)
+    return f", {result.precision}{' (float32 sum)' * is_wide}" if result.precision in HALF else ""
+
+
 def table(root, runs, path, model):
-    """Return the text between a ladder's markers: of each GPU every variant of the model beside the baselines."""
-    return "\n\n".join(_ladder(root, run, path, model) for run in runs) or NOTHING_MEASURED
+    """Return the text between a ladder's markers: of each run every variant of the model beside the baselines."""
+    shown = [run for run in runs if not run.half or run.of(model)]
+    return "\n\n".join(_ladder(root, run, path, model) for run in shown) or NOTHING_MEASURED
 
 
 def _ladder(root, run, path, model):
@@ -201,10 +248,13 @@ def _ladder(root, run, path, model):
     inputs = next(filter(None, map(figures.inputs_text, results)), "")
     title = [f"**{markdown_cell(run.environment.gpu)}**", *[f"input {markdown_cell(inputs)}"] * bool(inputs)]
     title += sorted({PERMITTED[result.precision] for result in results if result.precision in PERMITTED})
+    title += sorted({_in_half(result).removeprefix(", ") for result in results}) if run.half else []
     rows = list(_baseline_rows(results))
     for variant in sorted((file.stem for file in (root / "kernels" / model).glob("[!_]*.py")), key=ladder_order):
-        if not variant.startswith("cpu_"):
-            own = ["stale"] if (model, variant) in run.stale else _figures(run.current.get((model, variant)))
+        result = run.current.get((model, variant))
+        is_shown = not run.half or result or (model, variant) in run.stale
+        if is_shown and not variant.startswith("cpu_"):
+            own = ["stale"] if (model, variant) in run.stale else _figures(result)
             rows.append([_link(path, model, variant), *own])
     joined = run.environment.joined  # which results of the record are from other runs
     caption = (
@@ -214,8 +264,9 @@ def _ladder(root, run, path, model):
     caption += " Stale: the file has changed since it was measured." * any(of == model for of, _ in run.stale)
     steps = [(_link(path, model, each.variant), *_kernels(each)) for each in results if each.time_ms]
     several = [step for step in steps if "%, " in "".join(step[1:])]
-    kernels = f"\n\n{markdown_table(KERNELS_HEAD, several)}" if several else ""
-    return f"{', '.join(title)}\n\n{markdown_table(HEAD, rows)}\n\n{caption}{kernels}"
+    kernels = f"\n\n{markdown_table(KERNELS_HEAD, several)}" if several and not run.half else ""
+    head = HEAD[: -len(figures.TRAINING)] if run.half else HEAD
+    return f"{', '.join(title)}\n\n{markdown_table(head, rows)}\n\n{caption}{kernels}"
 
 
 def _kernels(result):

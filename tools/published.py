@@ -1,4 +1,4 @@
-"""Other people's published solutions: a table and a plot of the facts in results/published/, which suite.py wrote."""
+"""Other people's published solutions: a table and a plot of the facts in results/published/, which tools.records wrote."""
 
 import collections
 import json
@@ -7,7 +7,8 @@ from playground.record import NOT_MEASURED, UNPROVED
 from playground.report import drawing
 from playground.report.drawing import DEVICE, FLOOR, GOOD, PANEL
 from playground.report.figures import TIE
-from playground.report.text import grouped, markdown_table, significant, with_unit
+from playground.report.text import grouped, significant, with_unit
+from tools.markdown import markdown_table
 
 HEAD = (
     *("collection", "judged", "right", "drop-in", "measured", "faster than PyTorch's best"),
@@ -29,7 +30,7 @@ def kinds(result):
     """Return what a result is: "right", "drop-in", "looked at" by the outer clock, "timed", and faster.
 
     Its whole interval is above 1.01 if it is "faster" than the fastest baseline that is as precise, "over eager" PyTorch, or
-    "over both". Times of before there was an outer clock are none.
+    "over both". Times older than the outer clock count as unmeasured.
     """
     found = {"all"} | {word for word, key in (("right", "forward"), ("drop-in", "drop_in")) if result["standards"][key]}
     outcome = (result.get("outcome") or {}).get("verdict", NOT_MEASURED)

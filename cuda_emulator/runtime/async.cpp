@@ -435,7 +435,7 @@ void examine_loads_at_end(Block& b) {
     if (b.async.loads.empty()) return;
     const PendingBulk& load = b.async.loads.front();
     Finding f = worker->describe("asynchronous copy not waited for",
-                                 "the block ends, and nobody has waited for a copy into its shared memory", {});
+                                 "the block ends, and no thread has waited for a copy into its shared memory", {});
     f.party = worker->party(b.threads[load.thread], {0, load.instruction}, "began the copy");
     worker->stop(f);
 }

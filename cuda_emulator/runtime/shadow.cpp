@@ -261,7 +261,7 @@ Finding race_with(const Site& s, Segment other, uint32_t instruction, const char
     const bool blocks_differ = chunk.block != s.shadow.clock.serial;
     std::string why = rule_of(s, did, blocks_differ, !blocks_differ && int(chunk.warp) == s.thread.warp);
     if (launch_clock.is_seen_without_a_fence(other, s.shadow.clock))
-        why = std::string("then gave a sign behind a fence, and the sign was seen here with no ") +
+        why = std::string("then set a flag after a fence, and the flag was read here with no ") +
               (blocks_differ ? "__threadfence()" : "__threadfence_block()") +
               " behind that (memory model: atomic and volatile accesses are relaxed, they order nothing by themselves)";
     Finding f = finding(s, s.shared ? "shared memory race" : blocks_differ ? "race between blocks" : "global memory race", why);

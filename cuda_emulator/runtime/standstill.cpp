@@ -106,7 +106,7 @@ void Worker::notice_standstill(Thread& t) {
         }
     stop_waiting(describe("endless wait",
                           std::to_string(looking) + (looking == 1 ? " thread looks" : " threads look") +
-                              " again and again for what no thread is left to do" +
+                              " again and again for what no other thread is left to do" +
                               (waiting ? "; " + std::to_string(waiting) + " more wait at barriers" : ""),
                           {0, t.watches_from ? t.watches_from : instruction}));
 }

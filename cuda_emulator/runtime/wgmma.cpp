@@ -455,7 +455,7 @@ void examine_registers(const Block& b, const Warpgroup& last) {
         shares += (k ? ", " : "") + (registers ? std::to_string(registers) : "?");
     }
     if (asked > threads * launched)
-        worker->stop(worker->describe("registers that nobody gives up",
+        worker->stop(worker->describe("registers that no warpgroup gives up",
                                       "setmaxnreg waits forever: the warpgroups ask for " + shares +
                                           " registers a thread; a block of " + std::to_string(threads) + " threads has " +
                                           std::to_string(launched) + " for each to deal out",

@@ -391,6 +391,7 @@ def call(x, weight, conv_bias, bias, *rest):
 
 class ModelNew(nn.Module):
     operator = staticmethod(call)
+    out_dtype = None  # torch.float32: the sum is not rounded to x's type
 
     def __init__(self, in_channels, out_channels, kernel_size, divisor, pool_size, bias_shape, sum_dim):
         super().__init__()
@@ -408,9 +409,10 @@ class ModelNew(nn.Module):
         self.sums_channels = one_each_channel and sum_dim in (1, -4, (1,), (-4,), [1], [-4])  # else the kernel gives averages
 
     def forward(self, x):
-        bias = self.bias if self.sums_channels else self.bias.new_empty(0)
-        out = self.operator(x, self.conv.weight, self.conv.bias, bias, self.divisor, self.pool_size)
-        return out if self.sums_channels else torch.sum(out + self.bias, dim=self.sum_dim)
+        bias = self.bias if self.out_dtype is None else self.bias.to(self.out_dtype)
+        of_kernel = bias if self.sums_channels else self.bias.new_empty(0)
+        out = self.operator(x, self.conv.weight, self.conv.bias, of_kernel, self.divisor, self.pool_size)
+        return out if self.sums_channels else torch.sum(out + bias, dim=self.sum_dim)
 
 
 @torch.no_grad()

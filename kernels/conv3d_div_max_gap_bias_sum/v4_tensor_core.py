@@ -756,7 +756,8 @@ def conv_max_mean(x, weight, conv_bias, bias, divisor, pool, tf32=False, kernels
     if not library.is_served():
         limits = "at most 8 channels in and 16 out, a kernel of 3 x 3 x 3 and windows of 2 x 2 x 2"
         warnings.warn(f"PyTorch computes what these kernels do not take: {limits}", stacklevel=2)
-        return original(x, weight, conv_bias, bias, divisor, pool)
+        operands = (each.to(of_sum) for each in (x, weight, conv_bias))  # in float32 where the sum is
+        return original(*operands, bias, divisor, pool)
     weight, conv_bias, bias = weight.contiguous(), conv_bias.contiguous(), bias.contiguous()
     out = x.new_empty(batch, 1, 1, 1, dtype=of_sum) if bias.numel() else x.new_empty(batch, out_channels, 1, 1, 1)
     if batch:
@@ -818,6 +819,7 @@ def call(x, weight, conv_bias, bias, divisor, pool, function=conv_max_mean, dire
 
 class ModelNew(nn.Module):
     operator = staticmethod(call)
+    out_dtype = None  # torch.float32: the sum is not rounded to x's type
 
     def __init__(self, in_channels, out_channels, kernel_size, divisor, pool_size, bias_shape, sum_dim):
         super().__init__()
@@ -835,9 +837,10 @@ class ModelNew(nn.Module):
         self.sums_channels = one_each_channel and sum_dim in (1, -4, (1,), (-4,), [1], [-4])  # else the kernel gives averages
 
     def forward(self, x):
-        bias = self.bias if self.sums_channels else self.bias.new_empty(0)
-        out = self.operator(x, self.conv.weight, self.conv.bias, bias, self.divisor, self.pool_size)
-        return out if self.sums_channels else torch.sum(out + self.bias, dim=self.sum_dim)
+        bias = self.bias if self.out_dtype is None else self.bias.to(self.out_dtype)
+        of_kernel = bias if self.sums_channels else self.bias.new_empty(0)
+        out = self.operator(x, self.conv.weight, self.conv.bias, of_kernel, self.divisor, self.pool_size)
+        return out if self.sums_channels else torch.sum(out + bias, dim=self.sum_dim)
 
 
 @torch.no_grad()

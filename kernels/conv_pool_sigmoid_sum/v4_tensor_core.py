@@ -732,7 +732,7 @@ def conv_pool_sum(x, weight, bias, pool, dtype=None, kernels=kernels, original=o
             "windows of an even width up to 8 and at most 16 pixels, no kernel wider than its window and one more",
             stacklevel=2,
         )
-        return original(x, weight, bias, pool, dtype)
+        return original(*(each.to(dtype) for each in (x, weight, bias)), pool)  # in float32 where the sum is
     x, weight, bias, out = x.contiguous(), weight.contiguous(), bias.contiguous(), x.new_empty(batch, dtype=dtype)
     if batch:
         scratch = x.new_empty(batch + 1024, dtype=torch.float32)  # no GPU has as many SMs
@@ -788,6 +788,7 @@ def call(x, weight, bias, pool, dtype=None, function=conv_pool_sum, direct=Direc
 
 class ModelNew(nn.Module):
     operator = staticmethod(call)
+    out_dtype = None  # torch.float32: the sum is not rounded to x's type
 
     def __init__(self, in_channels, out_channels, kernel_size, pool_kernel_size):
         super().__init__()
@@ -795,7 +796,7 @@ class ModelNew(nn.Module):
         self.pool = (pool_kernel_size,) * 2 if isinstance(pool_kernel_size, int) else pool_kernel_size
 
     def forward(self, x):
-        return self.operator(x, self.conv.weight, self.conv.bias, self.pool)
+        return self.operator(x, self.conv.weight, self.conv.bias, self.pool, self.out_dtype)
 
 
 @torch.no_grad()

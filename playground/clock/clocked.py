@@ -11,6 +11,7 @@ from playground.clock.side import Side
 from playground.clock.steps import GRAPHED, step_of
 from playground.clock.workload import Graphed, Workload
 from playground.judge import domain
+from playground.machine.peak_memory import peak_memory
 
 
 class Clocked:
@@ -21,15 +22,16 @@ class Clocked:
     `_subject(side)`: (problem, model, memory format and dtype of its inputs).
     """
 
-    def _take(self, problem, settings, place, seed, strict=False, precision=None, varied=False):
+    def _take(self, problem, settings, place, seed, strict=False, precision=None, varied=False, float_outputs=False):
         """Know the original: a problem's file, the constants that are replaced there, where it runs, the seed of its weights.
 
         `place` is "cuda", "cpu" or "emulator". `precision` is that of weights and inputs, one of HALF. `varied` says that the
-        inputs are varied: see judge.domain. `strict` says that TF32 is forbidden, which is left to the subclass.
+        inputs are varied: see judge.domain. `strict` says that TF32 is forbidden, which is left to the subclass, as is
+        `float_outputs`, that a variant's are to be float32.
         """
         self._hold_clock(torch.device(tensors.PLACES[place]))
         self.path, self.settings, self.seed = problem, settings, seed
-        self.strict, self.precision, self.varied = strict, precision, varied
+        self.strict, self.precision, self.varied, self.float_outputs = strict, precision, varied, float_outputs
 
     def _problem(self):
         """The problem's module, a new one each time: so what torch.compile keeps with a class belongs to one baseline."""
@@ -70,7 +72,7 @@ class Clocked:
                 began = time.perf_counter()
                 content = workload.fresh(seed)
                 self.clock.flush()
-                _, peak_mib = timer.peak_memory(lambda content=content: workload(content), self.device)
+                _, peak_mib = peak_memory(lambda content=content: workload(content), self.device)
                 self.clock.wait()
                 milliseconds = (time.perf_counter() - began) * 1e3
         return {"milliseconds": milliseconds, "peak_mib": peak_mib}

@@ -20,10 +20,10 @@ import numpy as np
 from playground.clock import statistics
 from playground.clock.race import STANDING_CHANGED, WRONG_WHEN_TIMED, Rejected, standing
 from playground.clock.steps import GRAPHED
-from playground.judge.failure import GOES_ON, WorkerFailure
+from playground.judge.failure import WorkerFailure
 from playground.machine.load import is_traced
 from playground.record import UNPROVED, Interval, Outcome, Outer, Ratio, Spread, Timing, scaled
-from playground.serial import values
+from playground.serial import is_number, values
 from playground.untrusted import held_at
 
 if TYPE_CHECKING:
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
 FEWEST_ROUNDS, ROUNDS, MOST_ROUNDS = 9, 40, 60  # the last with those that cannot be used
 SECONDS = 3.2  # of rounds: with what is prepared, a timing takes 4 s at most
-# A turn has as many calls as take about so long, but no more than USUAL_CALLS, unless those take less than SHORT_TURN_MS.
-TURN_MS = {"cuda": 15, "cpu": 80}
+# A turn of eager PyTorch has as many calls as take about so long, and one of the judged side takes at most SLOWEST times as
+# long; no more than USUAL_CALLS, unless those take less than SHORT_TURN_MS.
+TURN_MS, SLOWEST = {"cuda": 15, "cpu": 80}, 3
 USUAL_CALLS, SHORT_TURN_MS = 64, 1.0
 # For a GPU's host to queue the calls of a turn, each of which may take it so long, or as long as it takes to launch eager
 # PyTorch's. It is the same for all sides: one that said when to begin could queue more of them before.
@@ -42,11 +43,8 @@ RESOLUTION_MS = {"cuda": 0.010, "cpu": 0.1}  # of a turn: what one without work 
 QUICK = 0.25  # of the turns of a trusted side, this share is quicker than what counts
 RESAMPLED = 1000
 AGREED = 1.05  # times the outer ratio: an inner one that is beyond, and within the interval, may be forged
-TOO_SHORT = 2  # times the resolution: what a turn of eager PyTorch takes less than
-TOO_SHORT_TOLD = "eager PyTorch's call takes {:.2g} ms, too short for the outer clock, which counts {:.2g} ms as the least"
-SHARED = "its results lie in the memory of an earlier call's"
+SHARED = "its results are in an earlier call's memory"
 VARIANT, EAGER, CONTROL, NULL = "variant", "eager", "control", "null"
-MOST_STANDING_MS = 2.0  # of processor time, while another side has its turn
 
 
 class Player(NamedTuple):
@@ -68,6 +66,12 @@ class Turn(NamedTuple):
     inner: float
 
 
+def calls_of_a_turn(place: str, call_ms: float, judged_ms: float) -> int:
+    """Return how many calls a turn has where one of eager PyTorch, and one of the judged side, take so long."""
+    usual = max(min(USUAL_CALLS, int(TURN_MS[place] / call_ms)), int(SHORT_TURN_MS / call_ms))
+    return max(1, min(usual, int(SLOWEST * TURN_MS[place] / max(judged_ms, call_ms))))
+
+
 def measure(
     referee: "RefereeClient",
     players: dict[str, Player],
@@ -76,17 +80,18 @@ def measure(
     declared: str | float | None,
     seconds: float,
     call_ms: float,
+    judged_ms: float = 0.0,
     launch_ms: float = 0.0,
     suffices: Callable[[Outer], bool] = statistics.is_precise,
 ) -> Outer:
     """Return the Outer of the variant over eager PyTorch.
 
     `players` are {name: Player} of VARIANT, EAGER and, where it runs, CONTROL; `mode` is one of steps', GRAPHED or not, and
-    `call_ms` what a call of eager PyTorch takes in it, `launch_ms` what launching it takes a GPU's host. After `seconds`, or
-    once what is known `suffices`, which is a narrow interval unless it is said, no more rounds follow than have to. Raises
-    Rejected, and WorkerFailure where nothing can be measured.
+    `call_ms` what a call of eager PyTorch takes in it, `judged_ms` what one of the variant is said to take, `launch_ms` what
+    launching eager PyTorch's takes a GPU's host. After `seconds`, or once what is known `suffices`, which is a narrow interval
+    unless it is said, no more rounds follow than have to. Raises Rejected, and WorkerFailure where nothing can be measured.
     """
-    calls = max(1, min(USUAL_CALLS, int(TURN_MS[place] / call_ms)), int(SHORT_TURN_MS / call_ms))
+    calls = calls_of_a_turn(place, call_ms, judged_ms)
     launches = (1 if mode.startswith(GRAPHED) else calls) * max(OF_A_CALL_MS, launch_ms)
     head_start = min(LONGEST_HEAD_START_MS, max(HEAD_START_MS, launches))
     judged = players[VARIANT].worker
@@ -112,8 +117,10 @@ def measure(
             joined.callback(_leave, player)
             player.ask("join_outer", turn=turn)
         while not are_enough(len(_whole(rounds))) and len(rounds[NULL]) < MOST_ROUNDS:
-            for name in secrets.SystemRandom().sample(list(rounds), len(rounds)):
-                took, told, found = clock.turn(players[EAGER if name == NULL else name], name == NULL)
+            in_turn = secrets.SystemRandom().sample(list(rounds), len(rounds))
+            for name in in_turn:
+                ends = name == in_turn[0], name == in_turn[-1]
+                took, told, found = clock.turn(players[EAGER if name == NULL else name], name == NULL, *ends)
                 if standing(trusted) != stood:
                     raise Rejected(STANDING_CHANGED)
                 shares[name] = told["share"]
@@ -139,25 +146,20 @@ def _close(referee: "RefereeClient") -> None:
 
 @contextlib.contextmanager
 def _turn(player: Player, judged: "WorkerProcess", referee: "RefereeClient") -> Iterator[None]:
-    """Have all but a side's process and the referee's stand still. Raises WorkerFailure where a judged file's go on, or where
+    """Have a judged file's processes stand still in the turn of another side. Raises WorkerFailure where they go on, or where
     a debugger may slow the others down.
     """
     if any(is_traced(worker.pid) for worker in {player.worker, referee.worker} - {judged}):
         raise WorkerFailure(f"a debugger is at the process of {player.name}, or at the referee's")
-    with player.worker.alone_with(judged, referee.worker), contextlib.ExitStack() as standing:
-        if player.worker is judged:
-            yield
-            return
-        stopped = standing.enter_context(judged.stopped())
+    if player.worker is judged:
+        yield
+        return
+    with judged.stopped() as stopped:
         try:
-            stood = stopped.settled()
-            yield
-            ran = stopped.since(stood)
+            with stopped.still():
+                yield
         except OSError as error:
-            raise WorkerFailure(f"its own {error}") from None
-        if (has_grown := stopped.has_grown()) or ran > MOST_STANDING_MS:
-            did = "started another" if has_grown else f"used {ran:.3g} ms of processor time"
-            raise WorkerFailure(f"its own {GOES_ON}: in the turn of {player.name} they {did}")
+            raise WorkerFailure(f"its own {error}, in the turn of {player.name}") from None
 
 
 class _OnGpu:
@@ -166,21 +168,25 @@ class _OnGpu:
     def __init__(self, referee: "RefereeClient", judged: "WorkerProcess", head_start_ms: float) -> None:
         self._referee, self._judged, self._head_start_ms = referee, judged, head_start_ms
 
-    def turn(self, player: Player, is_null: bool) -> tuple[float | None, dict[str, Any], dict[str, Any]]:
-        """Return (milliseconds of a turn, what its process says, what the referee does)."""
+    def turn(self, player: Player, is_null: bool, is_first: bool, is_last: bool) -> Any:
+        """Return (milliseconds of a turn, what its process says, what the referee does).
+
+        The look at who else uses the GPU before a turn is the one behind the turn before it in the round, too: the round counts
+        only if all of them find nobody.
+        """
         # The referee gives up before its own time limit ends it.
         seconds, compares = player.worker.limit / 2, player.name == VARIANT
         with _turn(player, self._judged, self._referee), ThreadPoolExecutor(1) as beside:
-            turn = self._referee.ask("outer.draw", side=player.name)
+            turn = self._referee.ask("outer.draw", side=player.name, anew=compares)
             player.ask("ready_outer", turn=turn)
-            self._referee.ask("outer.await_quiet", seconds=seconds)
+            at_once = self._referee.ask("outer.await_quiet", seconds=seconds)["at_once"]
             called = beside.submit(player.ask, "call_outer", null=is_null, number=turn["number"])
             time.sleep(self._head_start_ms / 1e3)
             try:
-                found = self._referee.ask("outer.time", side=player.name, compares=compares, seconds=seconds)
+                found = self._referee.ask("outer.time", side=player.name, compares=compares, looks=is_last, seconds=seconds)
             finally:
                 told = called.result()
-        return found["milliseconds"], _believable(told), found
+        return found["milliseconds"] if at_once or is_first else None, _believable(told), found
 
 
 class _OnCpu:
@@ -189,19 +195,16 @@ class _OnCpu:
     def __init__(self, referee: "RefereeClient", judged: "WorkerProcess") -> None:
         self._referee, self._judged = referee, judged
 
-    def turn(self, player: Player, is_null: bool) -> tuple[float | None, dict[str, Any], dict[str, Any]]:
+    def turn(self, player: Player, is_null: bool, *_: bool) -> Any:
         """Return (milliseconds of a turn, what its process says, what the referee does)."""
-        compares = player.name == VARIANT and not is_null
-        turn = self._referee.ask("outer.draw", side=player.name)
+        compares = player.name == VARIANT
+        turn = self._referee.ask("outer.draw", side=player.name, anew=compares)
         with _turn(player, self._judged, self._referee):
             player.ask("ready_outer", turn=turn)
             try:
                 with player.worker.stopped() as process:
-                    stood = process.settled()
-                    self._referee.ask("outer.release")
-                    if process.has_grown():
-                        raise OSError(f"{GOES_ON}: they started another")
-                    ran = process.since(stood)  # what was worked before the release, or behind the stop, counts
+                    with process.still():
+                        self._referee.ask("outer.release")
                     began = time.perf_counter()
                     process.go_on()
                     told = player.ask("call_outer", null=is_null, number=0)
@@ -211,8 +214,9 @@ class _OnCpu:
                     if process.has_grown() or not process.is_still():  # whoever goes on may still be at work
                         process.settled()
                         milliseconds = (time.perf_counter() - began) * 1e3
-                    ran += process.since(at_stop)
-                    found = self._referee.ask("outer.take", compares=compares)
+                    with process.still():
+                        found = self._referee.ask("outer.take", compares=compares)
+                    ran = process.since(at_stop)  # what was worked behind the stop counts
             except OSError as error:
                 raise WorkerFailure(f"its own {error}" if player.name == VARIANT else f"{player.name}: {error}") from None
         return milliseconds + ran, _believable(told), found
@@ -221,9 +225,9 @@ class _OnCpu:
 def _believable(told: dict[str, Any]) -> dict[str, Any]:
     """What a side says of itself, if it has the form."""
     match told:
-        case {"milliseconds": int() | float() as took, "share": bool(share)} if math.isfinite(took):
+        case {"milliseconds": took, "share": bool(share)} if is_number(took) and math.isfinite(took):
             return {"milliseconds": float(took), "share": share}
-    raise WorkerFailure("answers a turn of the outer clock with something else than a time")
+    raise WorkerFailure("answers a turn of the outer clock with something that is no time")
 
 
 def _whole(rounds: dict[str, list[Turn]]) -> list[tuple[Turn, ...]]:
@@ -238,8 +242,8 @@ def conclude(rounds: dict[str, list[Turn]], resolution: float, calls: int) -> Ou
     compared no side makes half of its turns quicker by work that it leaves to the others. What that does not exclude, work that
     comes up in few turns and turns of the trusted side that are slowed down, the interval's lower end does: there the judged
     side counts by its mean, the trusted one by its lower quartile. The interval is that of rounds drawn with replacement
-    (Efron, the bootstrap), whose turns are near one another. No turn is taken to be faster than `resolution`, in milliseconds:
-    one that is has a bound that may be too low for it.
+    (Efron, the bootstrap), whose turns are near one another. No turn is known better than to `resolution`, in milliseconds: of
+    one that is shorter the interval's upper end says nothing.
     """
     whole = _whole(rounds)
     if len(whole) < FEWEST_ROUNDS:
@@ -256,13 +260,15 @@ def conclude(rounds: dict[str, list[Turn]], resolution: float, calls: int) -> Ou
     def quick(values: np.ndarray, axis: int | None = None) -> Any:
         return np.quantile(values, QUICK, axis=axis)
 
-    def over(eager: np.ndarray, side: np.ndarray) -> np.ndarray:
-        return np.maximum(0.0, eager) / np.maximum(resolution, side)
+    def over(eager: np.ndarray, side: np.ndarray, least: float = resolution) -> np.ndarray:
+        return np.maximum(0.0, eager) / np.maximum(least, side)
 
     null = of(outer, NULL)
     took = {name: of(outer, name) - null for name in sides if name != NULL}
-    ratio, at_most = over(took[EAGER], took[VARIANT]), over(np.maximum(resolution, took[EAGER]), took[VARIANT] - resolution)
-    at_least = over(of(outer, EAGER, quick) - null, of(outer, VARIANT, np.mean) - null)
+    ratio = over(took[EAGER], took[VARIANT])
+    at_most = over(np.maximum(0.0, took[EAGER]) + resolution, took[VARIANT] - resolution, resolution / 10)
+    quick_null = of(outer, NULL, quick)
+    at_least = over(of(outer, EAGER, quick) - quick_null, of(outer, VARIANT, np.mean) - quick_null)
     own = {name: np.maximum(of(inner, name), resolution / 1e3) for name in (VARIANT, EAGER)}
     warm = own[EAGER] / own[VARIANT]
     return Outer(
@@ -302,9 +308,7 @@ def bounded(timing: Timing, outer: Outer, place: str, allowed: Interval | None =
     timing = replace(timing, outer=outer, proved=seen)
     if not cold or not timing.time_ms:
         return timing
-    is_beyond, least = inner.ratio > seen.high, RESOLUTION_MS[place] / (outer.calls or 1)
-    if is_beyond and outer.eager_ms < TOO_SHORT * least and statistics.verdict(seen) != "win":
-        return withheld(timing, TOO_SHORT_TOLD.format(outer.eager_ms, least), outer, place)
+    is_beyond = inner.ratio > seen.high
 
     def agreed(ratio: Ratio) -> Ratio:
         over = ratio.ratio / cold.ratio  # eager PyTorch's time over that baseline's

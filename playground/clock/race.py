@@ -96,7 +96,7 @@ class Side:
         answer = self.ask("time", seeds=seeds)
         samples = answer.samples_ms
         if len(samples) != calls or not all(math.isfinite(sample) and sample >= 0 for sample in samples):
-            raise Rejected(f"its process was asked to time {calls} calls and answers {str(samples)[:80]}")
+            raise Rejected(f"its process was asked to time {calls} calls and answered {str(samples)[:80]}")
         self.rounds.append([max(sample, LEAST_MS) for sample in samples[self._settling_calls :]])
         self.late += answer.late[self._settling_calls :]
         self.flushes = answer.flush_ms[self._settling_calls :] if self.is_trusted else []
@@ -112,6 +112,11 @@ class Side:
     @property
     def median(self) -> float:
         return statistics.summarise(self.samples).median
+
+    @property
+    def launch_ms(self) -> float:
+        """Return what the host takes to launch a call, of a trusted side."""
+        return statistics.summarise(self.launches).median
 
     def back_to_back(self, count: int, held: int = 2) -> float:
         """Return milliseconds a call by the driver's own clock, of `count` calls with nothing between them."""
@@ -184,6 +189,7 @@ class Race:
         self.clocks: list[Clocks | None] = []  # before and after
         self.short_of_memory: str | None = None
         self.wanted = self.everybody  # the Sides that are to play on
+        self.enough = statistics.PRECISE  # how near to a ratio the ends of its interval are when no more rounds are played
         self._others = Others(*pids)
         self._left: int | None = None  # rounds, once it is known how many
         self._secret: list[int] = []
@@ -229,7 +235,8 @@ class Race:
             matter = self._those_that_matter()
             self.wanted = [side for side in self.wanted if side in matter]
             ratios = [statistics.paired_ratio(side.rounds, self.variant.rounds) for side in self._rivals()]
-            if given_up or out_of_time or self.played >= MAX_ROUNDS or all(map(statistics.is_precise, ratios)):
+            precise = all(statistics.is_precise(ratio, self.enough) for ratio in ratios)
+            if given_up or out_of_time or self.played >= MAX_ROUNDS or precise:
                 self._left = 0 if self.played == MIN_ROUNDS else ROUNDS_BETWEEN_LOOKS
                 self._recheck_in.add(self.played + secrets.randbelow(ROUNDS_BETWEEN_LOOKS))
 
@@ -344,7 +351,7 @@ def standing(pids: Iterable[int]) -> dict[int, Any]:
         processes = map(psutil.Process, pids)
         return {each.pid: (each.cpu_affinity() if hasattr(each, "cpu_affinity") else None, each.nice()) for each in processes}
     except psutil.NoSuchProcess as gone:
-        raise WorkerFailure(f"process {gone.pid}, which it is compared with or by, has ended") from None
+        raise WorkerFailure(f"process {gone.pid}, which took part in the timing, has ended") from None
 
 
 def most_cores_for_others(place: str) -> float:

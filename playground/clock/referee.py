@@ -5,7 +5,6 @@ when all elements of all results were taken. What was in the results' memory bef
 """
 
 import math
-import secrets
 import time
 
 import psutil
@@ -16,12 +15,13 @@ from playground.clock.memory import DONE, HEADER, RELEASE, Gpu, Host, Unshareabl
 from playground.clock.timer import CudaClock
 from playground.clock.workload import Workload
 from playground.judge import tolerance
+from playground.untrusted import new_seed
 
 FROM_REFERENCE = 2.0  # times what the check allows: what two right results differ by
 OF_BLUNT = 0.1  # of the spread: allowed where the check's tolerance cannot tell right from wrong
 # Of a gradient's elements that are not zero, all there is to compute, those that a maximum which rounding decides moves
-# elsewhere, to where it is zero; two may always be moved. And what the norm of its error may be, of its own.
-MOVED, FEW, OF_NORM = 0.01, 2, 0.15
+# elsewhere, to where it is zero: none of less than a hundred. And what the norm of its error may be, of its own.
+MOVED, OF_NORM = 0.01, 0.15
 NEAR_TIES = 50_000  # one of so many elements of all outputs may be further off, and one at least, as a sign of a near tie
 MOST_IN_FULL = 8  # calls that the whole check is asked about: each takes seconds
 OUTPUT = "output "  # begins an output's name
@@ -49,9 +49,9 @@ class Drawn:
         self._earlier = None
         self.workload = Workload(problem, tensors.copy_model(model), step, device)
         self.step = step
-        self._seeds, self._met = {0}, set()  # those that were drawn, and what _mark gives of their inputs
+        self._seeds, self._met = {0}, set()  # those that were drawn, and what _marks gives of their inputs
         # Of its own: a fixed seed, as seed_draws, a problem and a model set, gives everybody the numbers of torch's.
-        self._secret = torch.Generator(device).manual_seed(secrets.randbits(63))
+        self._secret = torch.Generator(device).manual_seed(new_seed(63))
         self._weights = torch.randint(1 << 40, (MARKED_AT_ONCE,), device=device, generator=self._secret)
         self._state = self.workload.state()
         content = self.workload.fresh(0)
@@ -89,17 +89,17 @@ class Drawn:
 
         Raises Unshareable where the same were drawn before, and for what cannot be told to another process and changes.
         """
-        return [self._draw() for _ in range(self.count)]
-
-    def _draw(self):
-        while (seed := secrets.randbits(31)) in self._seeds:
-            pass
-        self._seeds.add(seed)
-        content = self.workload.fresh(seed)
-        if (mark := self._mark(content.inputs)) in self._met:
-            raise Unshareable("get_inputs gives few different contents: a result that was kept would be right")
-        self._met.add(mark)
-        return Call(seed, secrets.randbits(31)), [*content.inputs, *content.upstream]
+        seeds = set[int]()
+        while len(seeds) < self.count:
+            seeds = {*seeds, new_seed()} - self._seeds
+        self._seeds |= seeds
+        contents = [self.workload.fresh(seed) for seed in seeds]
+        marks = self._marks([content.inputs for content in contents])
+        if len(self._met | marks) < len(self._met) + self.count:
+            raise Unshareable("get_inputs draws few different inputs: a remembered result would be right")
+        self._met |= marks
+        values = [[*content.inputs, *content.upstream] for content in contents]
+        return [(Call(seed, new_seed()), of) for seed, of in zip(seeds, values, strict=True)]
 
     def told(self, drawn):
         """Return (what a side has to know of each call: "given", "kept", "due"; the bytes of all inputs; of all results)."""
@@ -125,17 +125,19 @@ class Drawn:
             raise Unshareable(f"inputs of type {type(value).__name__} that change")
         return None
 
-    def _mark(self, inputs):
-        """A number that is another one for other inputs."""
-        found = []
-        for value in inputs:
-            if not isinstance(value, torch.Tensor):
-                found.append(repr(value))
-                continue
-            raw = value.detach().contiguous().reshape(-1).view(torch.uint8)
-            words = torch.nn.functional.pad(raw, (0, -len(raw) % 4)).view(torch.int32)
-            found += [(part * self._weights[: len(part)]).sum().item() for part in words.split(MARKED_AT_ONCE)]
-        return hash(tuple(found))
+    def _marks(self, contents):
+        """A set with one element for all inputs that are equal; it waits for the GPU once."""
+        found = [[self._mark(value) if isinstance(value, torch.Tensor) else repr(value) for value in each] for each in contents]
+        marks = [value for each in found for value in each if isinstance(value, torch.Tensor)]
+        told = iter(torch.stack(marks).tolist() if marks else [])
+        return {tuple(next(told) if isinstance(value, torch.Tensor) else value for value in each) for each in found}
+
+    def _mark(self, value):
+        """A number, still on the device, that is another one for other contents of a tensor."""
+        raw = value.detach().contiguous().reshape(-1).view(torch.uint8)
+        words = torch.nn.functional.pad(raw, (0, -len(raw) % 4)).view(torch.int32)
+        parts = enumerate(words.split(MARKED_AT_ONCE), 1)
+        return sum((i * (part * self._weights[: len(part)]).sum() for i, part in parts), self._weights[0] * 0)
 
     def _right(self, call, values):
         """PyTorch's results of a call."""
@@ -207,7 +209,7 @@ class Drawn:
                 near_ties += count
             else:
                 nonzero = true != 0  # most may be zeros, as behind a maximum
-                most_moved = max(FEW, MOVED * nonzero.sum().item())
+                most_moved = MOVED * nonzero.sum().item()
                 if (far & nonzero).sum().item() > most_moved or count > 2 * most_moved:
                     return True
                 norm = _norm(torch.nan_to_num(true, posinf=0.0, neginf=0.0))
@@ -235,7 +237,7 @@ class Turns:
         self._drawn, self._memory = drawn, memory
         self._blocks = {}  # side -> [(tensor of bytes, what the side is told of it)] of inputs and of results
         self._paths, self._numbers = {}, {}
-        self._noise = None
+        self._latest = self._noise = None  # what was drawn for a turn; random words
 
     def open(self, side, path=None):
         """Return what Side.join takes: a turn that is not timed, whose inputs are in the side's memory.
@@ -243,18 +245,19 @@ class Turns:
         `path` is that of a process's own memory, on a CPU.
         """
         self._paths[side], self._numbers[side] = path, 0
-        turn = self._prepared(side)
+        turn = self._prepared(side, anew=self._latest is None)
         self._write_inputs(self._current[0])
         self._overwrite(*self._random())  # whose kernels are loaded then
         self._memory.synchronize()
         return turn
 
-    def draw(self, side):
-        """Draw the contents of a turn. Returns what Side.ready takes."""
-        return self._prepared(side)
+    def draw(self, side, anew):
+        """Draw the contents of a turn, as for the judged side, or take the latest. Returns what Side.ready takes."""
+        return self._prepared(side, anew)
 
-    def _prepared(self, side):
-        self._latest = self._drawn.draw()
+    def _prepared(self, side, anew):
+        if anew:
+            self._latest = self._drawn.draw()
         self._calls, *sizes = self._drawn.told(self._latest)
         known = self._blocks.get(side)
         if not known or any(len(block) < size for (block, _), size in zip(known, sizes, strict=True)):
@@ -276,7 +279,7 @@ class Turns:
         words = len(self._current[1]) // 8
         if self._noise is None or len(self._noise) < words:
             self._noise = self._drawn.random(words)
-        return self._noise[:words], secrets.randbits(63)
+        return self._noise[:words], new_seed(63)
 
     def _overwrite(self, noise, word):
         """Overwrite the memory of results: nothing that was written before is left."""
@@ -326,6 +329,7 @@ class OnGpu(Turns):
         word = torch.zeros(1, dtype=torch.int64, device=drawn.device)
         torch.bitwise_or(word, 0, out=word)  # its kernel is loaded then
         self._memory.synchronize()
+        self._private = None
         self._flush_ms = min(self._clock.flush_in_a_row(self._clock.flush_ms) for _ in range(3))
 
     def _allocated(self, side, inputs, results):
@@ -334,15 +338,16 @@ class OnGpu(Turns):
     def await_quiet(self, seconds):
         """Wait until no other process works on the GPU: one that stands still may have left something. Raises Unshareable.
 
-        No lines persist in L2 then.
+        Returns {"at_once": whether none did}. No lines persist in L2 then.
         """
         self._clock.flush()
-        latest = time.monotonic() + seconds
+        latest, at_once = time.monotonic() + seconds, True
         while not self._is_quiet():
+            at_once = False
             if time.monotonic() > latest:
                 raise Unshareable("another process works on the GPU")
             time.sleep(LOOK_AGAIN_SECONDS)
-        return {}
+        return {"at_once": at_once}
 
     def _is_quiet(self):
         took = self._clock.flush_in_a_row(self._flush_ms)
@@ -351,20 +356,21 @@ class OnGpu(Turns):
         self._flush_ms = min(took, self._flush_ms)
         return True
 
-    def draw(self, side):
-        """Draw the contents of a turn, and lay them out in memory of this process. Returns what Side.ready takes."""
-        turn = self._prepared(side)
-        self._private = torch.zeros(len(self._current[0]), dtype=torch.uint8, device=self._drawn.device)
-        self._write_inputs(self._private)
+    def draw(self, side, anew):
+        """Draw the contents of a turn, or take the latest, in memory of this process. Returns what Side.ready takes."""
+        turn = self._prepared(side, anew)
+        if anew or self._private is None:
+            self._private = torch.zeros(len(self._current[0]), dtype=torch.uint8, device=self._drawn.device)
+            self._write_inputs(self._private)
         self._kept = torch.empty(len(self._current[1]), dtype=torch.uint8, device=self._drawn.device)
         self._numbers[side] += 1
         self._memory.synchronize()
         return turn | {"number": self._numbers[side]}
 
-    def time(self, side, compares, seconds):
+    def time(self, side, compares, looks, seconds):
         """Time the turn that was drawn, and return what _judged does if it `compares`, and "milliseconds".
 
-        Those are None where others used the GPU.
+        Those are None where it `looks` whether others use the GPU, and they do.
         """
         memory, (inputs, results), number, random = self._memory, self._current, self._numbers[side], self._random()
         given, there = (block[HEADER:].view(torch.int64) for block in (self._private, inputs))
@@ -377,7 +383,7 @@ class OnGpu(Turns):
         torch.bitwise_or(results.view(torch.int64), 0, out=self._kept.view(torch.int64))
         ended = memory.now()
         self._finish(ended, seconds)
-        milliseconds = memory.between(began, ended) if self._is_quiet() else None
+        milliseconds = None if looks and not self._is_quiet() else memory.between(began, ended)
         return {"milliseconds": milliseconds} | self._judged(self._kept, compares)
 
     def _finish(self, ended, seconds):

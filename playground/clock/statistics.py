@@ -12,6 +12,7 @@ Rounds = Sequence[Sequence[float]]  # milliseconds of the calls of each round
 
 ROUNDS_FOR_AN_INTERVAL = 6  # with fewer values no two of them enclose the median with 95%
 PRECISE = 0.02  # an interval whose ends are this near to the ratio needs no further rounds
+ROUGH = 0.05  # or this near where the outer clock is asked, too, whose turns count
 OPEN = 1.25  # a tie that may be this much of a win, or of a loss, says nothing
 TIE = 0.01  # two processes that run the very same code can differ by as much, whatever the interval says
 
@@ -51,9 +52,9 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     return float(ordered[k - 1]), float(ordered[n - k])
 
 
-def is_precise(ratio: Ratio | Outer) -> bool:
-    """Return whether both ends of the interval are within PRECISE of the ratio."""
-    return ratio.high <= (1 + PRECISE) * ratio.ratio and ratio.low >= (1 - PRECISE) * ratio.ratio
+def is_precise(ratio: Ratio | Outer, within: float = PRECISE) -> bool:
+    """Return whether both ends of the interval are within such a share of the ratio."""
+    return ratio.high <= (1 + within) * ratio.ratio and ratio.low >= (1 - within) * ratio.ratio
 
 
 def spanning(controls: Sequence[Interval], luck: float) -> Interval:

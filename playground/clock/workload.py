@@ -157,6 +157,7 @@ class Graphed:
 
     def __init__(self, workload, seed):
         self._workload = workload
+        self.state, self.restore, self.names = workload.state, workload.restore, workload.names
         self._static = workload.fresh(seed)
         self._graph, self._result = captured(lambda: workload(self._static), WARM_UP_CALLS)
 
@@ -173,12 +174,6 @@ class Graphed:
 
         return replay
 
-    def state(self):
-        return self._workload.state()
-
-    def restore(self, state):
-        self._workload.restore(state)
-
     def fresh(self, seed):
         new = self._workload.fresh(seed)
         for mine, value in zip(self._static.inputs + self._static.upstream, new.inputs + new.upstream, strict=True):
@@ -192,9 +187,6 @@ class Graphed:
     def __call__(self, content):
         self._graph.replay()
         return self._result
-
-    def names(self, content):
-        return self._workload.names(content)
 
 
 def captured(step, calls):

@@ -1,6 +1,7 @@
-"""Where the commands begin: PyTorch is imported behind what must work without it or before it is there."""
+"""Where the commands begin: packages are imported behind what must work without them or before they are there."""
 
 import contextlib
+import errno
 import os
 import sys
 
@@ -23,21 +24,22 @@ def enter(command, arguments=None):
     if "_ARGCOMPLETE" in os.environ:
         _complete(command)
     packages.require()
-    from playground.catalog import CatalogError
     from playground.command import options
 
-    try:
-        judges = options.refuse_typos(command, arguments)
-    except (CatalogError, OSError) as complaint:
-        print(complaint, file=sys.stderr)
-        return 2
-    if judges:
+    given = options.parse(command, arguments)
+    if given.does in (options.ALL, *options.EVERYWHERE) and not given.cluster:
         from playground.worker import UNTIMED, prepare
 
-        prepare(UNTIMED)  # PyTorch is imported there and here at once
+        prepare(UNTIMED)  # PyTorch is imported there while this process looks at what was asked for
     from playground.command import main
 
-    return getattr(main, command)(arguments)
+    try:
+        return main.run(given)
+    except OSError as complaint:
+        if complaint.errno != errno.ENAMETOOLONG:  # no file has the name that was given
+            raise
+        print(complaint, file=sys.stderr)
+        return 2
 
 
 def _complete(command):

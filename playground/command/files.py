@@ -12,8 +12,7 @@ STDOUT = Path("-")
 def claim(outputs, given, stack):
     """Put {option: Output} of files to write into `outputs`, ours until the stack is left. Raises Impossible."""
     named = {"--json": given.json, "--html": given.html, "--plot": given.plot}
-    named |= {"--junit": given.junit, "--sarif": given.sarif}
-    named |= {"--eval-results": getattr(given, "eval_results", None), "--trace": getattr(given, "trace", None)}
+    named |= {"--junit": given.junit, "--sarif": given.sarif, "--eval-results": given.eval_results, "--trace": given.trace}
     for option, path in named.items():
         if path and (option, path) != ("--json", STDOUT):
             outputs[option] = Output(option, path)

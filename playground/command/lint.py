@@ -1,7 +1,6 @@
 """compare.py --lint: problem sets alone, without solutions."""
 
 import re
-import secrets
 import sys
 import time
 from pathlib import Path
@@ -9,12 +8,12 @@ from pathlib import Path
 import cuda_emulator
 from playground import catalog, definitions, gpu_mode, suite
 from playground.command import files
-from playground.command.options import HALF
 from playground.machine import environment, requirements
 from playground.report import lint
 from playground.report.layout import INDENT, make_console, print_folded
 from playground.report.output import Output
 from playground.report.text import one_line
+from playground.untrusted import new_seed
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess
 
 ELEMENTS = {False: 1 << 20, True: 1 << 18}  # of a problem's inputs, with --quick
@@ -28,7 +27,7 @@ def run(given):
     problems = named(given.lint)
     console, found = make_console(sys.stderr if given.json == files.STDOUT else None), []
     output = Output("--json", given.json) if given.json and given.json != files.STDOUT else None
-    precision, seed = given.precision if given.precision in HALF else None, secrets.randbits(31)
+    precision, seed = given.options.half, new_seed()
     about = {"environment": {"torch": cuda_emulator.torch_version().__version__, "cpu": environment.cpu_name()}}
     about |= {"precision": precision or "fp32", "seed": seed, "quick": given.quick}
     try:

@@ -11,14 +11,12 @@ from pathlib import Path
 from playground import catalog, definitions, gpu_mode, suite, sweep
 from playground.catalog import Impossible
 from playground.command import files, lint, look, needs, signals
-from playground.command.options import HALF, MODEL, parse_compare, run_all_parser
+from playground.command.options import ALL, MODEL, parse
 from playground.driver import plan
 from playground.driver.measurement import measure
-from playground.driver.task import Options
 from playground.driver.watch import Watch
 from playground.judge.failure import is_of_machine
 from playground.machine import requirements
-from playground.record import MINE, NOBODY
 from playground.report import against, page, suite_table, sweep_plot, sweep_table, terminal, watch_screen
 from playground.report import suite as suite_report
 from playground.report.figures import meets
@@ -31,48 +29,33 @@ PASSED, FAILED, IMPOSSIBLE = 0, 1, 2  # 130 and the like: see signals.py
 
 def run_all(arguments=None):
     """Judge everything, in one table. Returns the exit status."""
-    given = run_all_parser().parse_args(arguments)
-    if given.list:
-        return _status(lambda: look.list_all(given.models.split(",") if given.models else None))
-
-    def tasks(_):
-        names = [model.name for model in catalog.models()] if given.models is None else given.models.split(",")
-        chosen = list(dict.fromkeys(catalog.find_model(name) for name in names))
-        points = {model: _points(given, model, {}) for model in chosen}
-        planned = [plan.of_variants(m, catalog.variants(m), given.device, points[m], given.standard) for m in chosen]
-        return [task for of_model in planned for task in of_model]
-
-    return _run(given, tasks, terminal.Summary)
+    return run(parse("run_all", arguments))
 
 
 def compare(arguments=None):
     """Judge one model in depth or many pairs, or look at a variant. Returns the exit status."""
-    does, given = parse_compare(arguments)
-    if extra := EXTRAS.get(does):
+    return run(parse("compare", arguments))
+
+
+def run(given):
+    """Do what a command line asks for, as options.parse returns it. Returns the exit status."""
+    if extra := EXTRAS.get(given.does):
         return _status(lambda: extra(given))
-    of_folder = given.model if does == MODEL and Path(given.model).is_dir() else None
-    if does == "--suite" or (of_folder and (gpu_mode.problems(of_folder) or definitions.problems(of_folder))):
-        return _compare_suite(given)
-
-    def tasks(_):
-        model = catalog.find_model(given.model)
-        named = dict.fromkeys(catalog.find_variant(model, name) for name in given.variant or ())
-        chosen = list(named) or catalog.variants(model)
-        if not chosen:
-            raise catalog.CatalogError(f"{model.name} has no variants here; name a solution file with --variant FILE")
-        points = _points(given, model, catalog.parse_settings(given.set))
-        return plan.of_variants(model, chosen, given.device, points, given.standard)
-
-    if does == "--watch":
-        return _status(lambda: _watch(given, tasks))
+    of_folder = given.model if given.does == MODEL and Path(given.model).is_dir() else None
+    if given.does == "--suite" or (of_folder and (gpu_mode.problems(of_folder) or definitions.problems(of_folder))):
+        return _run_suite(given)
+    if given.does == ALL:
+        return _run(given, lambda _: _all_tasks(given), terminal.Summary)
+    if given.does == "--watch":
+        return _status(lambda: _watch(given))
     view = functools.partial(terminal.Details, checks=given.explain is not None, verbose=given.verbose)
-    return _run(given, tasks, view)
+    return _run(given, lambda _: _tasks_of_model(given), view)
 
 
 # What to do instead of judging and timing.
 EXTRAS = {
     "--lint": lint.run,
-    "--list": lambda given: look.list_all([given.model] if given.model else None),
+    "--list": lambda given: look.list_all(given.models.split(",") if given.models else [given.model] if given.model else None),
     "--new": lambda given: look.create(*given.new),
     "--copy": lambda given: look.copy(given.copy),
     "--diff": look.diff,
@@ -80,16 +63,24 @@ EXTRAS = {
 }
 
 
-def _options(given):
-    """What of the command line concerns the driver: its Options have the names that arguments have."""
-    same = {each.name: getattr(given, each.name) for each in dataclasses.fields(Options) if hasattr(given, each.name)}
-    precision = given.precision if given.precision in HALF else None
-    same |= {"strict": given.precision == "strict", "precision": precision, "ptxas": given.html is not None}
-    trust = getattr(given, "trust", None) or (NOBODY if getattr(given, "suite", None) else MINE)
-    return Options(**same | {"trust": trust})
+def _all_tasks(given):
+    names = [model.name for model in catalog.models()] if given.models is None else given.models.split(",")
+    chosen = list(dict.fromkeys(catalog.find_model(name) for name in names))
+    points = {model: _points(given, model, {}) for model in chosen}
+    planned = [plan.of_variants(model, catalog.variants(model), points[model], given.options) for model in chosen]
+    return [task for of_model in planned for task in of_model]
 
 
-def _compare_suite(given):
+def _tasks_of_model(given):
+    model = catalog.find_model(given.model)
+    named = dict.fromkeys(catalog.find_variant(model, name) for name in given.variant or ())
+    chosen = list(named) or catalog.variants(model)
+    if not chosen:
+        raise catalog.CatalogError(f"{model.name} has no variants here; name a solution file with --variant FILE")
+    return plan.of_variants(model, chosen, _points(given, model, catalog.parse_settings(given.set)), given.options)
+
+
+def _run_suite(given):
     pairs = suite.Suite(())
 
     def tasks(ask):
@@ -100,7 +91,7 @@ def _compare_suite(given):
             raise Impossible("--trace writes FlashInfer-Bench's traces, for problems that are definitions with workloads")
         if given.eval_results:
             needs.require_eval_results(given.eval_results, pairs)
-        return plan.of_suite(pairs, given.device, given.standard, lacks_gpu)
+        return plan.of_suite(pairs, given.options, lacks_gpu)
 
     def add(report):
         return dataclasses.replace(report, suite=suite_report.summarise(report, pairs.unsolved))
@@ -138,12 +129,15 @@ def _status(action, kept=lambda: None):
         return interrupt.status
 
 
-def _watch(given, make_tasks):
-    tasks, *_ = _prepared(given, make_tasks)
-    _require_originals(given, tasks)
+def _watch(given):
+    def tasks(_):
+        return _tasks_of_model(given)
+
+    chosen, *_ = _prepared(given, tasks)
+    _require_originals(given, chosen)
     with Progress() as progress:
         screen = watch_screen.Screen(make_console())
-        Watch(lambda: _chosen(given, make_tasks, operator.call), _options(given), progress, screen).run()
+        Watch(lambda: _chosen(given, tasks, operator.call), given.options, progress, screen).run()
 
 
 def _points(given, model, settings):
@@ -163,7 +157,7 @@ def _run(given, make_tasks, view, add=lambda report: report):
     def action():
         with contextlib.ExitStack() as claimed:
             files.claim(outputs, given, claimed)
-            cluster = claimed.enter_context(needs.connected(given)) if getattr(given, "cluster", None) else None
+            cluster = claimed.enter_context(needs.connected(given)) if given.cluster else None
             return _measured(given, make_tasks, view, add, outputs, cluster)
 
     kept = outputs.get
@@ -184,7 +178,7 @@ def _measured(given, make_tasks, view, add, outputs, cluster):
         _require_originals(given, tasks)
 
     try:
-        report = measure(tasks, _options(given), outputs.get("--json"), given.resume, finish, shown.update, cluster, check)
+        report = measure(tasks, given.options, outputs.get("--json"), given.resume, finish, shown.update, cluster, check)
     except signals.Interrupted:
         if shown.latest:
             report = finish(shown.latest)
@@ -243,14 +237,14 @@ def _prepared(given, make_tasks, cluster=None):
 
 
 def _require_originals(given, tasks):
-    if not getattr(given, "suite", None):  # there a faulty problem costs its own pairs alone
-        plan.require_originals(tasks, _options(given))
+    if not given.suite:  # there a faulty problem costs its own pairs alone
+        plan.require_originals(tasks, given.options)
 
 
 def _chosen(given, make_tasks, ask):
     """The tasks, or those of them that failed in an earlier run. `ask` calls a function on the machine that judges."""
     tasks = make_tasks(ask)
-    if getattr(given, "sanitize", False):
+    if given.sanitize:
         needs.require_sanitizer(tasks, given.device, ask)
     if not given.failed or not tasks:
         return tasks

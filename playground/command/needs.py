@@ -9,7 +9,7 @@ from playground.catalog import Impossible
 from playground.driver import runner
 from playground.emulator import step
 from playground.machine import build_locks, requirements
-from playground.nvidia import sanitizer
+from playground.nvidia import tool
 from playground.report import document
 from playground.serial import DocumentError
 from playground.worker import sandbox
@@ -29,7 +29,7 @@ def require_eval_results(file, pairs):
 
 
 def require_sandbox(given, ask):
-    if getattr(given, "sanitize", False):
+    if given.sanitize:
         raise Impossible("--sandbox require: compute-sanitizer runs files outside of the sandbox: leave out --sanitize")
     try:
         ask(sandbox.version)
@@ -42,7 +42,7 @@ def require_sanitizer(tasks, device, ask):
         missing = ask(requirements.missing_for, "cuda") if device == "auto" else None
         why = missing or f"with --device {device} none of these variants runs there"
         raise Impossible(f"--sanitize looks at kernels on a GPU, and {why} (the emulator finds such mistakes by itself)")
-    if missing := ask(sanitizer.missing):
+    if missing := ask(tool.missing):
         raise Impossible(str(missing))
 
 

@@ -1,16 +1,16 @@
 """What the two commands accept: one table of options, each with the things to do that it goes with."""
 
 import argparse
+import dataclasses
 import difflib
 from pathlib import Path
 
-from playground import catalog, suite, sweep
-from playground.record import TRUST
+from playground import catalog
+from playground.driver.task import CHOICES, MOST_ACCEPTED, Options
+from playground.record import MINE, NOBODY
 
 COMPARE = catalog.COMPARE.removeprefix("python ")
 RUN_ALL = "run_all.py" if catalog.IS_CLONE else "kernel-playground run"
-DEVICES = ("auto", "cuda", "cpu", "emulator")
-HALF = ("fp16", "bf16")
 EXIT_STATUS = """Exit status: 0 all that ran passed; 1 something failed; 2 the command line is wrong or the machine cannot do
     it. Results go to stdout, progress to stderr."""
 USAGE = """compare.py --model NAME_OR_PATH [--variant NAME_OR_PATH ...] [options]
@@ -21,7 +21,8 @@ USAGE = """compare.py --model NAME_OR_PATH [--variant NAME_OR_PATH ...] [options
        compare.py --diff V1 V2
        compare.py --new MODEL NAME
        compare.py --copy NAME|examples"""
-# What compare.py does where this option is given, and how a complaint about another begins that does not go with it.
+ALL = "all"  # what run_all.py does without --list
+# Options that choose what compare.py does -> how the error about an option that does not go with one begins.
 NOTHING_RUNS = "{} judges and times nothing"
 DOES = {
     "--suite": "{} names its problems and solutions itself",
@@ -72,6 +73,7 @@ def run_all_parser():
 def compare_parser():
     about = "Judge and time the variants of one model, in depth; or look at one, or begin a new one."
     parser = _Parser(prog=COMPARE, usage=USAGE.replace("compare.py", COMPARE), description=about, epilog=EXIT_STATUS)
+    parser.set_defaults(models=None)  # run_all.py's alone
     name, several = {"metavar": "NAME_OR_PATH"}, {"nargs": "+", "action": "extend"}
     runs = [MODEL, "--watch"]
     about = "a model's name, or a file in KernelBench's format"
@@ -111,7 +113,7 @@ def compare_parser():
     parser.option(["--copy"], "--copy", group=one, metavar="NAME", help=about)
     about = "whose speed-ups are measured alone (mine), or also proved by a clock that the file cannot reach (nobody); the "
     about += "sandbox stays as --sandbox says; default: mine, with --suite nobody"
-    parser.option(EVERYWHERE, "--trust", choices=TRUST, help=about)
+    parser.option(EVERYWHERE, "--trust", choices=CHOICES["trust"], help=about)
     _add_common(parser)
     return parser
 
@@ -130,7 +132,7 @@ def _add_common(parser):
     about = "only what did not meet its standard in an earlier run's JSON; the input on which it failed comes first"
     file(EVERYWHERE, "--failed", about)
     about = "where to run; auto: the GPU where there is one"
-    parser.option(EVERYWHERE, "--device", choices=DEVICES, default="auto", help=about)
+    parser.option(EVERYWHERE, "--device", choices=CHOICES["device"], default="auto", help=about)
     file([*ENDS, "--lint"], "--json", "write the results there, each as soon as it is known; -: to standard output")
     file(ENDS, "--html", "write a page with plots, explanations and sources there")
     file(ENDS, "--junit", "write a case for each variant there, with the reason where it fails, as JUnit's XML")
@@ -147,61 +149,51 @@ def _add_common(parser):
     parser.option(does, "--time-limit", type=_seconds, default=300.0, metavar="SECONDS", help=about)
     about = "strict: PyTorch may use TF32 nowhere, neither judged nor timed; fp16, bf16: models and inputs are converted to "
     about += "it, those of the baselines, too; default: TF32 where PyTorch's settings permit it"
-    parser.option([*EVERYWHERE, "--lint"], "--precision", choices=("default", "strict", *HALF), default="default", help=about)
+    does = [*EVERYWHERE, "--lint"]
+    parser.option(does, "--precision", choices=CHOICES["precision"], default="default", help=about)
     about = "what a variant has to meet for exit status 0 and the means; both are judged and shown. forward: right on the "
     about += "problem's own inputs, by its own work; drop-in: gradients, other sizes and values, streams and graphs as well; "
     about += "default: drop-in for the project's variants, forward for files given by path"
-    parser.option(EVERYWHERE, "--standard", choices=("drop-in", "forward"), help=about)
+    parser.option(EVERYWHERE, "--standard", choices=CHOICES["standard"][1:], help=about)
     about = "time what is off by up to X standard deviations of its output (1e-3, for example) where less is allowed; it is "
     about += "labelled, and no more than forward"
     parser.option(EVERYWHERE, "--accept", type=_accuracy, metavar="accuracy=X", help=about)
     about = "auto: files given by path are built and run under bubblewrap where it is installed, without network and with two "
     about += "folders to write to; require: everything is, or nothing runs; off: with this user's rights"
-    parser.option(EVERYWHERE, "--sandbox", choices=("auto", "require", "off"), default="auto", help=about)
+    parser.option(EVERYWHERE, "--sandbox", choices=CHOICES["sandbox"], default="auto", help=about)
     flag(EVERYWHERE, "--max-autotune", about="add torch.compile's max-autotune to the baselines; it compiles for minutes")
     flag([MODEL], "--debug", about="build for the emulator without optimisation, and tell how to step through a kernel")
 
 
-def refuse_typos(command, arguments):
-    """Parse the arguments of "run_all" or "compare" and look its names up, for which PyTorch is not needed.
+def parse(command, arguments=None):
+    """Return the arguments of "run_all" or "compare" (those of the command line where they are None) as a namespace.
 
-    Returns whether this machine will judge something. Raises CatalogError for a name that stands for nothing, OSError for one
-    that no file can have; exits with status 2 where the options are wrong.
+    `does` says what is to be done, MODEL, ALL or one of DOES, `options` are the run's Options. Exits with status 2 where
+    options are unknown or do not go together.
     """
     if command == "run_all":
         given = run_all_parser().parse_args(arguments)
-        for name in filter(None, (given.models or "").split(",")):
-            catalog.find_model(name)
-        return not given.list
-    does, given = parse_compare(arguments)
-    if does in (MODEL, "--watch") and not Path(given.model).is_dir():
-        model = catalog.find_model(given.model)
-        for name in given.variant or ():
-            catalog.find_variant(model, name)
-        catalog.require_constants(model.path, f"--set: {model.name}", catalog.parse_settings(given.set))
-        catalog.require_constants(model.path, f"--sweep: {model.name}", sweep.parse(given.sweep))
-    elif does == "--suite" and not all(path.exists() for path in (given.suite, given.solutions) if path):
-        suite.read(given.suite, given.solutions)
-    elif does in ("--explain", "--diff"):
-        for name in given.diff or [given.explain]:
-            catalog.find_any_variant(name, given.model)
-    elif does == "--new":
-        catalog.find_model(given.new[0])
-    return does in EVERYWHERE and not given.cluster
+        does = "--list" if given.list else ALL
+        given = argparse.Namespace(**vars(compare_parser().parse_args([])) | vars(given))
+    else:
+        parser = compare_parser()
+        given = parser.parse_args(arguments)
+        does = next((name for name in DOES if getattr(given, name.strip("-"))), MODEL)
+        _require_fitting(parser, does, given)
+    given.does, names = does, {each.name for each in dataclasses.fields(Options)}
+    same = {name: value for name, value in vars(given).items() if name in names}
+    trust = given.trust or (NOBODY if given.suite else MINE)
+    given.options = Options(**same | {"trust": trust, "ptxas": given.html is not None})
+    return given
 
 
-def parse_compare(arguments):
-    """Return (what to do, one of DOES or MODEL; the arguments). Exits with status 2 where options do not go together."""
-    parser = compare_parser()
-    given = parser.parse_args(arguments)
-    does = next((name for name in DOES if getattr(given, name.strip("-"))), MODEL)
+def _require_fitting(parser, does, given):
     chosen = [action for action in parser._actions if getattr(given, action.dest, action.default) != action.default]
     if wrong := [action.option_strings[-1] for action in chosen if does not in action.does]:
         names = ", ".join(wrong)
         parser.error(f"{names} goes with --suite" if does == MODEL else f"{DOES[does].format(does)}: leave out {names}")
     if does in (MODEL, "--watch") and not given.model:
         parser.error("the following arguments are required: --model")
-    return does, given
 
 
 def _models(prefix, **_):
@@ -221,15 +213,13 @@ def _files(prefix):
 
 
 def _accuracy(text):
-    from playground.driver.plan import LEAST_ACCURACY  # it imports PyTorch, for which a shell's completion does not wait
-
     name, _, limit = text.partition("=")
     try:
-        if name == "accuracy" and 0 < float(limit) <= LEAST_ACCURACY:
+        if name == "accuracy" and 0 < float(limit) <= MOST_ACCEPTED:
             return float(limit)
     except ValueError:
         pass
-    raise argparse.ArgumentTypeError(f"takes accuracy=X, an X up to {LEAST_ACCURACY:g}, such as accuracy=1e-3; got {text!r}")
+    raise argparse.ArgumentTypeError(f"takes accuracy=X, an X up to {MOST_ACCEPTED:g}, such as accuracy=1e-3; got {text!r}")
 
 
 def _seconds(text):

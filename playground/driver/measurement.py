@@ -27,7 +27,6 @@ from playground.worker.referee_client import describe_machine
 
 FINAL = ("pass", "forward only", "fail", "skipped")  # an error may have been the machine's
 WRITING_PAUSE = 20  # times what writing a document took, which so takes at most 5% of a run
-WHAT_COUNTS = ("quick", "training", "strict", "max_autotune", "sanitize", "trust")  # of the options: what two runs must share
 
 
 def measure(
@@ -118,11 +117,8 @@ class _Record:
         self._identities = [_identity(task.subject) for task in tasks]
         self._rows: dict[Any, Result] = {}
         self._write_again = 0.0  # the moment
-        chosen = dataclasses.asdict(options)
-        counted = {name: chosen[name] for name in WHAT_COUNTS}
-        later = {name: chosen[name] for name in ("accept", "precision", "check_only") if chosen[name]}
         isolation = ask(options.isolation, [task for task in tasks if not task.settled])
-        self.environment = {"options": counted | later, "sandbox": isolation}
+        self.environment = {"options": options.recorded, "sandbox": isolation}
 
     def take_over(self, file: Path) -> None:
         """Keep the rows of the document in `file` that are results of these tasks, and say on stderr how many."""

@@ -17,41 +17,32 @@ from playground.subject import StandardName
 from playground.suite import Pair, Suite
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess
 
-LEAST_ACCURACY = 0.01  # of an output's spread: beyond it, wrong is no matter of accuracy
-
 
 def of_variants(
-    model: catalog.Model,
-    variants: Sequence[catalog.Variant],
-    device: str,
-    points: Sequence[dict[str, Any]],
-    standard: StandardName | None = None,
+    model: catalog.Model, variants: Sequence[catalog.Variant], points: Sequence[dict[str, Any]], options: Options
 ) -> list[Task]:
-    """Return a task for each variant that `device` concerns, at each of the points. Their settings win over the place's own.
-
-    Without a `standard` the project's variants have to be drop-in, files from elsewhere to meet forward.
-    """
+    """Return a task for each variant that runs on the device, at each of the points. Their settings win over the place's."""
     tasks = []
     varied = [name for name in points[0] if any(point[name] != points[0][name] for point in points)]
     for settings in points:
         for variant in variants:
-            place = place_of(variant, device)
+            place = place_of(variant, options.device)
             if place:
                 point = {name: settings[name] for name in varied}
-                own = standard or standard_of(variant)
-                tasks.append(Task(model, placed(variant, place), place, {**model.settings(place), **settings}, point, own))
+                sizes = model.settings(place) | settings
+                tasks.append(Task(model, placed(variant, place), place, sizes, point, standard_of(variant, options)))
     return sorted(tasks, key=lambda task: task.place != "cuda")
 
 
-def of_suite(suite: Suite, device: str, standard: StandardName | None = None, lacks_gpu: bool | None = None) -> list[Task]:
+def of_suite(suite: Suite, options: Options, lacks_gpu: bool | None = None) -> list[Task]:
     """Return a task for each pair of a Suite, in its order; those that cannot be judged are settled.
 
     `lacks_gpu` says whether the machine that judges them has no GPU, or lacks what it needs; None asks this one.
     """
-    return [_of_pair(pair, device, standard, lacks_gpu) for pair in suite.pairs]
+    return [_of_pair(pair, options, lacks_gpu) for pair in suite.pairs]
 
 
-def _of_pair(pair: Pair, device: str, standard: StandardName | None, lacks_gpu: bool | None) -> Task:
+def _of_pair(pair: Pair, options: Options, lacks_gpu: bool | None) -> Task:
     facts = pair.facts()
     try:
         if pair.broken:
@@ -63,11 +54,11 @@ def _of_pair(pair: Pair, device: str, standard: StandardName | None, lacks_gpu: 
         unknown = catalog.Variant(pair.solution_name, pair.solution, None)
         model = catalog.Model(pair.problem_name, pair.problem)
         return Task(model, unknown, None, pair.settings, pair=facts, settled=("error", str(complaint)))
-    place = place_of(variant, device, lacks_gpu)
+    place, device = place_of(variant, options.device, lacks_gpu), options.device
     settings = (model.settings(place) if place else {}) | pair.settings
     elsewhere: tuple[Literal["error", "skipped"], str] = "skipped", pair.skipped or f"it does not run on --device {device}"
-    standard = standard or standard_of(variant)
     settled = elsewhere if pair.skipped or not place else None
+    standard = standard_of(variant, options)
     point, variant = pair.settings if pair.case else {}, placed(variant, place)
     return Task(model, variant, place, settings, point, standard, pair=facts, settled=settled, timed=pair.timed)
 
@@ -85,14 +76,14 @@ def failed(tasks: Sequence[Task], rows: Sequence[Result]) -> list[Task]:
 
 
 def failing_probe(row: Result) -> str | None:
-    """Return the first probe on which a variant was wrong; None where it was not that which it failed on."""
+    """Return the first probe on which a variant was wrong; None where it failed for another reason."""
     return next((name for name, probe in row.checked.probes.items() if probe.complaint), None)
 
 
 def require_originals(tasks: Sequence[Task], options: Options) -> None:
-    """Call the originals of files from elsewhere, or at other settings than the project's own, before anything is built.
+    """Call each original that is not the project's, or not at the project's settings, before anything is built.
 
-    Raises CatalogError, which names the file, for one that does not run.
+    Raises CatalogError, which names the file, for an original that does not run.
     """
     known = [task.model.catalogued_as and task.settings == task.model.settings(task.place) for task in tasks]
     groups = {task.group: task for task, is_known in zip(tasks, known, strict=True) if not (task.settled or is_known)}
@@ -102,7 +93,7 @@ def require_originals(tasks: Sequence[Task], options: Options) -> None:
         for task in groups.values():
             original = {"problem": str(task.model.path), "settings": task.settings, "place": task.place}
             try:
-                worker.ask("try_out", **original, precision=options.precision)
+                worker.ask("try_out", **original, precision=options.half)
             except WorkerFailure as failure:
                 changed = ", ".join(f"{name}={value}" for name, value in task.settings.items())
                 where = f" (with {changed})" if changed else ""
@@ -114,13 +105,13 @@ def settled(task: Task, *verdict: Any) -> Result:
     return compose(task.subject, ended(UNJUDGED, *(verdict or task.settled or ())))
 
 
-def standard_of(variant: catalog.Variant) -> StandardName:
-    """Return what a variant has to meet where nobody says it."""
-    return DROP_IN if variant.is_catalogued else FORWARD
+def standard_of(variant: catalog.Variant, options: Options) -> StandardName:
+    """Return what a variant has to meet: where nobody says it, one of the project's drop-in, and any other file forward."""
+    return options.standard or (DROP_IN if variant.is_catalogued else FORWARD)
 
 
 def place_of(variant: catalog.Variant, device: str, lacks_gpu: bool | None = None) -> str | None:
-    """Return where a variant runs: "cuda", "cpu" or "emulator"; None when it is of no concern to the device."""
+    """Return where a variant runs: "cuda", "cpu" or "emulator"; None if the device does not run it."""
     if variant.backend == "cpu":
         return "cpu" if device in ("auto", "cpu") else None
     if device == "auto":

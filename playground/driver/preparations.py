@@ -1,4 +1,4 @@
-"""What a first build makes for all later ones, told while it is made: minutes may pass."""
+"""Progress of one-time builds, which take minutes."""
 
 import contextlib
 import threading

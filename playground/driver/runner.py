@@ -23,16 +23,15 @@ from typing import Any, TypeVar
 
 import cuda_emulator
 from playground.clock.race import Measured, Patience
+from playground.driver.originals import OUT_OF_MEMORY
 from playground.driver.preparations import told
 from playground.driver.session import Session, SharedSession, load_candidate
 from playground.driver.task import Options, Task
-from playground.driver.timing import OUT_OF_MEMORY
 from playground.judge.footprint import Footprint
 from playground.judge.sample import IN_A_RUN
 from playground.judge.verdict import UNJUDGED, ended, failed
 from playground.machine import build_locks, ptxas
-from playground.machine.memory import MEMORY, MOST_JUDGED_AT_ONCE, builds_at_once, judged_at_once
-from playground.machine.processors import Processors
+from playground.machine.memory import MEMORY, MOST_JUDGED_AT_ONCE, Processors, builds_at_once, judged_at_once
 from playground.record import ERROR, Result, compose
 from playground.report.progress import Progress
 from playground.room import NoRoom, is_full, no_room_in
@@ -66,9 +65,7 @@ class Runner:
         self.measured = Measured(Patience(options.patience([])))
         self._is_alone = judge_slot is None
         self.judge_slot = judge_slot or contextlib.nullcontext()  # is held while a variant is judged, and not while it is timed
-        self._ready: dict[
-            tuple[bool, sandbox.Room | None], WorkerProcess
-        ] = {}  # {(is it never timed?, its Room): a worker that waits}
+        self._ready: dict[tuple[bool, sandbox.Room | None], WorkerProcess] = {}  # {(untimed, sandbox): an idle worker}
         self._taking = threading.RLock()
         self._coming: list[Task] = []  # tasks that are still to be judged in a process of their own, in their order
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -77,8 +74,8 @@ class Runner:
         self._making_room = threading.RLock()
         self._shared: dict[Any, SharedSession] = {}  # {group: SharedSession}
         self._footprints: dict[Any, Footprint] = {}
-        self._sizing: dict[Any, threading.Lock] = {}  # by group: its Footprint, and the lock of who asks for it
-        self.in_turn = threading.Lock()  # is held by a session that waits for memory: who comes first has it first
+        self._sizing: dict[Any, threading.Lock] = {}  # by group, held by the thread that asks for its Footprint
+        self.in_turn = threading.Lock()  # a session holds it while it waits for memory: first come, first served
         self.are_beside = False  # whether several models are judged at once
         self.is_over = False  # nobody needs to wait for anything any more
         self._ahead = ThreadPoolExecutor(1)  # what its thread has started ends with that
@@ -88,27 +85,31 @@ class Runner:
         self._begun, self._judged, self._most_ahead = threading.Condition(), 0, 0  # how many builds are judged; may run ahead
 
     def begin(self, tasks: Sequence[Task]) -> None:
-        """Begin to compile the texts of an only task's file for the emulator: others import PyTorch meanwhile."""
-        if len(tasks) == 1 and tasks[0].place == "emulator" and not self._options.debug:
-            ours = owner.set(self)
-            self._compiled = submit(self._ahead, self._compile, tasks[0])
-            owner.reset(ours)
+        """Begin to compile the texts of an only task's file for the emulator: others import PyTorch meanwhile.
 
-    def _compile(self, task: Task) -> WorkerFailure | None:
-        """Compile the texts of a task's file. Returns why one fails without which the file cannot be loaded; None elsewhere."""
-        names, path = task.names(), task.variant.path
-        failure = None
+        Its process starts here: once a thread waits for one that is forked, none starts until PyTorch is imported.
+        """
+        if not (len(tasks) == 1 and tasks[0].place == "emulator" and not self._options.debug):
+            return
+        (task,), ours = tasks, owner.set(self)
         with contextlib.suppress(WorkerFailure, NoRoom, OSError):  # which is told by the process that loads the file
-            content, room = path.read_bytes(), self.room(task)
+            content, room = task.variant.path.read_bytes(), self.room(task)
             if room and room.has_builds:
                 self.start_ahead(task)
-            if b"load_inline" not in content or (room and room.has_builds):
-                return None
-            self._progress.started("compile", *names)
-            tell, limit = functools.partial(self._progress.said, "compile", *names), self._options.time_limit
-            with told(tell), WorkerProcess("compiler", limit, UNTIMED, room=room) as worker:
-                _make_emulator(str(path), limit)
-                found = worker.ask("compile", file=str(path), content=content.decode("latin-1"))
+            elif b"load_inline" in content:
+                self._progress.started("compile", *task.names())
+                worker = WorkerProcess("compiler", self._options.time_limit, UNTIMED, room=room)
+                self._compiled = submit(self._ahead, self._compile, task, content, worker)
+        owner.reset(ours)
+
+    def _compile(self, task: Task, content: bytes, compiler: WorkerProcess) -> WorkerFailure | None:
+        """Compile the texts of a task's file. Returns why one fails without which the file cannot be loaded; None elsewhere."""
+        names, path = task.names(), str(task.variant.path)
+        failure = None
+        with contextlib.suppress(WorkerFailure, NoRoom, OSError):
+            with told(functools.partial(self._progress.said, "compile", *names)), compiler:
+                _make_emulator(path, self._options.time_limit)
+                found = compiler.ask("compile", file=path, content=content.decode("latin-1"))
             failure = WorkerFailure(found.reason, found.details, role="candidate") if found.reason else None
             if not failure:
                 self.start_ahead(task)
@@ -147,7 +148,7 @@ class Runner:
         for task in tasks:
             if task.group not in self._shared:
                 self._shared[task.group] = SharedSession(functools.partial(self.session_for, task), uses[task.group])
-        # Who shares an original comes one after the other: one waits for memory while it has what others are to give back.
+        # Tasks of one original are neighbours: apart, each would wait for memory that the others hold.
         models: dict[Path, int] = {}
         groups = {group: turn for turn, group in enumerate(self._shared)}
         for task in tasks:
@@ -437,7 +438,7 @@ class Runner:
             "place": task.place,
             "seed": self.seed,
             "strict": self._options.strict,
-            "precision": self._options.precision,
+            "precision": self._options.half,
         }
 
 
@@ -469,8 +470,9 @@ def _key_of(task: Task) -> str | None:
 @functools.cache
 def _make_emulator(file: str, limit: float) -> None:
     """Make what emulated files share, as far as `file` takes it: in a sandbox it can be read and not written."""
-    with WorkerProcess("compiler", limit, UNTIMED) as worker:
-        worker.ask("make_shared", file=file)
+    if not cuda_emulator.is_made(file):
+        with WorkerProcess("compiler", limit, UNTIMED) as worker:
+            worker.ask("make_shared", file=file)
 
 
 def roomy_folder() -> str:

@@ -78,6 +78,7 @@ class Session:
             progress.started("truth", *task.names("float64"))
             self._description = self._referee.load(share)
             self._original["varied"] = self._description["varied"]  # the stopwatch has the same arguments
+            self._original["float_outputs"] = bool(self._description["float_outputs"])
             self._beside = beside = ThreadPoolExecutor(max_workers=2)
             self._open.callback(beside.shutdown)
             self._open.callback(self._stopwatch.give_up)  # where nothing was right, what is to be timed beside it is in vain
@@ -89,7 +90,7 @@ class Session:
             prepared.result()
             progress.finished("truth", *task.names("float64"), "ready")
         except WorkerFailure as failure:
-            self._unusable = failure
+            self._unusable = with_shapes(failure, self._referee)
             progress.finished("truth", *task.names("float64"), "error")
         except BaseException:
             self.close()

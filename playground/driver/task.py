@@ -7,12 +7,21 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from playground import catalog
-from playground.record import MINE, NOBODY
-from playground.subject import PairFacts, Shape, StandardName, Subject
+from playground.record import MINE, NOBODY, TRUST
+from playground.subject import HALF, PairFacts, Shape, StandardName, Subject
 from playground.worker import sandbox
 
 TRUSTED = "by a trusted author"
 NOT_PROVED = "not proved against deceit"  # outside of a sandbox a judged file's code can reach the outer clock's processes, too
+MOST_ACCEPTED = 0.01  # of an output's spread: beyond it, wrong is no matter of accuracy
+# Option -> what it may be; the first is the command line's default.
+CHOICES: dict[str, tuple[str | None, ...]] = {
+    "device": ("auto", "cuda", "cpu", "emulator"),
+    "standard": (None, "drop-in", "forward"),
+    "precision": ("default", "strict", *HALF),
+    "sandbox": sandbox.MODES,
+    "trust": TRUST,
+}
 PATIENCE_FOR_A_PAIR = 3.0  # seconds, of a whole run, which would have used up a short run's at its beginning
 
 
@@ -20,10 +29,9 @@ PATIENCE_FOR_A_PAIR = 3.0  # seconds, of a whole run, which would have used up a
 class Task:
     """A variant of a model, and the place where it runs: "cuda", "cpu" or "emulator".
 
-    `point` are those of its settings in which the run's other tasks differ. `standard` is the one that it is to meet; both are
-    looked at. `pair` is what the document says of it as a pair of a suite. `settled` is the (verdict, reason) of one that
-    cannot run. `first` is the probe with which its check begins: the one on which it failed before. What is not `timed` is only
-    judged.
+    `point` holds the settings in which the tasks of a run differ. `standard` is the one that the variant has to meet; both are
+    judged. `pair` is what the document says of a pair of a suite. `settled` is the (verdict, reason) of a task that cannot run.
+    `first` is the probe with which the check begins: the variant failed on it before. One that is not `timed` is only judged.
     """
 
     model: catalog.Model
@@ -47,7 +55,7 @@ class Task:
 
     @property
     def group(self) -> tuple[Any, ...]:
-        """Return what shares an original: the same reference and the same baselines."""
+        """Return the key of tasks that share an original: its reference and its baselines."""
         return self.model.path, self.place, repr(sorted(self.settings.items()))
 
     @property
@@ -65,13 +73,16 @@ class Task:
 
 @dataclass(frozen=True)
 class Options:
-    """`training` times training steps too; `seconds` is the budget of one timing; `time_limit` that of one request. With
+    """The options of a run, of either command and of the API. Raises ValueError for a value that an option does not have.
+
+    `device` is where variants run, "auto": the GPU where there is one; `standard` the one that they have to meet, None: see
+    plan.standard_of. `training` times training steps, too; `time_limit` is the seconds of one request to a process. With
     `check_only` nothing is timed.
 
     `max_autotune` adds torch.compile's max-autotune to the baselines, `sanitize` compute-sanitizer, `ptxas` what registers and
-    memory kernels take. `debug` has the emulator build without optimisation. `strict` forbids TF32. `accept` is the error, in
-    the output's spread, that is accepted where the limit is smaller. `precision`, "fp16" or "bf16", is that of models and
-    inputs.
+    memory kernels take. `debug` has the emulator build without optimisation. `precision` is "strict", which forbids TF32, or
+    that of models and inputs, one of HALF. `accept` is the error, in the output's spread, that is accepted where the limit is
+    smaller.
 
     `builds` is the folder where extensions of files that are not the project's are built; None: for each file one of its own in
     torch's, since different files give their extensions the same names. `sandbox`, one of worker.sandbox.MODES, says what runs
@@ -79,23 +90,49 @@ class Options:
     by which clocks: MINE by the inner one alone, NOBODY by the outer one, too, which the project's own files do not need.
     """
 
+    device: str = "auto"
+    standard: StandardName | None = None
     quick: bool = False
     training: bool = False
     time_limit: float = 300.0
     debug: bool = False
-    strict: bool = False
     max_autotune: bool = False
     sanitize: bool = False
     ptxas: bool = False
     accept: float | None = None
     builds: str | None = None
-    precision: str | None = None
+    precision: str = "default"
     check_only: bool = False
     sandbox: str = "off"
     trust: str = NOBODY
 
+    def __post_init__(self) -> None:
+        for name, choices in CHOICES.items():
+            if (value := getattr(self, name)) not in choices:
+                raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}")
+        if self.accept is not None and not 0 < self.accept <= MOST_ACCEPTED:
+            raise ValueError(f"accept is {self.accept!r}, expected standard deviations, at most {MOST_ACCEPTED:g}")
+
+    @property
+    def strict(self) -> bool:
+        """Return whether TF32 is forbidden."""
+        return self.precision == "strict"
+
+    @property
+    def half(self) -> str | None:
+        """Return the precision of HALF to which models and inputs are converted; None where they stay as they are."""
+        return self.precision if self.precision in HALF else None
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """Return the options that stand in the document: a run is resumed with the same ones alone."""
+        always = {name: getattr(self, name) for name in ("quick", "training", "strict", "max_autotune", "sanitize", "trust")}
+        later = {"accept": self.accept, "precision": self.half, "check_only": self.check_only}
+        return always | {name: value for name, value in later.items() if value}
+
     @property
     def seconds(self) -> float:
+        """Return the budget of one timing."""
         return 1.0 if self.quick else 3.0
 
     def patience(self, tasks: Sequence[Task]) -> float:

@@ -34,7 +34,7 @@ def run(model, variant, settings, training=False, seconds=5.0):
 
 def main(arguments=None):
     flag = "--training", "run a backward pass, too"
-    model, variant, settings, given = parse("extents", __doc__.split("\n\n")[1], arguments, flag)
+    model, variant, settings, given = parse("playground.emulator.extents", __doc__.split("\n\n")[1], arguments, flag)
     try:
         launches = run(model, variant, settings, given.training)
     except emulator.Finding as finding:

@@ -10,11 +10,11 @@ from playground import catalog
 
 
 def parse(module, about, arguments, *more, sets=True):
-    """Return (model, variant, settings of --set, all arguments) of a command; `more` are flags, as (name, help).
+    """Return (model, variant, settings of --set, all arguments) of a `module`'s command; `more` are flags, as (name, help).
 
     Exits with status 2 where the arguments stand for nothing.
     """
-    parser = argparse.ArgumentParser(prog=f"python -m playground.emulator.{module}", description=about)
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about)
     parser.add_argument("--model", metavar="NAME_OR_PATH", required=True)
     parser.add_argument("--variant", metavar="NAME_OR_PATH", required=True)
     if sets:
@@ -48,7 +48,7 @@ def main(arguments=None):
 
     from playground import tensors
 
-    model, variant, settings, _ = parse("step", __doc__.splitlines()[0], arguments)
+    model, variant, settings, _ = parse("playground.emulator.step", __doc__.splitlines()[0], arguments)
     problem = catalog.load_problem(model.path, model.settings("emulator") | settings)
     with emulator.install(mode="fast", debug=True, source_file=str(variant.path)), torch.no_grad():
         module = catalog.load_variant(variant.path)

@@ -8,7 +8,9 @@ import copy
 import gc
 import secrets
 import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -35,7 +37,9 @@ class SideEffects:
     original's, are workspaces, which may be written; None: there are none.
     """
 
-    def __init__(self, model, inputs, upstream=(), state=None):
+    def __init__(
+        self, model: Any, inputs: list[Any], upstream: Sequence[torch.Tensor | None] = (), state: Collection[str] | None = None
+    ) -> None:
         given = {f"input {i}": value for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
         given |= {f"the gradient of output {i}": value for i, value in enumerate(upstream) if value is not None}
         parameters = {name: value.detach() for name, value in model.named_parameters()}
@@ -47,7 +51,7 @@ class SideEffects:
         self._wants = {name: value.requires_grad for name, value in given.items()}
         self._flags, self._random = flags(), random_state()
 
-    def complaints(self, outputs):
+    def complaints(self, outputs: list[torch.Tensor]) -> dict[str, str]:
         """Return {check: reason} of what the call should not have done."""
         reasons = {
             "random state": changed(self._random, random_state()),
@@ -58,11 +62,11 @@ class SideEffects:
         of_flags = complaints_about_flags(self._flags, flags())
         return of_flags | {check: reason for check, reason in reasons.items() if reason}
 
-    def writes(self):
+    def writes(self) -> str | None:
         """Return one line on what was written to of all that the call was given; None where nothing was."""
         return self._written(self._tensors)
 
-    def _written(self, names):
+    def _written(self, names: Iterable[str]) -> str | None:
         for name in names:
             value = self._tensors[name]
             if not same_bits(value, self._copies[name]):
@@ -73,7 +77,7 @@ class SideEffects:
                 return f"changes requires_grad of {name}"
         return None
 
-    def _shared(self, outputs):
+    def _shared(self, outputs: list[torch.Tensor]) -> str | None:
         owners = {storage(value): name for name, value in self._tensors.items() if value.numel()}
         for output in outputs:
             if output.numel() and storage(output) in owners:
@@ -81,7 +85,7 @@ class SideEffects:
         return None
 
 
-def overlap(tensor):
+def overlap(tensor: torch.Tensor) -> str | None:
     """Return what is wrong with a tensor that has several elements in one place of memory; None where it has not.
 
     Interleaved ones are told apart where they are few.
@@ -95,18 +99,18 @@ def overlap(tensor):
     return None
 
 
-def _count_of_places(pairs):
+def _count_of_places(pairs: list[tuple[int, int]]) -> int:
     places = torch.zeros(1, dtype=torch.int64)
     for stride, size in pairs:
         places = (places[:, None] + stride * torch.arange(size)).flatten()
     return len(places.unique())
 
 
-def storage(tensor):
+def storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def same_bits(a, b):
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether two tensors are equal, NaNs of the same bits included."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
@@ -120,7 +124,7 @@ def same_bits(a, b):
 class Trial:
     """What a circumstance led to: `outputs` of a call on the inputs called `of`, or why there are none."""
 
-    outputs: list | None = None
+    outputs: list[Any] | None = None
     of: str = "first"
     complaint: str | None = None
     note: str | None = None
@@ -129,18 +133,26 @@ class Trial:
 class StressTests:
     """Calls of a model on `first` and `second`, inputs of the same form on its device, under all sorts of circumstances."""
 
-    def __init__(self, model, first, second, device, declared_deterministic=None, another=None):
+    def __init__(
+        self,
+        model: Any,
+        first: list[Any],
+        second: list[Any],
+        device: torch.device,
+        declared_deterministic: bool | None = None,
+        another: Callable[[], Any] | None = None,
+    ) -> None:
         """`another()` makes a second instance, whose weights are those that belong to `second`."""
         self._model, self._another = model, another
         self._first, self._second = first, second
         self._device = device
         self._declared = declared_deterministic
 
-    def run(self, name):
+    def run(self, name: str) -> "Trial":
         """Return the Trial of that name. Exceptions come through."""
         return getattr(self, f"_{BY_NAME[name].function}")()
 
-    def _call(self, inputs, model=None):
+    def _call(self, inputs: list[Any], model: Any = None) -> list[torch.Tensor]:
         tensors.seed_draws()
         with torch.no_grad():
             outputs = tensors.flatten((self._model if model is None else model)(*inputs))
@@ -148,12 +160,12 @@ class StressTests:
         return outputs
 
     @property
-    def _changes_size(self):
+    def _changes_size(self) -> bool:
         """Whether the tensors of the two probes differ in size, as where get_inputs draws it."""
         shapes = [[value.shape for value in each if isinstance(value, torch.Tensor)] for each in (self._first, self._second)]
         return shapes[0] != shapes[1]
 
-    def _new_content(self):
+    def _new_content(self) -> Trial:
         held = copies(self._first)
         self._call(held)
         if self._changes_size:
@@ -161,9 +173,9 @@ class StressTests:
         _refill(held, self._second)
         outputs = self._call(held)
         seen = self._sees_one_element()
-        return Trial(outputs, of="second", complaint=None if seen else "a change of one element is not seen")
+        return Trial(outputs, of="second", complaint=None if seen else "one element was changed, and the result is the old one")
 
-    def _sees_one_element(self):
+    def _sees_one_element(self) -> bool:
         """Whether a change of one element in the same memory is seen, if in new memory. A few times: bits may differ."""
         stale = 0
         for _ in range(ELEMENTS):
@@ -181,7 +193,7 @@ class StressTests:
                     return False
         return True
 
-    def _same_content(self):
+    def _same_content(self) -> Trial:
         """The same numbers once more must cost as many operators as new ones do."""
         self._call(copies(self._first))
         new = [other_content(value) for value in self._first]
@@ -196,12 +208,12 @@ class StressTests:
                 return Trial(complaint=f"runs {again} operators instead of {first}")
         return Trial(self._call(copies(self._first)))
 
-    def _counted(self, inputs):
+    def _counted(self, inputs: list[Any]) -> tuple[int, list[torch.Tensor]]:
         with _Operators() as operators, _Functions() as functions:
             outputs = self._call(inputs)
         return operators.calls + functions.calls, outputs
 
-    def _earlier_output(self):
+    def _earlier_output(self) -> Trial:
         """An output that the caller still holds must not change when the model is called again, and again.
 
         Where the file holds its results' memory, too, as for a ring of buffers, it is called until one comes back.
@@ -220,12 +232,12 @@ class StressTests:
                 if not same_bits(earlier, content):
                     after = "a later call" if count - number <= LATER_CALLS else f"the call after {count - number} others"
                     return Trial(first, complaint=f"{after} overwrites what an earlier one returned")
-            content = secrets.choice((self._first, self._second)) if count else self._second
-            outputs = self._call(copies(content))
+            inputs = secrets.choice((self._first, self._second)) if count else self._second
+            outputs = self._call(copies(inputs))
             count += 1
         return Trial(first, note=f"keeps the memory of its results; {count} were apart" if kept_by_file else None)
 
-    def _keeps_results(self):
+    def _keeps_results(self) -> bool:
         """Whether the file holds the memory of a result when the caller does not any more, or hands out memory of its own."""
         outputs = [output for output in self._call(copies(self._second)) if output.numel()]
         memory = [output.untyped_storage() for output in outputs]
@@ -237,12 +249,12 @@ class StressTests:
         gc.collect()
         return not all(each.expired() for each in watched)
 
-    def _two_instances(self, of="first"):
+    def _two_instances(self, of: str = "first") -> Trial:
         """Two models of the class with different weights, called in turn; one of their results, all of which are held."""
         if self._another is None:
             return Trial(note="not run: the weights are not the original's")
         models = {"first": (self._model, self._first), "second": (self._another(), self._second)}
-        held = {name: [] for name in models}
+        held: dict[str, list[Any]] = {name: [] for name in models}
         for _ in range(TURNS):
             for name, (model, content) in models.items():
                 tensors.seed_draws()
@@ -251,10 +263,10 @@ class StressTests:
         self._synchronize()
         return Trial(secrets.choice(held[of]), of=of)
 
-    def _second_instance(self):
+    def _second_instance(self) -> Trial:
         return self._two_instances("second")
 
-    def _double(self):
+    def _double(self) -> Trial:
         """In float64, where parameters and inputs are in float32; they are themselves again afterwards."""
         floats = [value for value in [*self._model.parameters(), *self._first] if tensors.differentiable(value)]
         if {value.dtype for value in floats} != {torch.float32}:
@@ -273,14 +285,25 @@ class StressTests:
         outputs = [value.to(torch.complex64) if value.dtype == torch.complex128 else value for value in outputs]
         return Trial(tensors.in_float32(outputs), complaint=f"gives {narrow[0]} for torch.float64" if narrow else None)
 
-    def _run_to_run(self):
+    def _run_to_run(self) -> Trial:
         first, again = self._call(copies(self._first)), self._call(copies(self._first))
         if same(first, again) or self._declared is False:
             return Trial(again)
         declared = "the class says deterministic = True" if self._declared else "it does not say deterministic = False"
         return Trial(again, complaint=f"bits differ from run to run, and {declared}")
 
-    def _inference_mode(self):
+    def _out_dtype(self) -> Trial:
+        """Without `out_dtype` the outputs are the same, rounded to 16 bits."""
+        in_float32, self._model.out_dtype = self._call(copies(self._first)), None
+        rounded = self._call(copies(self._first))
+        self._model.out_dtype = torch.float32
+        expected = [each.to(other.dtype) for each, other in zip(in_float32, rounded, strict=True)]
+        wide = next((each.dtype for each in rounded if tensors.differentiable(each) and each.dtype.itemsize > 2), None)
+        if wide or not same(rounded, expected):
+            return Trial(complaint=f"gives {wide}" if wide else "the result is not the float32 one, rounded")
+        return Trial(in_float32)
+
+    def _inference_mode(self) -> Trial:
         tensors.seed_draws()
         try:
             with torch.inference_mode():
@@ -289,15 +312,15 @@ class StressTests:
         finally:
             _forget_inference(self._model)
 
-    def _stream_order(self):
+    def _stream_order(self) -> Trial:
         """Make inputs late on the default stream: a stream of the variant's own that waits for nobody misses them."""
         return self._delayed(torch.cuda.default_stream) if self._device.type == "cuda" else Trial(note=NO_STREAMS)
 
-    def _side_stream(self):
+    def _side_stream(self) -> Trial:
         """Make inputs late on a stream that is not the default one: only who works on that stream sees them."""
         return self._delayed(torch.cuda.Stream) if self._device.type == "cuda" else Trial(note=NO_STREAMS)
 
-    def _delayed(self, stream):
+    def _delayed(self, stream: Callable[[], Any]) -> Trial:
         held = _without_content(self._first)
         side = stream()
         tensors.seed_draws()
@@ -309,7 +332,7 @@ class StressTests:
         self._synchronize()
         return Trial(outputs)
 
-    def _second_device(self):
+    def _second_device(self) -> Trial:
         """Inputs that are late on a device that is not the current one: only who works on that device sees them.
 
         The call before leaves NaN in the memory that its intermediate results had, and libraries that have been started.
@@ -338,7 +361,7 @@ class StressTests:
         wrong = [output for output in outputs if output.device != other]
         return Trial(outputs, complaint=f"gives a result on {wrong[0].device} for inputs on {other}" if wrong else None)
 
-    def _cuda_graph(self):
+    def _cuda_graph(self) -> Trial:
         if self._device.type != "cuda":
             return Trial(note="not run: only CUDA has graphs")
         if self._changes_size:
@@ -360,18 +383,18 @@ class StressTests:
         self._synchronize()
         return Trial([output.clone() for output in outputs], of="second")
 
-    def _compiled(self):
+    def _compiled(self) -> Trial:
         """Without a code generator: what is looked for are breaks in the graph and wrong fake kernels."""
         torch._dynamo.reset()
         compiled = torch.compile(self._model, fullgraph=True, backend="aot_eager")
         return Trial(self._call(self._first, compiled))
 
-    def _synchronize(self):
+    def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize()
 
 
-def _forget_inference(model):
+def _forget_inference(model: Any) -> None:
     """What a recurrent model keeps of a call in inference mode is of no use to the next one outside of it."""
     for module in model.modules():
         for kept in (vars(module), dict(module._buffers)):  # PyTorch's scripts cannot be changed by a dict
@@ -383,7 +406,7 @@ def _forget_inference(model):
 class _Counting:
     calls = 0
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.calls += 1
         return function(*args, **(kwargs or {}))
 
@@ -398,23 +421,23 @@ class _Operators(_Counting, TorchDispatchMode):
     """Counts every operator that is dispatched."""
 
 
-def copies(inputs):
+def copies(inputs: list[Any]) -> list[Any]:
     """Return a list of inputs in other memory."""
     return [value.clone() if isinstance(value, torch.Tensor) else copy.copy(value) for value in inputs]
 
 
-def _without_content(inputs):
+def _without_content(inputs: list[Any]) -> list[Any]:
     return [torch.full_like(v, float("nan")) if tensors.differentiable(v) else v for v in copies(inputs)]
 
 
-def other_content(value):
+def other_content(value: Any) -> Any:
     """Return something of a value's form that no call has seen."""
     if tensors.differentiable(value):
         return 0.75 * value
     return value.flip(0) if isinstance(value, torch.Tensor) and value.dim() else value
 
 
-def _change_an_element(held, content):
+def _change_an_element(held: list[Any], content: list[Any]) -> bool:
     """Give one element of a tensor of numbers, anywhere, its value in `content`. Whether that is another one."""
     numbers = [i for i, value in enumerate(held) if isinstance(value, torch.Tensor) and tensors.differentiable(value)]
     numbers = [i for i in numbers if held[i].numel() and held[i].shape == content[i].shape]  # a call may have changed it
@@ -427,12 +450,12 @@ def _change_an_element(held, content):
     return changes
 
 
-def same(results, others):
+def same(results: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
     """Return whether two lists of tensors have the same bits."""
     return len(results) == len(others) and all(map(same_bits, results, others))
 
 
-def _refill(held, content):
+def _refill(held: list[Any], content: list[Any]) -> None:
     """The content into the same memory; what is no tensor is replaced."""
     for i, value in enumerate(content):
         if isinstance(value, torch.Tensor):

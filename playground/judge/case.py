@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from playground import untrusted
 from playground.judge.checks import BY_NAME, CAVEATS, DROP_IN, FORWARD, OF_SEEDS, SIDE_EFFECTS, WATCHED, check_of
-from playground.judge.failure import WorkerFailure, remove
+from playground.judge.failure import MOST_REASON, WorkerFailure, remove
 from playground.judge.text import Text
 from playground.judge.verdict import UNJUDGED, Complaint
 from playground.record import (
@@ -105,7 +105,7 @@ class Case:
 
     def complain(self, tag: str, text: str, costs: str | None) -> None:
         caveat = CAVEATS[tag]
-        remedy = caveat.remedy if costs == DROP_IN else None
+        remedy, text = caveat.remedy if costs == DROP_IN else None, text[:MOST_REASON]
         line = self._text.line_of(caveat.line) if self._text and caveat.line else None
         self.complaints.append(Complaint(tag, f"{text}; {remedy}" if remedy else text, costs, line))
 

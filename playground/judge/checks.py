@@ -5,7 +5,6 @@ probes.py, of a circumstance in behaviour.StressTests (with an underscore before
 behaviour.SideEffects.complaints. `python -m playground.judge.checks` prints the page's tables.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -67,6 +66,7 @@ ONE_STREAM = Caveat("default-stream", "launch on the current stream, c10::cuda::
 ONE_DEVICE = Caveat("second-device", "guard the device, launch on the input's, or raise an exception")
 GRAPH_BREAKS = Caveat("fullgraph", "give the operator a fake kernel that fits, or raise an exception")
 ONLY_FLOAT32 = Caveat("double", "compute in float64, or raise an exception for it")
+OUT_DTYPE = Caveat("out-dtype", "round the float32 result to the input's type where out_dtype is None")
 INSTANCES = Caveat("instances", "keep weights, buffers and what follows from them in the instance")
 NO_GRAPH = Caveat("no-graph", "do nothing on the host that depends on the inputs")
 REFUSE = "raise NotImplementedError when a gradient is wanted"
@@ -81,7 +81,7 @@ NOT_ITS_OWN_WORK = Caveat("not-its-own-work")
 # Complaints too long for their rows.
 WITHIN = "where the samples differ more, within the range of the problem's own inputs"
 SHARE = "elements of a result share memory where the original's do not"
-KEPT = "the result was kept, and is not computed"
+KEPT = "the result was remembered, not computed"
 IDLE = "its own kernels are not built, not called, or do not account for the result"
 
 # In the order in which they run.
@@ -138,6 +138,7 @@ STRESS_TESTS = (
     Check("a second device", "the result is wrong there", ONE_DEVICE, DROP_IN, "second_device", may_raise=True),
     Check("torch.compile", "the result is wrong under fullgraph=True", GRAPH_BREAKS, DROP_IN, "compiled", may_raise=True),
     Check("double()", "the result is wrong after it", ONLY_FLOAT32, DROP_IN, "double", may_raise=True),
+    Check("out_dtype", "the result in 16 bits is not that in float32, rounded", OUT_DTYPE, FORWARD, "out_dtype"),
     # After all others but a graph: what the two share may be another's from then on.
     Check("two instances", "one spoils the other's results", INSTANCES, DROP_IN, "two_instances", parameters=True),
     Check("the second of two instances", "its results are wrong", INSTANCES, DROP_IN, "second_instance", parameters=True),
@@ -159,6 +160,7 @@ SEEN = (
     Check("PyTorch inside", "its own function calls operators of PyTorch's", Caveat("pytorch-inside"), None),
     Check("process", "crashes", Caveat("crash"), FORWARD),
     Check("random numbers", "the original draws them", Caveat("random"), None),
+    Check("16 bits", "what is judged is the float32 result: rounded to 16 bits it would say nothing", OUT_DTYPE, None),
     Check("limit", "rounding moves the result too far to judge it", Caveat("not-judged"), None),
 )
 
@@ -173,7 +175,6 @@ WITHIN = "within"  # the range of the problem's own inputs, where an original ma
 FRESH = ("fresh", "fresh again")  # further draws of the problem's own inputs
 AT_OWN_SIZE = " at its own size"  # ends the name of a probe that a variant would not take at the reduced size
 CAVEATS = {check.caveat.tag: check.caveat for check in ALL}
-TABLES = {"PROBES": PROBES, "BEHAVIOUR": (*SIDE_EFFECTS, *WATCHED, *STRESS_TESTS), "SEEN": SEEN}  # of the page
 
 
 def check_of(name: str) -> Check:
@@ -184,20 +185,3 @@ def check_of(name: str) -> Check:
 def size_of(name: str) -> str:
     """Return the size at which the probe of that name runs."""
     return OWN if name.endswith(AT_OWN_SIZE) else str(check_of(name).size)
-
-
-def as_markdown(checks: Iterable[Check]) -> str:
-    """Return a table of docs/what_a_pass_proves.md: a row for each tag, with the checks that lead to it."""
-    groups: dict[tuple[Caveat, str], list[Check]] = {}
-    for each in checks:
-        groups.setdefault((each.caveat, each.costs or "nothing"), []).append(each)
-    rows = []
-    for (caveat, costs), own in groups.items():
-        said = "; ".join(f"*{SHOWN.get(each.name, each.name)}*: {each.about}" for each in own)
-        rows.append(f"| `{caveat.tag}` | {costs} | {said} |")
-    return "\n".join(["| tag | costs | check: complaint |", "|---|---|---|", *rows])
-
-
-if __name__ == "__main__":
-    for name, checks in TABLES.items():
-        print(f"<!-- checks: {name} -->\n{as_markdown(checks)}\n")

@@ -5,7 +5,9 @@ be right for anything else. What several draws of get_inputs show is part of the
 original itself has no finite result beyond it (a logarithm of negative values) are its values kept positive.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -31,12 +33,12 @@ class Structure:
     positive: bool = False
     twin: int | None = None
 
-    def takes(self, probe):
+    def takes(self, probe: str) -> bool:
         """Return whether it can have the values of a probe of that name."""
         return not self.frozen and not (self.probabilities is not None and probe in NO_PROBABILITIES)
 
     @property
-    def text(self):
+    def text(self) -> str | None:
         """Return the structure in words; None where there is nothing to keep."""
         words = [self.frozen] if self.frozen else []
         words += ["zeros that stay zeros"] if self.zeros else []
@@ -46,7 +48,7 @@ class Structure:
         words += [f"equal to input {self.twin}"] if self.twin is not None else []
         return ", ".join(words) or None
 
-    def keep(self, drawn, value, positive):
+    def keep(self, drawn: torch.Tensor, value: torch.Tensor, positive: bool) -> torch.Tensor:
         """Return `value` with this structure; `drawn` is the problem's own."""
         if self.frozen:
             return drawn
@@ -68,36 +70,36 @@ class Structure:
 class Domain:
     """The structures of a problem's inputs: {number of a float input: Structure}."""
 
-    def __init__(self, structures=()):
-        self._structures = dict(structures)
+    def __init__(self, structures: Mapping[int, Structure] | None = None) -> None:
+        self._structures = dict(structures or {})
         self.is_positive = any(each.positive for each in self._structures.values())
 
     @property
-    def plain(self):
+    def plain(self) -> dict[int, Any]:
         """Return {number of a float input: the fields of its Structure}, of which `Domain.of` makes the Domain again."""
         return {i: vars(each) for i, each in self._structures.items()}
 
     @classmethod
-    def of(cls, plain):
+    def of(cls, plain: dict[int, Any]) -> "Domain":
         return cls({i: Structure(**fields) for i, fields in plain.items()})
 
     @property
-    def texts(self):
+    def texts(self) -> list[str]:
         """Return ['input 0: sorted', ...] of what there is to keep."""
         return [f"input {i}: {each.text}" for i, each in self._structures.items() if each.text]
 
-    def forbids(self, probe):
+    def forbids(self, probe: str) -> str | None:
         """Return why a probe of that name would leave the domain; None where it need not."""
         changed = list(self._structures.values())[: 1 if probe in OF_FIRST else None]
         if probe not in OF_VALUES or not changed or any(each.takes(probe) for each in changed):
             return None
         return f"it would leave the problem's domain ({'; '.join(self.texts)})"
 
-    def free(self, i, value):
+    def free(self, i: int, value: torch.Tensor) -> torch.Tensor | None:
         """Return where input `i`, whose value this is, may vary: not at zeros that stay zeros. None where it may everywhere."""
         return value != 0 if i in self._structures and self._structures[i].zeros else None
 
-    def keep(self, drawn, values, positive=False):
+    def keep(self, drawn: list[Any], values: list[Any], positive: bool = False) -> list[Any]:
         """Return the list of `values` with every structure; `drawn` are the problem's own inputs of the same form."""
         kept = list(values)
         for i, each in self._structures.items():
@@ -105,7 +107,7 @@ class Domain:
         return kept
 
 
-def learn(problem, seed):
+def learn(problem: Any, seed: int) -> "Domain":
     """Return the Domain that several draws of the problem's inputs show; an empty one where their forms differ."""
     draws = [tensors.make_inputs(problem, seed + k) for k in range(DRAWS)]
     forms = [[tuple(value.shape) if isinstance(value, torch.Tensor) else None for value in draw] for draw in draws]
@@ -115,14 +117,14 @@ def learn(problem, seed):
     return Domain({i: _structure(draws, i) for i in floats})
 
 
-def is_unchanging(problem, seed):
+def is_unchanging(problem: Any, seed: int) -> bool:
     """Return whether get_inputs gives the same tensors twice, so that a result that was kept would be right."""
     first, second = (tensors.make_inputs(problem, seed + k) for k in range(2))
     pairs = [pair for pair in zip(first, second, strict=False) if isinstance(pair[0], torch.Tensor) and pair[0].numel()]
     return bool(pairs) and len(first) == len(second) and all(_equal(*pair) for pair in pairs)
 
 
-def vary(problem):
+def vary(problem: Any) -> str | None:
     """Have get_inputs of the problem's module itself give other contents for each seed, those of its one draw in another order.
 
     For a problem that is_unchanging. Floats that vary are permuted, and keep zeros, symmetry, order and sums of one; what is
@@ -136,18 +138,18 @@ def vary(problem):
     return why
 
 
-def _drawn(get_inputs):
+def _drawn(get_inputs: Callable[[], Any]) -> tuple[list[Any], int]:
     seed = torch.initial_seed()  # before get_inputs sets one of its own
     return list(get_inputs()), seed
 
 
-def _varied(inputs, seed):
+def _varied(inputs: list[Any], seed: int) -> tuple[list[Any], str | None]:
     """(the inputs with other contents, why none can vary)."""
     whys = []
     floats = [i for i, value in enumerate(inputs) if tensors.differentiable(value)]
     others = [i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor) and i not in floats]
     for group in floats, others:
-        changed = {}
+        changed: dict[int, Any] = {}
         for i in group:
             twin = next((j for j in changed if _equal(inputs[j], inputs[i])), None)
             made, why = (changed[twin], None) if twin is not None else _other_order(inputs[i], seed + i)
@@ -160,7 +162,7 @@ def _varied(inputs, seed):
     return inputs, f"get_inputs gives the same content each time, which cannot vary ({'; '.join(whys)})"
 
 
-def _other_order(value, seed):
+def _other_order(value: torch.Tensor, seed: int) -> tuple[torch.Tensor | None, str | None]:
     """(the tensor with its values in another order, why it must stay as it is)."""
     generator = torch.Generator(value.device).manual_seed(seed % (1 << 63))
     flat = value.flatten()
@@ -192,7 +194,7 @@ def _other_order(value, seed):
     return None, "nothing else has its form"
 
 
-def _structure(draws, i):
+def _structure(draws: list[list[Any]], i: int) -> "Structure":
     values = [draw[i] for draw in draws]
     twin = next((j for j in range(i) if all(_equal(draw[j], draw[i]) for draw in draws)), None)
     if twin is not None:
@@ -213,11 +215,11 @@ def _structure(draws, i):
     )
 
 
-def _equal(a, b):
+def _equal(a: Any, b: Any) -> bool:
     return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
 
 
-def _frozen_by_values(values):
+def _frozen_by_values(values: list[torch.Tensor]) -> str | None:
     """Why values that a probe would draw are none of this input's; None where they may be."""
     if all(bool((value == value.round()).all()) for value in values):
         low, high = min(value.min().item() for value in values), max(value.max().item() for value in values)
@@ -231,7 +233,7 @@ def _frozen_by_values(values):
     return None
 
 
-def _dimension_of_probabilities(values):
+def _dimension_of_probabilities(values: list[torch.Tensor]) -> int | None:
     """The dimension along which every draw is not negative and sums to one; None without one."""
     if not all(bool((value >= 0).all()) for value in values):
         return None

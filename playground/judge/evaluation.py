@@ -65,6 +65,9 @@ if TYPE_CHECKING:
 REFUSES = "refuses: "  # begins the note of a probe on which the variant raises an exception
 OF_MUTANTS = ("own", "within")  # the probes on which an accepted error has to be told from a wrong version
 DRAWS = "the original draws random numbers: each call began with the same seed, so the same numbers in the same order are right"
+FLOAT_OUTPUTS = (
+    "give ModelNew an attribute out_dtype, None at first, and return that type where it is torch.float32: the sums, not rounded"
+)
 STATE = "cannot be judged: what the original returns depends on the calls before"
 OF_GRADIENTS = ("no-gradient", "wrong-gradient")
 
@@ -100,6 +103,9 @@ def judge(
     where nothing worse was known.
     """
     case, stop = Evaluation(worker, referee, place, loaded, file, renew, accept), None
+    if referee.float_outputs and not loaded.out_dtype:
+        case.complain("not-judged", f"cannot be judged: {referee.float_outputs}; {FLOAT_OUTPUTS}", FORWARD)
+        return Judged(conclude(case.known(), case.complaints), None, worker, None)
     if borrowed:
         text = f"the file uses {', '.join(borrowed)}, which only the problem's file defines"
         case.complain("uses-problem-names", text, DROP_IN)
@@ -142,6 +148,8 @@ class Evaluation(Case):
 
     def evaluate(self) -> None:
         """Make all checks that were not made yet; none follows outputs that are wrong on the problem's own inputs."""
+        if self._referee.float_outputs:
+            self.complain("out-dtype", f"what is judged is the float32 result: {self._referee.float_outputs}", None)
         if "random state" in self._referee.side_effects:
             self.complain("random", DRAWS, None)
         if self._is_by_seed:
@@ -410,6 +418,8 @@ class Evaluation(Case):
         first, second = self._probes_to_repeat()
         step = next((name for name in ("step", "step" + AT_OWN_SIZE) if name in self._passed), None)
         for trial in STRESS_TESTS:
+            if trial.name == "out_dtype" and not self._referee.float_outputs:
+                continue
             after = step if trial.parameters else second
             if after is None:
                 self._behaved(trial.name, None, "not run: it takes the probe of an optimiser's step")

@@ -6,7 +6,8 @@ from playground import untrusted
 from playground.room import NO_ROOM
 
 SANDBOX_ALLOWS = "the sandbox allows "  # stands before a limit
-GOES_ON = "processes go on while they are to stand still"
+GOES_ON = "processes ran on while they had to be stopped"
+MOST_REASON = 2000  # characters of what a judged file can say
 JUDGE_BROKE = "internal error (report it): "
 
 
@@ -36,4 +37,4 @@ def remove(file: Path) -> None:
     try:
         untrusted.remove(file)
     except untrusted.Refused:
-        raise WorkerFailure(f"has left what cannot be removed in the place of its results: {file.name}") from None
+        raise WorkerFailure(f"left something that cannot be removed where its results go: {file.name}") from None

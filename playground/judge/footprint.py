@@ -22,7 +22,7 @@ class Footprint:
     outputs: int
     results: int
 
-    def of_judgement(self, place, share=1.0):
+    def of_judgement(self, place: str, share: float = 1.0) -> dict[str, int]:
         """Return {"host", "files", "device"}: the bytes that a judgement takes which compares a share of all results.
 
         Host: the probes' files, three times the inputs of the one that is made, those of the baselines, the outputs as the
@@ -42,18 +42,18 @@ class Footprint:
         host, on_gpu = int(whole + share * compared), place == "cuda"
         return {"host": host if on_gpu else host + computed, "files": files, "device": computed if on_gpu else 0}
 
-    def of_baselines(self, place):
+    def of_baselines(self, place: str) -> dict[str, int]:
         """Return the same for PyTorch's ways to run the original, a judgement's processes counted there."""
         computed = 3 * self.inputs + 2 * (self.parameters + self.outputs + self.results)
         return {"host": 0 if place == "cuda" else computed, "files": 0, "device": computed if place == "cuda" else 0}
 
-    def of_call(self, place):
+    def of_call(self, place: str) -> dict[str, int]:
         """Return the same for one call of a variant that was just built."""
         bytes_of_call = self.inputs + self.parameters + self.outputs
         on_device = bytes_of_call + DEVICE_BYTES[place] if place == "cuda" else 0
         return {"host": 2 * bytes_of_call + HOST_BYTES[place], "files": 0, "device": on_device}
 
-    def share_for(self, place, host, most=math.inf):
+    def share_for(self, place: str, host: float, most: float = math.inf) -> float:
         """Return the share of all results for which so many bytes of host memory, and the time for `most` bytes of one, do."""
         largest = max(self.inputs, self.outputs, self.parameters)
         if largest > most:

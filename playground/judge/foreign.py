@@ -10,7 +10,9 @@ import re
 import site
 import sys
 import sysconfig
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,9 +27,12 @@ SYSTEM = re.compile(
 # Of what compilers of Python make.
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUPY_CACHE_DIR", "NUMBA_CACHE_DIR")
 
+Run = Callable[[Any, Any, Any], Any]  # makes a call: function, args, kwargs
+
 _Plain = _ctypes.CFuncPtr
-_CData = _Plain.__mro__[1]  # what all values of ctypes are
-_made_of_python = set()  # the addresses of callbacks, which are no library's
+_ctypes_module: Any = ctypes  # with names that it does not export
+_CData: Any = _Plain.__mro__[1]  # what all values of ctypes are
+_made_of_python: set[int] = set()  # the addresses of callbacks, which are no library's
 
 
 class _Symbol(ctypes.Structure):
@@ -38,43 +43,43 @@ _dladdr = ctypes.CDLL(None).dladdr
 _dladdr.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Symbol)]
 
 
-class Function(_Plain):
+class Function(_ctypes.CFuncPtr):
     """What ctypes makes from now on for a function. Only while calls are watched does it have a __call__ of its own."""
 
     _flags_ = _ctypes.FUNCFLAG_CDECL  # classes below it say theirs
 
-    def __new__(cls, *args):
+    def __new__(cls, *args: Any) -> Any:
         made = super().__new__(cls, *args)
         if args and callable(args[0]):
             _made_of_python.add(_address_of(made))
         return made
 
 
-def install():
+def install() -> None:
     """Have ctypes make Functions, also of prototypes whose form it has seen before. To be called before a file is loaded."""
-    if ctypes._CFuncPtr is not Function:
-        ctypes._CFuncPtr = Function
-        ctypes._c_functype_cache.clear()
+    if _ctypes_module._CFuncPtr is not Function:
+        _ctypes_module._CFuncPtr = Function
+        _ctypes_module._c_functype_cache.clear()
 
 
 @contextlib.contextmanager
-def watched(run):
+def watched(run: Run) -> Iterator[None]:
     """Have run(function, args, kwargs) make each call of an own library's function through ctypes while this is active."""
 
-    def call(function, *args, **kwargs):
-        def plain(*args, **kwargs):
+    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+        def plain(*args: Any, **kwargs: Any) -> Any:
             return _Plain.__call__(function, *args, **kwargs)
 
         return run(plain, args, kwargs) if is_own(_address_of(function)) else plain(*args, **kwargs)
 
-    Function.__call__ = call
+    setattr(Function, "__call__", call)  # noqa: B010
     try:
         yield
     finally:
         del Function.__call__
 
 
-def strided_at(value):
+def strided_at(value: Any) -> torch.Tensor | None:
     """Return the live tensor that is not contiguous and begins at an address, an int or a c_void_p; None without one."""
     address = value.value if isinstance(value, ctypes.c_void_p) else value
     if type(address) is not int or address < LEAST:
@@ -84,7 +89,7 @@ def strided_at(value):
     return next((each for each in strided if each.data_ptr() == address), None)
 
 
-def watch_cffi(run):
+def watch_cffi(run: Run) -> None:
     """Have functions of libraries that cffi opens from now on be called as run(function, args, kwargs)."""
     try:
         import cffi
@@ -95,18 +100,18 @@ def watch_cffi(run):
         original = getattr(original, "plain", original)
 
         @functools.wraps(original)
-        def opened(*args, original=original, **kwargs):
+        def opened(*args: Any, original: Any = original, **kwargs: Any) -> Any:
             return _with_watched_functions(original(*args, **kwargs), run)
 
-        opened.plain = original
+        vars(opened).update(plain=original)
         setattr(cffi.FFI, name, opened)
 
 
-def _with_watched_functions(library, run):
+def _with_watched_functions(library: Any, run: Run) -> Any:
     """A library as cffi makes it in Python, whose functions are called by `run` where they are a file's own."""
     kept = {}
 
-    def get(self, name):
+    def get(self: Any, name: str) -> Any:
         value = object.__getattribute__(self, name)
         if name.startswith("_") or not callable(value):
             return value
@@ -114,17 +119,17 @@ def _with_watched_functions(library, run):
             kept[name] = watched_function(value, run)
         return kept[name]
 
-    type(library).__getattribute__ = get
+    setattr(type(library), "__getattribute__", get)  # noqa: B010
     return library
 
 
-def watched_function(function, run):
+def watched_function(function: Callable[..., Any], run: Run) -> Callable[..., Any]:
     """Return a function in the place of one of cffi's, called by `run` where it is a file's own."""
     address = _of_cffi(function)
     if address is not None and not is_own(address):
         return function
 
-    def call(*args):
+    def call(*args: Any) -> Any:
         return run(function, args, {})
 
     return call
@@ -133,31 +138,31 @@ def watched_function(function, run):
 class Library:
     """In the place of a library in C that cffi has compiled: its functions are called by `run`."""
 
-    def __init__(self, library, run):
-        self._library = library._library if isinstance(library, Library) else library
+    def __init__(self, library: Any, run: Run) -> None:
+        self._library: Any = library._library if isinstance(library, Library) else library
         self._run = run
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         value = getattr(self._library, name)
         if callable(value):
             value = watched_function(value, self._run)
             setattr(self, name, value)
         return value
 
-    def __dir__(self):
+    def __dir__(self) -> list[str]:
         return dir(self._library)
 
 
-def is_library_of_cffi(value):
+def is_library_of_cffi(value: Any) -> bool:
     return type(value).__module__ == "_cffi_backend" and type(value).__name__ == "Lib"
 
 
-def _address_of(function):
+def _address_of(function: Any) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 @functools.cache
-def is_own(address):
+def is_own(address: int) -> bool:
     """Return whether the code at an address is neither the system's, nor that of Python and its packages."""
     symbol = _Symbol()
     if address in _made_of_python:
@@ -168,7 +173,7 @@ def is_own(address):
 
 
 @functools.cache
-def is_own_library(path):
+def is_own_library(path: str) -> bool:
     """Return whether a library is none of the system's, of Python's and its packages', of CUDA's or a Python compiler's."""
     if "/" not in path:
         return False  # the program itself
@@ -177,16 +182,16 @@ def is_own_library(path):
 
 
 @functools.cache
-def _of_others():
-    roots = [sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), site.getusersitepackages()]
+def _of_others() -> list[Path]:
+    roots: list[str | Path | None] = [sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), site.getusersitepackages()]
     roots += [Path(torch.__file__).parent, Path(np.__file__).parent, *map(os.environ.get, ("CUDA_HOME", "CUDA_PATH", *CACHES))]
     roots += cuda_emulator.own_folders()
     roots += [Path.home() / ".triton", Path.home() / ".cupy"]
-    paths = [path for root in filter(None, roots) for path in (Path(root).absolute(), Path(root).resolve())]
+    paths = [path for root in roots if root for path in (Path(root).absolute(), Path(root).resolve())]
     return [path for path in dict.fromkeys(paths) if path not in (Path("/"), Path.home())]
 
 
-def opened():
+def opened() -> set[str]:
     """Return the names of own libraries that this process has mapped."""
     maps = Path("/proc/self/maps")
     if not maps.exists():
@@ -195,12 +200,12 @@ def opened():
     return {path for path in found if is_own_library(path)}
 
 
-def gives_memory(args):
+def gives_memory(args: Iterable[Any]) -> bool:
     """Return whether there is an address among the arguments of a call, or a number as large as one."""
     return any(address >= LEAST for address in _addresses(args))
 
 
-def _addresses(values):
+def _addresses(values: Iterable[Any]) -> Iterator[int]:
     for value in values:
         value = getattr(value, "_as_parameter_", value)
         is_reference = type(value).__name__ == "CArgObject"  # of byref
@@ -229,13 +234,13 @@ def _addresses(values):
                 yield ctypes.addressof(ctypes.c_char.from_buffer(value))
 
 
-def _words(start, size):
+def _words(start: int, size: int) -> list[int]:
     """The words in a small piece of memory, each of which may be an address."""
     count = size // 8 if size <= SCANNED and start % 8 == 0 else 0
     return list((ctypes.c_uint64 * count).from_address(start)) if count else []
 
 
-def _of_cffi(value):
+def _of_cffi(value: Any) -> int | None:
     """The address in one of cffi's pointers, arrays or functions; None of anything else."""
     if not _cffi() or not isinstance(value, _cffi()._CDataBase):
         return None
@@ -245,10 +250,10 @@ def _of_cffi(value):
         return None
 
 
-def _cffi():
+def _cffi() -> Any:
     return sys.modules.get("_cffi_backend")
 
 
 @functools.cache
-def _ffi():
+def _ffi() -> Any:
     return _cffi().FFI()

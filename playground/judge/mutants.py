@@ -12,17 +12,21 @@ been rejected.
 """
 
 import dataclasses
+import functools
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
 from playground import tensors
 from playground.judge import probes
 from playground.judge.calls import Call, Unfit
+from playground.judge.domain import Domain
 from playground.judge.mutations import MUTATIONS
 from playground.judge.tolerance import FLOAT32_EPSILON
 from playground.tensors import as_real
@@ -34,6 +38,9 @@ MOST_BACKWARD = 3
 NEGLIGIBLE = 1e-6  # of the largest output or gradient: the size below which a difference is float64's rounding
 CHEAP = 1 << 21  # elements of a probe's inputs: larger probes are for mutants that pass all others
 WIDE = 30.0  # times the scaled probe's values
+Patch = Callable[[Call], Any]
+Fresh = list[tuple[probes.Probe, Any]]  # Results in float64 on each
+Run = Callable[[Any, Sequence[Any]], Any]  # of a model and its inputs
 VISIBLE = 16 * FLOAT32_EPSILON  # of the largest value: a smaller difference could be the rounding of any float32 result
 
 
@@ -42,29 +49,29 @@ class Mutant:
     """`make()` gives a fresh function of the model and its inputs, which gives the wrong outputs."""
 
     name: str
-    make: Callable
+    make: Callable[[], Run]
 
 
 @dataclasses.dataclass(frozen=True)
 class Exam:
     """One probe of the check, from `draw()`, with the oracle that runs it and what it is compared with."""
 
-    draw: object
+    draw: Callable[[], probes.Probe]
     elements: int
-    oracle: object
-    outputs: list
-    gradients: dict
+    oracle: Any
+    outputs: list[Any]
+    gradients: dict[str, Any]
 
 
 class MutatedModel:
     """What is run in place of the model: it has the model's parameters. `run` is what a Mutant's make() gave."""
 
-    def __init__(self, model, run):
+    def __init__(self, model: Any, run: Run) -> None:
         self._model, self._run = model, run
         self.parameters = model.parameters
         self.named_parameters = model.named_parameters
 
-    def __call__(self, *inputs):
+    def __call__(self, *inputs: Any) -> Any:
         return self._run(self._model, inputs)
 
 
@@ -80,15 +87,15 @@ class Site:
 class Patched(TorchFunctionMode):
     """While active, calls that compute something are counted, as `sites`; the patch of a call's number gives its result."""
 
-    def __init__(self, patches):
+    def __init__(self, patches: dict[int, Patch]) -> None:
         super().__init__()
-        self.sites = []
+        self.sites: list[Site] = []
         self._patches = patches
         self._last = None
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = Call(function, args, kwargs)
-        if call.is_neutral or not any(isinstance(each, torch.Tensor) for each in _pytree.tree_leaves((args, kwargs))):
+        if call.is_neutral or not any(isinstance(each, Tensor) for each in _pytree.tree_leaves((args, kwargs))):
             return function(*args, **(kwargs or {}))
         patch = self._patches.get(len(self.sites), Call.as_it_is)
         self.sites.append(Site(call.label, call.kind, call.first is not None and call.first is self._last))
@@ -96,23 +103,24 @@ class Patched(TorchFunctionMode):
         return self._last
 
 
-def _patched(patches):
-    def run(model, inputs):
+def _patched(patches: dict[int, Patch]) -> Run:
+    def run(model: Any, inputs: Sequence[Any]) -> Any:
         with Patched(patches):
             return model(*inputs)
 
     return run
 
 
-def mutants_of(model, inputs, differentiable):
+def mutants_of(model: Any, inputs: Sequence[Any], differentiable: bool) -> list[Mutant]:
     """Return mutants of the model, those most worth trying first. `differentiable` adds some whose outputs are right."""
     with Patched({}) as recorder, torch.no_grad():
         model(*inputs)
     sites = recorder.sites
-    ranked, seen = [], Counter()
+    ranked: list[tuple[int, float, Mutant]] = []
+    seen: Counter[str] = Counter()
     for number, site in enumerate(sites):
         options = [
-            Mutant(_named(sites, number, title), lambda at=number, mutation=mutation: _patched({at: mutation}))
+            Mutant(_named(sites, number, title), functools.partial(_patched, {number: mutation}))
             for title, mutation in MUTATIONS[site.kind].items()
         ]
         options = [_exchanged(sites, number)] * site.follows + options
@@ -125,10 +133,10 @@ def mutants_of(model, inputs, differentiable):
     return [*_OF_THE_WHOLE, *backward, *at_sites]
 
 
-def skipping(model, inputs):
+def skipping(model: Any, inputs: Sequence[Any]) -> list[Mutant]:
     """Return mutants that leave out one operator each: its first operand is its result."""
 
-    def skip(call):
+    def skip(call: Call) -> Tensor:
         value = call.input
         if value.shape != call.as_it_is().shape:
             raise Unfit
@@ -137,10 +145,10 @@ def skipping(model, inputs):
     with Patched({}) as recorder, torch.no_grad():
         tensors.copy_model(model)(*inputs)
     sites = recorder.sites
-    return [Mutant(_named(sites, at, "skipped"), lambda at=at: _patched({at: skip})) for at in range(len(sites))]
+    return [Mutant(_named(sites, at, "skipped"), functools.partial(_patched, {at: skip})) for at in range(len(sites))]
 
 
-def _named(sites, number, what):
+def _named(sites: list[Site], number: int, what: str) -> str:
     """'conv2d: bias dropped', with the number of the call where the model has several of its kind."""
     label = sites[number].label
     several = sum(site.label == label for site in sites) > 1
@@ -148,17 +156,17 @@ def _named(sites, number, what):
     return f"{label}: {what}{which}"
 
 
-def _exchanged(sites, number):
+def _exchanged(sites: list[Site], number: int) -> Mutant:
     """The operator does its work before the one in front of it."""
 
-    def make():
-        earlier = []
+    def make() -> Run:
+        earlier: list[Call] = []
 
-        def skip(call):
+        def skip(call: Call) -> Tensor:
             earlier[:] = [call]
             return call.input.clone()
 
-        def both(call):
+        def both(call: Call) -> Any:
             first = earlier.pop()
             return first.with_input(call.with_input(first.input))
 
@@ -167,34 +175,34 @@ def _exchanged(sites, number):
     return Mutant(_named(sites, number, f"done before {sites[number - 1].label}"), make)
 
 
-def _of_the_gradient(sites):
+def _of_the_gradient(sites: list[Site]) -> list[Mutant]:
     """The call's own value, with the gradient of a mutation; for the first call of each kind."""
     found = {}
     for number, site in enumerate(sites):
         if site.kind not in found and site.kind != "other":
             title, mutation = next(iter(MUTATIONS[site.kind].items()))
             name = _named(sites, number, f"gradient of '{title}'")
-            found[site.kind] = Mutant(name, lambda at=number, wrong=mutation: _patched({at: _backward(wrong)}))
+            found[site.kind] = Mutant(name, functools.partial(_patched, {number: _backward(mutation)}))
     return list(found.values())[:MOST_BACKWARD]
 
 
-def _backward(mutation):
-    def patch(call):
+def _backward(mutation: Patch) -> Patch:
+    def patch(call: Call) -> Any:
         value, wrong = call.again(), mutation(call)
-        if not isinstance(value, torch.Tensor) or value.shape != wrong.shape:
+        if not isinstance(value, Tensor) or value.shape != wrong.shape:
             raise Unfit
         return value.detach() + (wrong - wrong.detach()) if torch.is_grad_enabled() else value
 
     return patch
 
 
-def _on_outputs(name, change):
+def _on_outputs(name: str, change: Callable[..., Any]) -> Mutant:
     """`change` is a function of one output and of a dict that is kept for it from call to call."""
 
-    def make():
-        kept = {}
+    def make() -> Run:
+        kept: dict[int, dict[str, Tensor]] = {}
 
-        def run(model, inputs):
+        def run(model: Any, inputs: Sequence[Any]) -> Any:
             outputs, form = _pytree.tree_flatten(model(*inputs))
             floats = _floats(outputs)
             changed = [change(each, kept.setdefault(i, {})) if i in floats else each for i, each in enumerate(outputs)]
@@ -207,30 +215,30 @@ def _on_outputs(name, change):
     return Mutant(name, make)
 
 
-def _on_inputs(name, change):
+def _on_inputs(name: str, change: Callable[..., Any]) -> Mutant:
     return Mutant(name, lambda: lambda model, inputs: model(*change(list(inputs))))
 
 
-def _has_samples(value):
+def _has_samples(value: Tensor) -> bool:
     return value.dim() > 0 and value.shape[0] > 1
 
 
-def _constant(value, kept):
+def _constant(value: Tensor, kept: dict[str, Tensor]) -> Tensor:
     """The mean of the first call's samples: the best that a constant can do."""
     mean = kept.setdefault("mean", (value.mean(0) if _has_samples(value) else value).detach())
     fits = mean.shape == value.shape or mean.shape == value.shape[1:]
     return (mean if fits else mean.mean()).expand(value.shape).clone()
 
 
-def _of_samples(change):
+def _of_samples(change: Callable[..., Any]) -> Callable[..., Any]:
     return lambda value, kept: change(value) if _has_samples(value) else value
 
 
-def _floats(inputs):
+def _floats(inputs: Sequence[Any]) -> list[int]:
     return [i for i, value in enumerate(inputs) if tensors.differentiable(value)]
 
 
-def _first_two_exchanged(inputs):
+def _first_two_exchanged(inputs: list[Any]) -> list[Any]:
     floats = _floats(inputs)
     if len(floats) < 2 or inputs[floats[0]].shape != inputs[floats[1]].shape:
         raise Unfit
@@ -238,7 +246,7 @@ def _first_two_exchanged(inputs):
     return inputs
 
 
-def _last_column_of_inputs(inputs):
+def _last_column_of_inputs(inputs: list[Any]) -> list[Any]:
     columns = [i for i in _floats(inputs) if inputs[i].dim() > 1 and inputs[i].shape[-1] > 1]
     if not columns:
         raise Unfit
@@ -258,7 +266,7 @@ _OF_THE_WHOLE = (
 )
 
 
-def fresh(problem, oracle, seed, differentiable, domain=probes.NO_DOMAIN):
+def fresh(problem: Any, oracle: Any, seed: int, differentiable: bool, domain: Domain = probes.NO_DOMAIN) -> Fresh:
     """Return [(probe, Results in float64)] on other inputs than the check's, to tell which mutants differ from the original.
 
     Those that the original does not take, as multinomial takes no negative ones, are left out; there is always one.
@@ -274,7 +282,7 @@ def fresh(problem, oracle, seed, differentiable, domain=probes.NO_DOMAIN):
     return [(probe, oracle.reference(probe)) for probe in (first, *others)]
 
 
-def _is_finite(oracle, probe):
+def _is_finite(oracle: Any, probe: probes.Probe) -> bool | None:
     """Whether the original's outputs are; None where it raises an exception."""
     try:
         return all(torch.isfinite(as_real(output)).all() for output in oracle.whole(probe).outputs)
@@ -282,14 +290,15 @@ def _is_finite(oracle, probe):
         return None
 
 
-def score(mutants, exams, oracle, fresh):
+def score(mutants: list[Mutant], exams: list[Exam], oracle: Any, fresh: Fresh) -> dict[str, Any]:
     """Return {"counted", "rejected", "survivors"} of a check, a list of Exams: of the mutants that count, the last by name.
 
     `oracle` runs those of `fresh`, from the function above.
     """
     cheap = [exam for exam in exams if exam.elements <= CHEAP] or exams
     costly = [exam for exam in exams if all(exam is not each for each in cheap)]
-    fates, survivors = Counter(), []
+    fates: Counter[str] = Counter()
+    survivors: list[str] = []
     for mutant in mutants:
         if fates["rejected"] + len(survivors) == MOST or fates.total() - fates["crashed"] == MOST_TRIED:
             break
@@ -299,7 +308,7 @@ def score(mutants, exams, oracle, fresh):
     return {"counted": fates["rejected"] + len(survivors), "rejected": fates["rejected"], "survivors": survivors}
 
 
-def _fate(mutant, cheap, costly, oracle, fresh):
+def _fate(mutant: Mutant, cheap: list[Exam], costly: list[Exam], oracle: Any, fresh: Fresh) -> str:
     """What becomes of it. One that is equivalent to the original, or crashes, does not count."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -316,18 +325,18 @@ def _fate(mutant, cheap, costly, oracle, fresh):
             return "survived"
 
 
-def outputs_of(mutant, oracle, probe):
+def outputs_of(mutant: Mutant, oracle: Any, probe: probes.Probe) -> Any:
     """Return the outputs in float64 of a mutant on a probe."""
     return oracle.reference(probe, _mutating(mutant)).outputs
 
 
-def _mutating(mutant):
+def _mutating(mutant: Mutant) -> Callable[[Any], MutatedModel]:
     """model -> MutatedModel; what a mutant remembers lasts from model to model, as from call to call in a process."""
     hooks = mutant.make()
     return lambda model: MutatedModel(model, hooks)
 
 
-def _is_rejected(mutant, exams):
+def _is_rejected(mutant: Mutant, exams: list[Exam]) -> bool:
     """By the rule for variants: outputs on every probe, then gradients. Raises Unfit when the outputs have another form."""
     mutate = _mutating(mutant)
     for exam in exams:
@@ -345,7 +354,7 @@ def _is_rejected(mutant, exams):
     return False
 
 
-def differs(mutant, oracle, fresh):
+def differs(mutant: Mutant, oracle: Any, fresh: Fresh) -> bool:
     """Return whether a mutant's results are others than the original's on `fresh`, by more than float32 could hide."""
     mutate = _mutating(mutant)
     for probe, reference in fresh:
@@ -360,7 +369,7 @@ def differs(mutant, oracle, fresh):
     return False
 
 
-def _any_visible(found, true):
+def _any_visible(found: Sequence[Tensor], true: Sequence[Tensor]) -> bool:
     """Whether any tensor differs by more than float32 could hide. One much smaller than the others is zero in mathematics."""
     sizes = [_size(each) for each in true]
     for value, expected, size in zip(found, true, sizes, strict=True):
@@ -371,16 +380,16 @@ def _any_visible(found, true):
     return False
 
 
-def _size(value):
+def _size(value: Tensor) -> float:
     finite = value[torch.isfinite(value)]
     return finite.abs().max().item() if finite.numel() else 0.0
 
 
-def _or_zeros(gradient, like):
+def _or_zeros(gradient: Tensor | None, like: Tensor) -> Tensor:
     """A mutant that ignores a parameter gives it no gradient; a kernel would give zeros."""
     return torch.zeros_like(like) if gradient is None else gradient
 
 
-def _require_form(outputs, expected):
+def _require_form(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
     if [value.shape for value in outputs] != [value.shape for value in expected]:
         raise Unfit

@@ -6,39 +6,45 @@ not suit the call's sizes. None of them leaves a parameter unused (it is multipl
 
 import math
 import re
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from playground.judge.calls import Unfit, require, tensor_of
+from playground.judge.calls import Call, Unfit, require, tensor_of
 from playground.judge.classes import LOOK_ALIKE
+
+Mutation = Callable[[Any], Any]  # of a Call
+Change = Callable[[Tensor], Tensor]
 
 ROW = -2  # the dimension of an image's rows, or of a volume's
 
 
-def _if(test, mutation):
+def _if(test: Callable[[Any], Any], mutation: Callable[[Any], Any]) -> Mutation:
     """Return a mutation, or a change of a tensor, for what passes a test."""
 
-    def limited(call):
+    def limited(call: Any) -> Any:
         require(test(call))
         return mutation(call)
 
     return limited
 
 
-def _only(names, mutation):
+def _only(names: str, mutation: Callable[[Any], Any]) -> Mutation:
     return _if(lambda call: call.name in names.split(), mutation)
 
 
 # What is changed in a tensor
 
 
-def _times(factor):
+def _times(factor: float) -> Change:
     return lambda value: value * factor
 
 
-def _last_zeroed(dim):
-    def change(value):
+def _last_zeroed(dim: int) -> Change:
+    def change(value: Tensor) -> Tensor:
         require(value.shape[dim] > 1)
         mask = torch.ones(value.shape[dim], dtype=value.dtype, device=value.device)
         mask[-1] = 0
@@ -47,11 +53,11 @@ def _last_zeroed(dim):
     return change
 
 
-def _rolled(dim):
+def _rolled(dim: int) -> Change:
     return _if(lambda value: value.dim() > 0 and value.shape[dim] > 1, lambda value: value.roll(1, dim))
 
 
-def _transposed(least):
+def _transposed(least: int) -> Change:
     """Exchange the last two dimensions of a tensor with at least so many, where they are as large."""
     return _if(
         lambda value: value.dim() >= least and value.shape[-1] == value.shape[-2] > 1,
@@ -68,97 +74,97 @@ _FLIPPED = _if(lambda weight: max(weight.shape[2:]) > 1, lambda weight: weight.f
 # What is changed in a call
 
 
-def _with(**changes):
+def _with(**changes: Any) -> Mutation:
     """Return the mutation that changes arguments, which must be tensors."""
     return lambda call: call.again(**{name: change(tensor_of(call.get(name))) for name, change in changes.items()})
 
 
-def _cropped(call, **changes):
+def _cropped(call: Call, **changes: Any) -> Tensor:
     """Return the beginning of the changed call's result, which is at least as large as that of the call as it is."""
     value, shape = call.again(**changes), call.again().shape
     require(value.dim() == len(shape) and all(has >= wanted for has, wanted in zip(value.shape, shape, strict=True)))
     return value[tuple(slice(wanted) for wanted in shape)]
 
 
-def _of_result(change):
+def _of_result(change: Callable[[Any], Any]) -> Mutation:
     return lambda call: _changed(call.again(), change)
 
 
-def _changed(result, change):
+def _changed(result: Any, change: Callable[[Any], Any]) -> Any:
     """Change the values of a result: of torch.max over a dimension, for example, which gives indices as well."""
-    return change(result) if isinstance(result, torch.Tensor) else type(result)([change(_values(result)), *result[1:]])
+    return change(result) if isinstance(result, Tensor) else type(result)([change(_values(result)), *result[1:]])
 
 
-def _values(result):
-    return tensor_of(result if isinstance(result, torch.Tensor) else result[0])
+def _values(result: Any) -> Tensor:
+    return tensor_of(result if isinstance(result, Tensor) else result[0])
 
 
 _LAST_COLUMN_DROPPED = _of_result(_last_zeroed(-1))
 _LAST_ROW_DROPPED = _of_result(_if(lambda value: value.dim() > 3, _last_zeroed(ROW)))
 
 
-def _dropped(call):
+def _dropped(call: Call) -> Any:
     values, result = call.input, call.again()
     require(_values(result).dtype == values.dtype)
     return _changed(result, lambda found: values.expand(found.shape))
 
 
-def _other_alone(call):
+def _other_alone(call: Call) -> Tensor:
     other, result = tensor_of(call.get("other")), call.again()
     return other.expand(result.shape)
 
 
-def _done_twice(call):
+def _done_twice(call: Call) -> Any:
     return call.with_input(call.again().clone())
 
 
 # Convolutions, products and pooling
 
 
-def _each(value, count):
+def _each(value: Any, count: int) -> list[int]:
     """Return a size for each of `count` dimensions, from one for all or one for each."""
     return [value] * count if isinstance(value, int) else list(value)
 
 
-def _strides(call):
+def _strides(call: Call) -> list[int]:
     """Of a convolution, or of pooling, whose stride is its window unless it is given."""
     return _each(call.get("stride") or call.get("kernel_size", 1), call.again().dim() - 2)
 
 
-def _stride_larger(call):
+def _stride_larger(call: Call) -> Any:
     """What would be read beyond the input's end is 0."""
     require("transpose" not in call.name)
     beyond = [side for size in reversed(call.again().shape[2:]) for side in (0, size)]
     return _cropped(call, input=F.pad(call.input, beyond), stride=[each + 1 for each in _strides(call)])
 
 
-def _padding(call):
+def _padding(call: Call) -> list[int]:
     padding = call.get("padding", 0)
     require(not isinstance(padding, str))
     return _each(padding, call.input.dim() - 2)
 
 
-def _padded_with_the_border(call):
+def _padded_with_the_border(call: Call) -> Any:
     widths = _padding(call)
     require(max(widths) > 0 and "transpose" not in call.name)
     sides = [width for each in reversed(widths) for width in (each, each)]
     return call.again(input=F.pad(call.input, sides, mode="replicate"), padding=0)
 
 
-def _operands_swapped(call):
+def _operands_swapped(call: Call) -> Any:
     first, second = call.input, tensor_of(call.get("other"))
     require(first.dim() > 1 and first.shape == second.shape)
     return call.again(input=second, other=first)
 
 
-def _window(call):
+def _window(call: Call) -> list[int]:
     return _each(call.get("kernel_size"), call.again().dim() - 2)
 
 
-def _pooled(kind):
+def _pooled(kind: str) -> Mutation:
     """Pool by another `kind` ("max" or "avg"), with the call's window, stride and padding."""
 
-    def mutation(call):
+    def mutation(call: Call) -> Any:
         function = getattr(F, f"{kind}_pool{call.name.removesuffix('d')[-1]}d")
         options = {"padding": call.get("padding", 0), "ceil_mode": call.get("ceil_mode", False)}
         require(call.get("dilation", 1) in (1, None))
@@ -167,7 +173,7 @@ def _pooled(kind):
     return mutation
 
 
-def _window_smaller(call):
+def _window_smaller(call: Call) -> Any:
     window = _window(call)
     require(window[-1] > 1)
     stride = call.get("stride") or call.get("kernel_size")
@@ -179,16 +185,16 @@ def _window_smaller(call):
 # Reductions and normalisation
 
 
-def _dims(call):
+def _dims(call: Call) -> tuple[int, ...]:
     dim, count = call.get("dim"), call.input.dim()
     if dim is None:
         return tuple(range(count))
-    require(count > 0 and not isinstance(dim, torch.Tensor))
+    require(count > 0 and not isinstance(dim, Tensor))
     return tuple(each % count for each in ([dim] if isinstance(dim, int) else dim))
 
 
-def _scaled_by_terms(power):
-    def mutation(call):
+def _scaled_by_terms(power: int) -> Mutation:
+    def mutation(call: Call) -> Any:
         terms = math.prod(call.input.shape[dim] for dim in _dims(call))
         require(terms > 1)
         return call.again() * (terms if power > 0 else 1 / terms)
@@ -196,11 +202,11 @@ def _scaled_by_terms(power):
     return mutation
 
 
-def _mean(call):
+def _mean(call: Call) -> Any:
     return _changed(call.again(), lambda found: call.input.mean(_dims(call)).reshape(found.shape))
 
 
-def _another_dimension(call):
+def _another_dimension(call: Call) -> Any:
     dims = _dims(call)
     require(len(dims) == 1 and call.input.dim() > 1)
     shape = _values(call.again()).shape
@@ -212,22 +218,22 @@ def _another_dimension(call):
     raise Unfit
 
 
-def _last_term_left_out(call):
+def _last_term_left_out(call: Call) -> Any:
     dim = _dims(call)[-1]
     require(call.input.shape[dim] > 1)
     return call.with_input(call.input.narrow(dim, 0, call.input.shape[dim] - 1))
 
 
-def _not_normalised(call):
+def _not_normalised(call: Call) -> Any:
     (dim,) = _dims(call)
     exponentials = (call.input - call.input.amax(dim, keepdim=True).detach()).exp()
     return exponentials.log() if "log" in call.name else exponentials
 
 
-def _mean_not_subtracted(dims):
+def _mean_not_subtracted(dims: Callable[[Call], Any]) -> Mutation:
     """Add x's mean in units of its standard deviation again, to the result without scale and shift."""
 
-    def mutation(call):
+    def mutation(call: Call) -> Any:
         x, weight = call.input, call.get("weight")
         variance, mean = torch.var_mean(x, dims(call), correction=0, keepdim=True)
         factor = (variance + call.get("eps", 1e-5)).rsqrt()
@@ -238,14 +244,14 @@ def _mean_not_subtracted(dims):
     return mutation
 
 
-def _batch_dims(call):
+def _batch_dims(call: Call) -> list[int]:
     require(call.get("training", False))
     return [dim for dim in range(call.input.dim()) if dim != 1]
 
 
 # Element by element, and everything else
 
-_LOOK_ALIKES = {
+_LOOK_ALIKES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("relu6", "leaky_relu", "elu", "celu", "softplus", "clamp", "clip"), F.relu),
     **{"relu": F.leaky_relu, "silu": F.gelu, "selu": F.elu, "tanh": F.hardtanh, "hardsigmoid": torch.sigmoid},
     **dict.fromkeys(("softsign", "hardtanh"), torch.tanh),
@@ -255,7 +261,7 @@ _LOOK_ALIKES = {
 }
 
 
-def _look_alike(call):
+def _look_alike(call: Call) -> Any:
     name = call.name.removesuffix("_")
     if name == "gelu":
         return F.gelu(call.input, approximate="none" if call.get("approximate") == "tanh" else "tanh")
@@ -263,25 +269,25 @@ def _look_alike(call):
     return _LOOK_ALIKES[name](call.input)
 
 
-def _samples_changed(power):
+def _samples_changed(power: int) -> Mutation:
     """Take the loss for a sum instead of a mean over the samples, or the reverse."""
     return _if(lambda call: call.input.shape[0] > 1, lambda call: call.again() * call.input.shape[0] ** power)
 
 
-def _target(call):
+def _target(call: Call) -> Tensor:
     return tensor_of(call.get("target"))
 
 
-def _has_values(call):
+def _has_values(call: Call) -> bool:
     return _target(call).is_floating_point()
 
 
-def _params(change):
+def _params(change: Callable[[int, Any], Any]) -> Mutation:
     """Change the weights of a recurrence, which come as (input, hidden, input bias, hidden bias) a layer."""
     return lambda call: call.again(params=[change(i, parameter) for i, parameter in enumerate(call.get("params"))])
 
 
-def _reversed_order(call):
+def _reversed_order(call: Call) -> Any:
     tensors = list(call.get("tensors"))
     require(len(tensors) > 1 and len({each.shape for each in tensors}) == 1)
     return call.again(tensors=tensors[::-1])
@@ -295,7 +301,7 @@ _SCALE = {"scale doubled": _with(weight=_times(2))}
 _SCALE_AND_SHIFT = {**_EPSILON, **_SCALE, "shift dropped": _with(bias=_times(0))}
 
 # Kind -> what can be wrong with a call of it, the likeliest first.
-MUTATIONS = {
+MUTATIONS: dict[str, dict[str, Mutation]] = {
     "convolution": {
         "kernel flipped": _with(weight=_FLIPPED),
         "bias dropped": _with(bias=_times(0)),
@@ -391,7 +397,7 @@ MUTATIONS = {
     },
     "batch norm": {
         "running statistics for the batch's, or the reverse": _if(
-            lambda call: isinstance(call.get("running_mean"), torch.Tensor),
+            lambda call: isinstance(call.get("running_mean"), Tensor),
             lambda call: call.again(training=not call.get("training", False)),
         ),
         "mean not subtracted": _mean_not_subtracted(_batch_dims),

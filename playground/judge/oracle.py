@@ -3,14 +3,19 @@
 import contextlib
 import functools
 import gc
+import itertools
 import re
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from playground import tensors
-from playground.judge.behaviour import copies, random_state
+from playground.judge.behaviour import copies
+from playground.judge.global_state import random_state
 from playground.judge.precision import (
     FAMILIES,
     DrawnInFloat32,
@@ -24,9 +29,9 @@ from playground.judge.precision import (
     tf32_families,
     without_tf32,
 )
-from playground.judge.probes import in_eval
+from playground.judge.probes import Probe, in_eval
 from playground.judge.reordered import ORDERS, Reordered
-from playground.judge.sample import ALL
+from playground.judge.sample import ALL, Sample
 from playground.tensors import Results
 
 PERTURBATIONS = 6
@@ -45,6 +50,10 @@ NO_HOST_MEMORY = re.compile("can't allocate memory|Cannot allocate memory|bad_al
 FEW = 64  # outputs: fewer show too little of what rounding, or another input, may do
 
 
+Mutate = Callable[[Any], Any]  # of a model
+Kept = Callable[[Tensor], Any]
+
+
 class NotSeparable(Exception):
     """The model needs more memory than there is, and its samples depend on one another, so it cannot run in chunks."""
 
@@ -55,37 +64,38 @@ class Oracle:
     Of what a probe gives, the `sample` (see sample.py) is kept.
     """
 
-    def __init__(self, model, device, emulated=False, sample=ALL):
+    def __init__(self, model: Any, device: torch.device, emulated: bool = False, sample: Sample = ALL) -> None:
         self._model = model
         self._device = device
         self._sample = sample
         self.tf32_families = tf32_families(device, emulated)
-        self.ways = set()  # PROMOTED, IN_HOST_MEMORY, where those were needed
+        self.ways: set[str] = set()  # PROMOTED, IN_HOST_MEMORY, where those were needed
         self._draws = False  # whether a call was seen to draw random numbers
+        self.tries = ROUNDINGS  # at most, of results that are few
 
-    def eager(self, probe, mutate=lambda model: model, kept=None):
+    def eager(self, probe: Probe, mutate: Mutate = lambda model: model, kept: Kept | None = None) -> Results:
         """Return the Results of a copy of the original, or of what `mutate` makes of it, as PyTorch runs it by default."""
         return self._run(mutate(tensors.copy_model(self._model)), self._given(probe), probe, kept=kept)
 
-    def whole(self, probe):
+    def whole(self, probe: Probe) -> Results:
         """Return what `eager` does, all of it; a large result stays on the device where there is room."""
         if self._sample.is_part:
             with contextlib.suppress(torch.OutOfMemoryError):
                 return self.eager(probe, kept=lambda value: value)
         return self.eager(probe, kept=tensors.on_host)
 
-    def sampled(self, probe, outcome):
+    def sampled(self, probe: Probe, outcome: Results) -> Results:
         """Return what is kept of the original's or a variant's Results that are whole."""
         return _with_each(outcome, functools.partial(self._sampled, probe))
 
-    def _sampled(self, probe, value):
+    def _sampled(self, probe: Probe, value: Tensor) -> Tensor:
         return tensors.on_host(self._sample.of(value, probe.name))
 
-    def reference(self, probe, mutate=None):
+    def reference(self, probe: Probe, mutate: Mutate | None = None) -> Results:
         """Return the Results in float64, the reference, or those of what `mutate` makes of the model."""
         return self._in_float64(probe, contextlib.nullcontext(), mutate)
 
-    def rounded_operands(self, probe, to="tf32", families=frozenset(FAMILIES)):
+    def rounded_operands(self, probe: Probe, to: str = "tf32", families: frozenset[str] = frozenset(FAMILIES)) -> list[Results]:
         """Return Results in float64 with operands of these families rounded to a precision; several, if outputs are few.
 
         The largest error of three outputs says little about the error of another kernel's three; that of many tries does. All
@@ -96,20 +106,20 @@ class Oracle:
         if sum(output.numel() for output in first.outputs) >= OF_FEWER:
             return [first]
         results, latest = [first], time.monotonic() + SECONDS
-        while len(results) < ROUNDINGS and (len(results) < LEAST_ROUNDINGS or time.monotonic() < latest):
+        while len(results) < self.tries and (len(results) < LEAST_ROUNDINGS or time.monotonic() < latest):
             with without_tf32(self._device):
                 mode = RoundedOperands(families, to, len(results))
                 results.append(self._perturbed(probe, mode, _on_host_if_few))
         return results
 
-    def lowered(self, probe, precision):
+    def lowered(self, probe: Probe, precision: str) -> list[Results]:
         """Return what "tf32", "fp16" or "bf16" permits, in float64: operands of products, or else results, rounded to it."""
         operands = self.rounded_operands(probe, precision)
         if precision == "tf32":
             return operands
         return [*operands, *(self._in_float64(probe, RoundedResults(precision, seed)) for seed in RESULTS)]
 
-    def permitted(self, probe, precision):
+    def permitted(self, probe: Probe, precision: str) -> list[Results]:
         """Return results that a precision mode permits: rounded ones for "tf32", and random ones that strict "fp32" permits.
 
         "fp16" and "bf16" are those of a model that is all in them: each step may be rounded.
@@ -123,17 +133,17 @@ class Oracle:
             return [*self.rounded_operands(probe, families=self.tf32_families), *self.perturbed(probe, PERTURBATIONS // 3)]
         return self.perturbed(probe, PERTURBATIONS)
 
-    def reordered(self, probe):
+    def reordered(self, probe: Probe) -> list[Results]:
         """Return what float32 gives where sums are added in other orders than PyTorch's, for each (see reordered.py)."""
         found = [self._perturbed(probe, Reordered(order)) for order in ORDERS]
         more = range(SHUFFLES if is_few(found[0].outputs) else 0)
         return found + [self._perturbed(probe, Reordered(ORDERS[0], seed)) for seed in more]
 
-    def perturbed(self, probe, count, **how):
+    def perturbed(self, probe: Probe, count: int, **how: Any) -> list[Results]:
         """Return `count` results of the float32 model with everything off by a few units in the last place; see Perturbed."""
         return [self._perturbed(probe, Perturbed(seed, **how)) for seed in range(count)]
 
-    def decisions(self, probe, reference):
+    def decisions(self, probe: Probe, reference: Results) -> dict[str, Tensor]:
         """Return {gradient: how far each of its elements goes elsewhere where values nearly as near as rounding change places}.
 
         Which element of a window is the largest, or on which side of zero a value is, decides where a gradient goes. In
@@ -149,7 +159,7 @@ class Oracle:
                 torch.maximum(largest, torch.nan_to_num(jump, nan=0.0, posinf=0.0), out=largest)
         return moved
 
-    def ties(self, probe, reference):
+    def ties(self, probe: Probe, reference: Results) -> list[Tensor | None]:
         """Return for each output how far near ties of its rounding move each element; None for one that is not in steps.
 
         As in `decisions`, everything is nudged: where that changes a number that was rounded to steps, rounding decides it.
@@ -163,37 +173,37 @@ class Oracle:
                         torch.maximum(most, (tensors.as_real(result) - tensors.as_real(true)).abs(), out=most)
         return moved
 
-    def uses_wider(self, probe, dtype):
+    def uses_wider(self, probe: Probe, dtype: torch.dtype) -> bool:
         """Return whether the model computes anything in more bytes than `dtype` has."""
         wider = Wider(dtype)
         with wider:
             self.eager(probe)
         return wider.found
 
-    def rounded_at_each_step(self, probe, count, dtype):
+    def rounded_at_each_step(self, probe: Probe, count: int, dtype: torch.dtype) -> list[Results]:
         """Return `count` results of the float32 model in which each step is off by all that rounding to `dtype` can do."""
         return self.perturbed(probe, count, dtype=dtype, units=0.5)
 
-    def _perturbed(self, probe, mode, kept=None):
+    def _perturbed(self, probe: Probe, mode: Any, kept: Kept | None = None) -> Results:
         inputs = self._given(probe)  # before the mode, which would perturb the copies
         with mode:
             return self._run(tensors.copy_model(self._model), inputs, probe, kept=kept)
 
-    def _given(self, probe, in_double=False):
+    def _given(self, probe: Probe, in_double: bool = False) -> list[Any]:
         """The inputs of a call that may change them: copies, as on a GPU, and in float64 of float32, they are in any case."""
         if self._device.type == "cuda":
             return probe.inputs
         is_copied = [in_double and tensors.differentiable(v) and v.dtype != torch.float64 for v in probe.inputs]
         return [v if copied else copies([v])[0] for v, copied in zip(probe.inputs, is_copied, strict=True)]
 
-    def uses(self, probe):
+    def uses(self, probe: Probe) -> set[str]:
         """Return the families of operators (see precision.FAMILIES) that the model runs."""
         families = Families()
         with families:
             self.eager(probe)
-        return families.found & set(FAMILIES)
+        return {name for name in FAMILIES if name in families.found}
 
-    def _in_float64(self, probe, mode, mutate=None):
+    def _in_float64(self, probe: Probe, mode: Any, mutate: Mutate | None = None) -> Results:
         """In another way where float64 on the device, at once, is none; `ways` says which."""
         model = _doubled(tensors.copy_model(self._model))
         model = mutate(model) if mutate else model
@@ -221,10 +231,10 @@ class Oracle:
         self.ways.add(PROMOTED)
         return outcome
 
-    def _drawing(self):
+    def _drawing(self) -> Any:
         return DrawnInFloat32() if self._draws else contextlib.nullcontext()
 
-    def _run(self, model, inputs, probe, in_double=False, kept=None):
+    def _run(self, model: Any, inputs: list[Any], probe: Probe, in_double: bool = False, kept: Kept | None = None) -> Results:
         """The whole batch at once where it fits into memory; otherwise in chunks, halved until one fits.
 
         Chunks are right only for a model whose samples do not meet (no batch norm, no mean over the batch). That is checked:
@@ -233,7 +243,7 @@ class Oracle:
         """
         kept = kept or functools.partial(self._sampled, probe)
         model = functools.partial(in_eval, model) if probe.evaluates else model
-        batch = inputs[0].shape[0] if inputs and isinstance(inputs[0], torch.Tensor) and inputs[0].dim() else 0
+        batch = inputs[0].shape[0] if inputs and isinstance(inputs[0], Tensor) and inputs[0].dim() else 0
         chunk = batch
         while True:
             try:
@@ -249,10 +259,18 @@ class Oracle:
                 gc.collect()  # not before the exception is gone, whose frames hold what was computed
             torch.cuda.empty_cache()
 
-    def _once(self, model, inputs, upstream, wanted_inputs, in_double, kept=tensors.on_host):
+    def _once(
+        self,
+        model: Any,
+        inputs: list[Any],
+        upstream: list[Any] | None,
+        wanted_inputs: tuple[int, ...],
+        in_double: bool,
+        kept: Kept = tensors.on_host,
+    ) -> Results:
         """Gradients are computed where `upstream` is given, one for each output."""
         on_gpu = self._device.type == "cuda"
-        inputs = [v.to(self._device, copy=on_gpu) if isinstance(v, torch.Tensor) else v for v in inputs]  # it may change them
+        inputs = [v.to(self._device, copy=on_gpu) if isinstance(v, Tensor) else v for v in inputs]  # it may change them
         if in_double:  # on the device: of some problems they are gigabytes
             inputs = [value.double() if tensors.differentiable(value) else value for value in inputs]
         tensors.seed_draws()
@@ -266,7 +284,7 @@ class Oracle:
         self._draws |= random_state() != seeded
         return _with_each(Results(outputs, gradients, form=form), lambda value: kept(value.detach()))
 
-    def _in_chunks(self, model, inputs, probe, batch, chunk, in_double):
+    def _in_chunks(self, model: Any, inputs: list[Any], probe: Probe, batch: int, chunk: int, in_double: bool) -> Results:
         self._require_separable(inputs, batch)
         parts = []
         for start in range(0, batch, chunk):
@@ -281,11 +299,11 @@ class Oracle:
                 gradients[name] = torch.cat(pieces) if name.startswith("input") else torch.stack(pieces).sum(0)
         return Results(outputs, gradients, form=parts[0].form)
 
-    def _require_separable(self, inputs, batch):
+    def _require_separable(self, inputs: list[Any], batch: int) -> None:
         """Of the original, whatever is run in its place. In float64, since libraries compute another batch in another order."""
         model = _doubled(tensors.copy_model(self._model))
 
-        def outputs(part):
+        def outputs(part: slice) -> list[Tensor]:
             return self._once(model, _rows(inputs, batch, part), None, (), in_double=True).outputs
 
         reason = NotSeparable(
@@ -305,8 +323,47 @@ class Oracle:
                 raise reason
 
 
+class FloatOutputs:
+    """The oracle of a model in 16 bits whose outputs are to be float32: they come from it in float32, on the same numbers.
+
+    Gradients, and outputs under autocast, are those of the model in its own `precision`.
+    """
+
+    def __init__(self, model: Any, device: torch.device, emulated: bool, sample: Sample, precision: str) -> None:
+        self._own = Oracle(model, device, emulated, sample)
+        self._wide = Oracle(tensors.copy_model(model).float(), device, emulated, sample)
+        self._own.tries = self._wide.tries = LEAST_ROUNDINGS  # numbers of 16 bits are exact in TF32
+        self._precision = precision
+
+    def __getattr__(self, name: str) -> Any:  # in float64 both are the same
+        return getattr(self._own, name)
+
+    def _both(self, name: str, probe: Probe, *given: Any, of_gradients: Sequence[Any] = (), **named: Any) -> Any:
+        if probe.autocast and name == "eager":
+            return self._own.eager(probe, *given, **named)
+        forward = replace(probe, inputs=tensors.in_float32(probe.inputs), upstream=None, wanted_inputs=())
+        found = getattr(self._wide, name)(forward, *given, **named)
+        self._own._draws |= self._wide._draws
+        if probe.upstream is None:
+            return found
+        own = getattr(self._own, name)(probe, *(of_gradients or given), **named)
+        if isinstance(found, Results):
+            return replace(found, gradients=own.gradients)
+        pairs = zip(range(max(len(found), len(own))), itertools.cycle(found), itertools.cycle(own))
+        return [replace(outputs, gradients=gradients.gradients) for _, outputs, gradients in pairs]
+
+    eager, whole = functools.partialmethod(_both, "eager"), functools.partialmethod(_both, "whole")
+    lowered, reordered = functools.partialmethod(_both, "lowered"), functools.partialmethod(_both, "reordered")
+    rounded_operands = functools.partialmethod(_both, "rounded_operands")
+    rounded_at_each_step = functools.partialmethod(_both, "rounded_at_each_step")
+
+    def permitted(self, probe: Probe, precision: str) -> list[Results]:
+        """Return what Oracle.permitted does: outputs of this precision, gradients of the model's own."""
+        return self._both("permitted", probe, precision, of_gradients=[self._precision])
+
+
 @contextlib.contextmanager
-def _raising_alike():
+def _raising_alike() -> Iterator[None]:
     """Host memory that is not to be had raises torch.OutOfMemoryError, too, and not an error of each library's own."""
     try:
         yield
@@ -318,26 +375,26 @@ def _raising_alike():
         raise
 
 
-def gradients_of(outcomes, name):
+def gradients_of(outcomes: Sequence[Results], name: str) -> list[Tensor]:
     """Return the gradients of that name that the outcomes have."""
     return [outcome.gradients[name] for outcome in outcomes if outcome.gradients[name] is not None]
 
 
-def _with_each(outcome, change):
+def _with_each(outcome: Results, change: Callable[[Tensor], Any]) -> Results:
     """The Results with change(value) in the place of each tensor."""
     gradients = {name: None if value is None else change(value) for name, value in outcome.gradients.items()}
     return replace(outcome, outputs=[change(output) for output in outcome.outputs], gradients=gradients)
 
 
-def _on_host_if_few(value):
+def _on_host_if_few(value: Tensor) -> Tensor | None:
     return tensors.on_host(value) if value.numel() < OF_FEWER else None
 
 
-def is_few(outputs):
+def is_few(outputs: list[Tensor]) -> bool:
     return sum(output.numel() for output in outputs) < FEW
 
 
-def _doubled(model):
+def _doubled(model: Any) -> Any:
     """The model in float64, with the tensors that are mere attributes of its modules and that Module.double leaves out."""
     for module in model.double().modules():
         for name, value in vars(module).items():
@@ -346,5 +403,5 @@ def _doubled(model):
     return model
 
 
-def _rows(inputs, batch, part):
-    return [v[part] if isinstance(v, torch.Tensor) and v.dim() and v.shape[0] == batch else v for v in inputs]
+def _rows(inputs: list[Any], batch: int, part: slice) -> list[Any]:
+    return [v[part] if isinstance(v, Tensor) and v.dim() and v.shape[0] == batch else v for v in inputs]

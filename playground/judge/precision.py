@@ -3,8 +3,11 @@
 import contextlib
 import functools
 import random
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 from torch._decomp import get_decompositions
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
@@ -16,8 +19,8 @@ from playground.judge.classes import PRECISIONS
 aten = torch.ops.aten
 
 # Families of operators, with the setting of PyTorch that permits TF32 to each.
-FAMILIES = {
-    "convolution": torch.backends.cudnn.conv,
+FAMILIES: dict[str, Any] = {
+    "convolution": torch.backends.cudnn.conv,  # type: ignore[attr-defined]
     "recurrence": torch.backends.cudnn.rnn,
     "product": torch.backends.cuda.matmul,
 }
@@ -60,24 +63,24 @@ _OF_SEVERAL_STEPS = """
     native_batch_norm native_batch_norm_backward cudnn_batch_norm cudnn_batch_norm_backward _native_batch_norm_legit
     _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data
 """
-_CUMULATIVE_PRODUCTS = frozenset({torch.cumprod, torch.Tensor.cumprod})
+_CUMULATIVE_PRODUCTS = frozenset({torch.cumprod, Tensor.cumprod})
 _RECURRENT = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})
 
 
-def round_to_tf32(x):
+def round_to_tf32(x: Tensor) -> Tensor:
     """Return the nearest TF32 value (10 explicit mantissa bits, ties away from zero, as cvt.rna.tf32.f32), in x's own type."""
     bits = x.to(torch.float32).view(torch.int32)
     rounded = ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
     return torch.where(torch.isnan(x), x, rounded.to(x.dtype))  # the sum of bits can end a NaN; an infinity stays one
 
 
-def cut_to_tf32(x):
+def cut_to_tf32(x: Tensor) -> Tensor:
     """Return x rounded to TF32 towards zero, as tensor cores do with float32 that nobody has rounded before."""
     cut = (x.to(torch.float32).view(torch.int32) & ~0x1FFF).view(torch.float32)
     return torch.where(torch.isnan(x), x, cut.to(x.dtype))
 
 
-def _through(dtype):
+def _through(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     return lambda x: x.to(dtype).to(x.dtype)
 
 
@@ -89,20 +92,20 @@ CUT = "tf32 towards zero"
 _ROUNDINGS = LOWER | {CUT: cut_to_tf32}
 
 
-def tf32_families(device, emulated=False):
+def tf32_families(device: torch.device, emulated: bool = False) -> frozenset[str]:
     """Return the families to which this process's settings permit TF32, where the device has it; an `emulated` GPU does."""
     if not emulated and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
         return frozenset()
     return frozenset(name for name, setting in FAMILIES.items() if setting.fp32_precision == "tf32")
 
 
-def forbid_tf32():
+def forbid_tf32() -> None:
     """Forbid TF32 in this process."""
     modes.set_fp32_precision(dict.fromkeys(FAMILIES.values(), "ieee"))
 
 
 @contextlib.contextmanager
-def without_tf32(device):
+def without_tf32(device: torch.device) -> Iterator[None]:
     """Have float32 computed in float32 on the device while this is active."""
     before = {setting: setting.fp32_precision for setting in FAMILIES.values()} if device.type == "cuda" else {}
     try:
@@ -115,12 +118,12 @@ def without_tf32(device):
 class _Decomposed(TorchFunctionMode):
     """While active, recurrent layers and attention consist of matrix products that a dispatch mode can see."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.in_recurrence = False
-        self._numbers = []  # of autograd nodes, from and to, of each recurrent layer
+        self._numbers: list[tuple[int, int]] = []  # of autograd nodes, from and to, of each recurrent layer
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in _CUMULATIVE_PRODUCTS and torch.is_grad_enabled() and not (kwargs or {}).keys() - {"input", "dim"}:
             return _cumulative_product(*args, **(kwargs or {}))
         if function not in _RECURRENT:
@@ -134,7 +137,7 @@ class _Decomposed(TorchFunctionMode):
             self.in_recurrence = False
             self._numbers.append((first, torch._C._autograd._get_sequence_nr()))
 
-    def contains(self, node):
+    def contains(self, node: Any) -> bool:
         return any(first <= node._sequence_nr() < last for first, last in self._numbers)
 
 
@@ -142,26 +145,26 @@ class _CumulativeProduct(torch.autograd.Function):
     """Whose gradient is computed at once: under a dispatch mode PyTorch goes through it element by element."""
 
     @staticmethod
-    def forward(ctx, x, dim):
+    def forward(ctx: Any, x: Tensor, dim: Any) -> Tensor:
         product = torch.cumprod(x, dim)
         ctx.save_for_backward(x, product)
         ctx.dim = dim
         return product
 
     @staticmethod
-    def backward(ctx, upstream):
+    def backward(ctx: Any, upstream: Tensor) -> Any:
         x, product = ctx.saved_tensors
         with _disable_current_modes():
             gradient = aten.cumprod_backward(upstream, x, ctx.dim, product)
         return gradient.clone(), None  # a step that the modes see
 
 
-def _cumulative_product(input, dim):
+def _cumulative_product(input: Tensor, dim: Any) -> Any:
     return _CumulativeProduct.apply(input, dim)
 
 
 @contextlib.contextmanager
-def _without_libraries():
+def _without_libraries() -> Iterator[None]:
     """Without cuDNN and oneDNN. torch.backends.cudnn.flags would raise where a `fp32_precision` of cuDNN's has changed."""
     cudnn, onednn = torch._C._get_cudnn_enabled(), torch._C._get_mkldnn_enabled()
     torch._C._set_cudnn_enabled(False)
@@ -177,18 +180,18 @@ class Uncompiled(TorchDispatchMode):
     """Nothing is compiled where these modes are active; guarding against it would import torch._dynamo, for 1.4 seconds."""
 
     @classmethod
-    def _should_skip_dynamo(cls):
+    def _should_skip_dynamo(cls) -> bool:
         return False
 
 
 class Decomposing(Uncompiled):
     """While active, whole layers consist of operators that a subclass sees: convolutions, products, sums."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self._decomposed = _Decomposed()
 
-    def __enter__(self):
+    def __enter__(self) -> Any:
         with contextlib.ExitStack() as active:
             active.enter_context(sdpa_kernel(SDPBackend.MATH))
             active.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
@@ -197,11 +200,11 @@ class Decomposing(Uncompiled):
             self._active = active.pop_all()
         return super().__enter__()
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)
         self._active.close()
 
-    def _operands(self, function):
+    def _operands(self, function: Any) -> Any:
         """(family, positions) of the operator's operands; (None, ()) for one that does not multiply."""
         family, positions = _OPERANDS.get(function, (None, ()))
         if family == "product":
@@ -219,12 +222,12 @@ class RoundedOperands(Decomposing):
     the mode permits.
     """
 
-    def __init__(self, families=frozenset(FAMILIES), to="tf32", seed=None):
+    def __init__(self, families: Collection[str] = frozenset(FAMILIES), to: str = "tf32", seed: int | None = None) -> None:
         super().__init__()
         self._families = families
         self._round = _rounding(to, seed)
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         family, positions = self._operands(function)
         if family in self._families:
             args = [self._round(value) if i in positions else value for i, value in enumerate(args)]
@@ -237,13 +240,13 @@ class RoundedResults(Decomposing):
     So are the mean and the deviations of a norm, the exponentials of a softmax. `seed` is as above.
     """
 
-    def __init__(self, to, seed=None):
+    def __init__(self, to: str, seed: int | None = None) -> None:
         super().__init__()
         self._round = _rounding(to, seed)
         names = [name for name in _OF_SEVERAL_STEPS.split() if hasattr(aten, name)]  # which this release has
         self._steps = get_decompositions([getattr(aten, name) for name in names])
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in self._steps:
             with Again(self):
                 return self._steps[function](*args, **(kwargs or {}))
@@ -253,12 +256,12 @@ class RoundedResults(Decomposing):
         is_step = not _is_view(function) and function is not aten._to_copy.default  # such as that of the inputs to float64
         return _with_each(self._rounded, result) if is_step else result
 
-    def _rounded(self, value):
-        is_wide = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype.itemsize > 1  # than fp8
+    def _rounded(self, value: Any) -> Any:
+        is_wide = isinstance(value, Tensor) and value.is_floating_point() and value.dtype.itemsize > 1  # than fp8
         return self._round(value) if is_wide else value
 
 
-def _rounding(to, seed):
+def _rounding(to: str, seed: int | None) -> Callable[[Tensor], Tensor]:
     scale = 1.0 if seed is None else 1.0 - torch.rand((), generator=torch.Generator().manual_seed(seed)).item() / 2
     return lambda value: _ROUNDINGS[to](value * scale) / scale
 
@@ -266,22 +269,22 @@ def _rounding(to, seed):
 class Again(Uncompiled):
     """While active within a dispatch mode's own handler, as for a decomposition, operators go to that mode once more."""
 
-    def __init__(self, mode):
+    def __init__(self, mode: Any) -> None:
         super().__init__()
         self._mode = mode
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self._mode.__torch_dispatch__(function, types, args, kwargs)
 
 
 class Families(Uncompiled):
     """While active, it collects the families of the operators that run."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        self.found = set()
+        self.found: set[str | None] = set()
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         family, _ = _OPERANDS.get(function, (None, ()))
         self.found.add(family or _LAYERS.get(function._schema.name.removeprefix("aten::")))
         return function(*args, **(kwargs or {}))
@@ -290,11 +293,11 @@ class Families(Uncompiled):
 class Wider(Uncompiled):
     """While active, `found` becomes whether an operator gives floating-point numbers of more bytes than `dtype` has."""
 
-    def __init__(self, dtype):
+    def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         self.found, self._bytes = False, dtype.itemsize
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         floats = [each for each in torch.utils._pytree.tree_leaves(result) if tensors.differentiable(each)]
         self.found |= any(each.dtype.itemsize > self._bytes for each in floats)
@@ -312,21 +315,21 @@ class Perturbed(Decomposing):
     UNITS = 3
     _OF = torch.float32  # the type of what is off
     _TABLE = (1 << 22) + 15  # signs, of which each tensor takes a stretch from a random place
-    _tables = {}  # noqa: RUF012 - one for each class, device and unit, shared by all
+    _tables: ClassVar[dict[Any, Tensor]] = {}  # one for each class, device and unit, shared by all
 
-    def __init__(self, seed, dtype=torch.float32, units=UNITS):
+    def __init__(self, seed: int, dtype: torch.dtype = torch.float32, units: float = UNITS) -> None:
         super().__init__()
         self._places = random.Random(seed)
         self._unit = units * torch.finfo(dtype).eps
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         positions = _SUMS.get(function) or self._operands(function)[1]
         args = [self._perturbed(value) if i in positions else value for i, value in enumerate(args)]
         result = function(*args, **(kwargs or {}))
         return result if _is_view(function) else _with_each(self._perturbed, result)
 
-    def _perturbed(self, value):
-        if not isinstance(value, torch.Tensor) or value.dtype != self._OF:
+    def _perturbed(self, value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.dtype != self._OF:
             return value
         table, count = self._table(value.device), value.numel()
         if count > self._TABLE and value.layout is torch.strided:
@@ -338,14 +341,14 @@ class Perturbed(Decomposing):
             table = table.repeat(-(-(start + count) // self._TABLE))
         return value * table[start : start + count].view(value.shape)
 
-    def _table(self, device):
+    def _table(self, device: torch.device) -> Tensor:
         key = type(self), device, self._unit
         if key not in self._tables:
             signs = self._signs(torch.Generator().manual_seed(0))
             self._tables[key] = (1 + self._unit * signs).to(device)
         return self._tables[key]
 
-    def _signs(self, generator):
+    def _signs(self, generator: torch.Generator) -> Tensor:
         return 2.0 * torch.randint(0, 2, (self._TABLE,), generator=generator, dtype=torch.int8) - 1
 
 
@@ -358,17 +361,17 @@ class Nudged(Perturbed):
 
     _OF = torch.float64
 
-    def __init__(self, seed, units):
+    def __init__(self, seed: int, units: float) -> None:
         super().__init__(seed, units=units)
 
-    def _signs(self, generator):
+    def _signs(self, generator: torch.Generator) -> Tensor:
         return 2 * torch.rand(self._TABLE, generator=generator, dtype=torch.float64) - 1
 
 
 class DrawnInFloat32(Uncompiled):
     """While active, random numbers for float64 are those that a generator gives for float32: it would draw others."""
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         layer = function._schema.name.removeprefix("aten::") in _LAYERS  # which may draw, and as a rule does not
         if torch.Tag.nondeterministic_seeded not in function.tags or layer:
@@ -388,17 +391,17 @@ class DrawnInFloat32(Uncompiled):
         return torch.utils._pytree.tree_map(_cast(torch.float64, torch.float32), drawn) if is_wide else drawn
 
 
-def _is_wide(value):
-    return value is torch.float64 or (isinstance(value, torch.Tensor) and value.dtype == torch.float64)
+def _is_wide(value: Any) -> bool:
+    return value is torch.float64 or (isinstance(value, Tensor) and value.dtype == torch.float64)
 
 
-def _cast(to, *of):
+def _cast(to: torch.dtype, *of: torch.dtype) -> Callable[[Any], Any]:
     """Return the function that gives `to` for one of the dtypes `of`, a tensor in it for a tensor in one, all else as it is."""
 
-    def cast(value):
+    def cast(value: Any) -> Any:
         if isinstance(value, torch.dtype):
             return to if value in of else value
-        return value.to(to) if isinstance(value, torch.Tensor) and value.dtype in of else value
+        return value.to(to) if isinstance(value, Tensor) and value.dtype in of else value
 
     return cast
 
@@ -406,26 +409,26 @@ def _cast(to, *of):
 class Promoted(TorchFunctionMode):
     """While active, all is float64: what is asked for in float32 or less is made so, and what is in it becomes float64."""
 
-    def __enter__(self):
+    def __enter__(self) -> Any:
         self._default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         return super().__enter__()
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)
         torch.set_default_dtype(self._default)
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        function = torch.Tensor.double if function in _CASTS else function
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        function = Tensor.double if function in _CASTS else function
         promoted = _cast(torch.float64, torch.float32, *tensors.HALF.values())
         args, kwargs = torch.utils._pytree.tree_map(promoted, (args, kwargs or {}))
         return function(*args, **kwargs)
 
 
-_CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
+_CASTS = (Tensor.float, Tensor.half, Tensor.bfloat16)
 
 
-def _with_each(change, result):
+def _with_each(change: Callable[[Any], Any], result: Any) -> Any:
     """An operator's result, a tensor or some, with change(value) for each. Pytrees take longer than many an operator."""
     if isinstance(result, list | tuple):
         return type(result)(_with_each(change, value) for value in result)
@@ -433,5 +436,5 @@ def _with_each(change, result):
 
 
 @functools.cache
-def _is_view(function):
+def _is_view(function: Any) -> bool:
     return any(output.alias_info is not None for output in function._schema.returns)

@@ -5,15 +5,19 @@ what is common to the problem's own inputs (see domain.py).
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from playground import tensors
 from playground.judge.checks import check_of
 from playground.judge.domain import Domain
 
 NO_DOMAIN = Domain()
+Draw = Callable[[Any, int], "Probe"]  # of a problem and a seed
 
 
 @dataclass
@@ -26,30 +30,30 @@ class Probe:
     """
 
     name: str
-    inputs: list
-    upstream: list | None = None
-    wanted_inputs: tuple = ()
-    step: dict = field(default_factory=dict)
+    inputs: list[Any]
+    upstream: list[Any] | None = None
+    wanted_inputs: tuple[int, ...] = ()
+    step: dict[str, Tensor] = field(default_factory=dict)
     autocast: bool = False
     evaluates: bool = False
-    clean: list | None = None
+    clean: list[Any] | None = None
     model_seed: int | None = None
 
 
-def own(problem, seed):
+def own(problem: Any, seed: int) -> Probe:
     """Return what the problem itself is run on."""
     return Probe("own", tensors.make_inputs(problem, seed))
 
 
-def reseeded(problem, seed):
+def reseeded(problem: Any, seed: int) -> Probe:
     """Return the problem's own inputs, to models whose weights are drawn from another seed."""
     return replace(own(problem, seed), model_seed=seed)
 
 
-def _each(change):
+def _each(change: Callable[[Tensor], Tensor]) -> Draw:
     """Return the function of a problem and a seed whose probe has each float input of the problem's own changed."""
 
-    def make(problem, seed):
+    def make(problem: Any, seed: int) -> Probe:
         inputs = tensors.make_inputs(problem, seed)
         torch.manual_seed(~seed)  # get_inputs may have set a seed of its own, which everybody knows
         return Probe("", [change(value) if tensors.differentiable(value) else value for value in inputs])
@@ -57,10 +61,10 @@ def _each(change):
     return make
 
 
-def _first(change):
+def _first(change: Callable[[Tensor], Tensor]) -> Draw:
     """As _each, for normal values, the first of them changed."""
 
-    def make(problem, seed):
+    def make(problem: Any, seed: int) -> Probe:
         made = normal(problem, seed)
         first = next((i for i, value in enumerate(made.inputs) if tensors.differentiable(value)), None)
         if first is not None:
@@ -70,12 +74,12 @@ def _first(change):
     return make
 
 
-def _special(put, clean=torch.clone):
+def _special(put: Callable[[Tensor], Tensor], clean: Callable[[Tensor], Tensor] = torch.clone) -> Draw:
     """As _first, with `put`; without its special values the first input is changed by `clean`."""
     return lambda problem, seed: replace(_first(put)(problem, seed), clean=_first(clean)(problem, seed).inputs)
 
 
-def _within(value):
+def _within(value: Tensor) -> Tensor:
     """The problem's own inputs, of which each sample covers another part, an eighth or more, of the range of all of them.
 
     A sum over many sigmoids of a uniform input hardly varies, so that even a constant passes; under these, the samples' outputs
@@ -89,7 +93,7 @@ def _within(value):
     return (start + part * (value - low)).clamp(low, high)
 
 
-def _scaled(value):
+def _scaled(value: Tensor) -> Tensor:
     """Normal values, with a scale (1/4 to 4) and an offset (-1 to 1) of its own for each sample."""
     if value.dim() == 0:
         return torch.randn_like(value)
@@ -98,11 +102,11 @@ def _scaled(value):
     return torch.randn_like(value) * scale + offset
 
 
-def _one_a_sample(draw, value):
+def _one_a_sample(draw: Callable[..., Tensor], value: Tensor) -> Tensor:
     return draw((value.shape[0],) + (1,) * (value.dim() - 1), dtype=value.dtype)
 
 
-def _large(value):
+def _large(value: Tensor) -> Tensor:
     """Normal values times 100 000: float16 ends at 65504, and what saturates does. The last sample's are negative.
 
     In that one a maximum that starts from zero shows, and a softmax from which it is subtracted. Values that are float16
@@ -114,12 +118,12 @@ def _large(value):
     return value
 
 
-def _small(value):
+def _small(value: Tensor) -> Tensor:
     """The scaled values over 1000: what is added to keep a division finite shows."""
     return 1e-3 * _scaled(value)
 
 
-def _ramp(value):
+def _ramp(value: Tensor) -> Tensor:
     """Values that rise along each sample, from an offset of its own: shows shifts by any distance."""
     if value.dim() == 0 or value.numel() == 0:
         return torch.randn_like(value)
@@ -128,7 +132,7 @@ def _ramp(value):
     return (along + offset).to(value.dtype)
 
 
-def _impulse(value):
+def _impulse(value: Tensor) -> Tensor:
     """Zeros but for one element a sample: shows flipped, shifted and transposed weights."""
     zeros = torch.zeros_like(value)
     if value.numel():
@@ -138,7 +142,7 @@ def _impulse(value):
     return zeros
 
 
-def _with_one(value, special):
+def _with_one(value: Tensor, special: float) -> Tensor:
     value = value.clone()
     if value.numel():
         sample = value[-1].view(-1) if value.dim() else value.view(-1)
@@ -146,11 +150,11 @@ def _with_one(value, special):
     return value
 
 
-def _has_three_samples(value):
+def _has_three_samples(value: Tensor) -> bool:
     return value.dim() > 0 and value.shape[0] > 2
 
 
-def _with_nan(value):
+def _with_nan(value: Tensor) -> Tensor:
     """One NaN in the last sample; of three samples or more, half of the first is minus infinity.
 
     A row that begins with it, as under a mask, spoils a softmax whose first maximum is minus infinity.
@@ -162,14 +166,14 @@ def _with_nan(value):
     return value
 
 
-def _with_zeros(value):
+def _with_zeros(value: Tensor) -> Tensor:
     value = value.clone()
     if _has_three_samples(value):
         value[1] = 0
     return value
 
 
-def _with_infinity(value):
+def _with_infinity(value: Tensor) -> Tensor:
     """One infinity in the last sample; of three samples or more, the first is minus infinity.
 
     The second is zeros, with and without the infinities. Such a sample shows from which number a maximum starts, and what is
@@ -187,13 +191,13 @@ within, scaled, large, small, ramp = map(_each, (_within, _scaled, _large, _smal
 impulse, nan, infinity = _first(_impulse), _special(_with_nan), _special(_with_infinity, _with_zeros)
 
 
-def weights(problem, seed, parameters):
+def weights(problem: Any, seed: int, parameters: dict[str, Tensor]) -> Probe:
     """Return normal values, and weights that are 8 times as large: non-linear functions leave their linear zone."""
     step = {name: -7 * value.detach().cpu() for name, value in parameters.items() if tensors.differentiable(value)}
     return replace(normal(problem, seed), step=step)
 
 
-def step(problem, seed, parameters):
+def step(problem: Any, seed: int, parameters: dict[str, Tensor]) -> Probe:
     """Return normal values, and an optimiser's step that changes every weight by about its own size, in place."""
     made = normal(problem, seed)
     for name, value in parameters.items():
@@ -203,17 +207,17 @@ def step(problem, seed, parameters):
     return made
 
 
-def autocast(problem, seed):
+def autocast(problem: Any, seed: int) -> Probe:
     """Return the scaled values, and the call under torch.autocast."""
     return replace(scaled(problem, seed), autocast=True)
 
 
-def evaluated(problem, seed):
+def evaluated(problem: Any, seed: int) -> Probe:
     """Return normal values for eval mode, after a call in the model's own, of which a batch norm keeps running statistics."""
     return replace(normal(problem, seed), evaluates=True)
 
 
-def in_eval(model, *inputs):
+def in_eval(model: Any, *inputs: Any) -> Any:
     """Return the model's result in eval mode, after a call in its own."""
     model(*inputs)
     modes = {module: module.training for module in model.modules()}
@@ -225,7 +229,7 @@ def in_eval(model, *inputs):
             module.training = mode
 
 
-def with_upstream(probe, outputs, seed):
+def with_upstream(probe: Probe, outputs: list[Tensor], seed: int) -> Probe:
     """Return the probe with normal upstream gradients for the outputs that can have one; all float inputs get a gradient."""
     torch.manual_seed(seed)
     upstream = [torch.randn(o.shape, dtype=o.dtype) if tensors.differentiable(o) else None for o in outputs]
@@ -233,9 +237,11 @@ def with_upstream(probe, outputs, seed):
     return replace(probe, upstream=upstream, wanted_inputs=wanted)
 
 
-def make(name, problem, seed, parameters, domain=NO_DOMAIN, positive=False):
+def make(
+    name: str, problem: Any, seed: int, parameters: dict[str, Tensor], domain: Domain = NO_DOMAIN, positive: bool = False
+) -> Probe:
     """Return the probe of that name; `problem` is at the probe's size. It keeps the domain; with `positive` also the sign."""
-    function = globals()[check_of(name).function]
+    function = globals()[str(check_of(name).function)]
     made = function(problem, seed, parameters) if check_of(name).parameters else function(problem, seed)
     if domain.texts or positive:
         drawn = tensors.make_inputs(problem, seed)
@@ -255,28 +261,28 @@ class Drawing:
     name: str
     seed: int
     positive: bool
-    domain: dict
-    outputs: list | None = None
+    domain: dict[int, Any]
+    outputs: list[Any] | None = None
 
-    def make(self, problem, device, parameters=None):
+    def make(self, problem: Any, device: torch.device, parameters: dict[str, Tensor] | None = None) -> Probe:
         """Return the Probe, on the device where that works."""
         return tensors.made_on(device, lambda: self._make(problem, parameters or {}))
 
-    def _make(self, problem, parameters):
+    def _make(self, problem: Any, parameters: dict[str, Tensor]) -> Probe:
         made = make(self.name, problem, self.seed, parameters, Domain.of(self.domain), self.positive)
         if self.outputs is None:
             return made
         forms = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in self.outputs]
         return with_upstream(made, forms, self.seed)
 
-    def gives(self, made, problem, device):
+    def gives(self, made: Probe, problem: Any, device: torch.device) -> bool:
         """Return whether it gives the same bits again, as the draws of most problems do."""
         again = self.make(problem, device)
         pairs = zip([*again.inputs, *(again.upstream or [])], [*made.inputs, *(made.upstream or [])], strict=True)
-        return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
+        return all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in pairs)
 
 
-def take_step(model, step):
+def take_step(model: Any, step: dict[str, Tensor]) -> None:
     """Change the parameters in place as torch.optim.SGD does, under the names in `step`.
 
     Making one would import torch._dynamo, which takes a referee longer than all that it computes on a small probe.

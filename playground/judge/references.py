@@ -29,8 +29,9 @@ def references_of(
     outputs = []
     for i, (true, in_eager) in enumerate(zip(reference.outputs, eager.outputs, strict=True)):
         moved = _later(ties, i) if tensors.in_steps(true) else None
-        more = {"others": [other[i] for other in others], "decisions": moved}
-        outputs.append(Reference(true, in_eager, *(outcome.outputs[i] for outcome in permitted), **more))
+        beside = [other[i] for other in others]
+        results = (outcome.outputs[i] for outcome in permitted)
+        outputs.append(Reference(true, in_eager, *results, others=beside, decisions=moved))
     gradients = {}
     for name, true in reference.gradients.items():
         if true is not None:

@@ -7,9 +7,12 @@ instead of bounded: a worst case would be orders of magnitude larger, and would 
 
 import functools
 import math
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from playground.judge.precision import Again, Decomposing
 
@@ -36,13 +39,13 @@ class Reordered(Decomposing):
     the terms are shuffled first: another of the many roundings that an order may give.
     """
 
-    def __init__(self, order, seed=None):
+    def __init__(self, order: str, seed: int | None = None) -> None:
         super().__init__()
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
         self._order = "one after another" if order == "in one pass" else order
         self._one_pass = order == "in one pass"
         self._decompositions = torch._decomp.get_decompositions([getattr(aten, name) for name in _DECOMPOSED.split()])
-        self._own = {
+        self._own: dict[Any, Callable[..., Any]] = {
             aten.sum.dim_IntList: self._sum,
             aten.sum.default: self._sum,
             aten.mean.dim: self._mean,
@@ -58,10 +61,10 @@ class Reordered(Decomposing):
             aten.convolution.default: self._convolution,
         }
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = args[0] if args else None
-        if isinstance(given, torch.Tensor) and given.dtype == torch.float32:
+        if isinstance(given, Tensor) and given.dtype == torch.float32:
             if function in self._own:
                 return self._own[function](*args, **kwargs)
             if function in self._decompositions:
@@ -69,7 +72,7 @@ class Reordered(Decomposing):
                     return self._decompositions[function](*args, **kwargs)
         return function(*args, **kwargs)
 
-    def _added(self, rows):
+    def _added(self, rows: Tensor) -> Tensor:
         length = rows.shape[1]
         if self._order == "strided":
             lanes = _sequential(_folded(rows, -(-length // LANES), LANES))
@@ -79,7 +82,7 @@ class Reordered(Decomposing):
             return _sequential(blocks[..., None])[:, 0]
         return _sequential(rows[..., None])[:, 0]
 
-    def _sum(self, x, dim=None, keepdim=False, *, dtype=None):
+    def _sum(self, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
         if dtype not in (None, torch.float32) or not x.numel():
             return aten.sum.dim_IntList(x, dim, keepdim, dtype=dtype)
         dims = sorted(d % x.dim() for d in ([dim] if isinstance(dim, int) else dim or range(x.dim()))) if x.dim() else []
@@ -90,18 +93,20 @@ class Reordered(Decomposing):
         shape = [1 if d in dims else n for d, n in enumerate(x.shape) if keepdim or d not in dims]
         return sums.to(x.device).reshape(shape)
 
-    def _shuffled(self, *values, dims=(-1,)):
+    def _shuffled(self, *values: Tensor, dims: tuple[int, ...] = (-1,)) -> Any:
         """The values with the terms along these dimensions, one of each, in the same random order."""
         if self._generator is not None:
             order = torch.randperm(values[0].shape[dims[0]], generator=self._generator).to(values[0].device)
-            values = [value.index_select(dim, order) for value, dim in zip(values, dims, strict=True)]
+            values = tuple(value.index_select(dim, order) for value, dim in zip(values, dims, strict=True))
         return values[0] if len(values) == 1 else values
 
-    def _mean(self, x, dim=None, keepdim=False, *, dtype=None):
+    def _mean(self, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
         total = self._sum(x, dim, keepdim, dtype=dtype)
         return total / (x.numel() / max(1, total.numel()))
 
-    def _var_mean(self, x, dim=None, correction=None, keepdim=False):
+    def _var_mean(
+        self, x: Tensor, dim: Any = None, correction: float | None = None, keepdim: bool = False
+    ) -> tuple[Tensor, Tensor]:
         mean = self._mean(x, dim, True)
         count = x.numel() / max(1, mean.numel())
         correction = 1 if correction is None else correction
@@ -114,7 +119,7 @@ class Reordered(Decomposing):
             squares, mean = squares.squeeze(dims), mean.squeeze(dims)
         return squares, mean
 
-    def _product(self, a, b):
+    def _product(self, a: Tensor, b: Tensor) -> Tensor:
         a, b = self._shuffled(a, b, dims=(-1, -2))
         length = a.shape[-1]
         if self._order == "one after another":
@@ -125,11 +130,22 @@ class Reordered(Decomposing):
         parts = _parts(length, self._order)
         return _one_by_one(torch.matmul(a[..., part], b[..., part, :]) for part in parts)
 
-    def _linear(self, x, weight, bias=None):
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         result = self._product(x.reshape(-1, x.shape[-1]), weight.T).reshape(*x.shape[:-1], weight.shape[0])
         return result if bias is None else result + bias
 
-    def _convolution(self, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
+    def _convolution(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: list[int],
+        padding: list[int],
+        dilation: list[int],
+        transposed: bool,
+        output_padding: list[int],
+        groups: int,
+    ) -> Tensor:
         """One input channel after another; the library adds what is within one."""
         settings = stride, padding, dilation, transposed, output_padding, groups
         channels = weight.shape[0] if transposed else weight.shape[1]
@@ -145,11 +161,11 @@ class Reordered(Decomposing):
         return total if bias is None else total + bias.view(1, -1, *[1] * (x.dim() - 2))
 
 
-def _folded(rows, count, width):
+def _folded(rows: Tensor, count: int, width: int) -> Tensor:
     return torch.nn.functional.pad(rows, (0, count * width - rows.shape[1])).reshape(-1, count, width)
 
 
-def _sequential(terms):
+def _sequential(terms: Tensor) -> Tensor:
     """(rows, terms, lanes) -> (rows, lanes), one term after another in float32.
 
     NumPy adds in pairs along the axis that is contiguous, and one after another along any other.
@@ -161,7 +177,9 @@ def _sequential(terms):
     return added[: terms.shape[0] * lanes].reshape(-1, lanes)
 
 
-def _running(operation, otherwise, x, dim, *, dtype=None):
+def _running(
+    operation: np.ufunc, otherwise: Callable[..., Tensor], x: Tensor, dim: Any, *, dtype: torch.dtype | None = None
+) -> Tensor:
     """A running sum or product, one term after another; that of PyTorch where it is no float32 or has no dimension."""
     if dtype not in (None, torch.float32) or not x.dim():
         return otherwise(x, dim, dtype=dtype)
@@ -169,14 +187,11 @@ def _running(operation, otherwise, x, dim, *, dtype=None):
     return torch.from_numpy(operation.accumulate(moved, axis=0)).movedim(0, dim).contiguous().to(x.device)
 
 
-def _parts(length, order):
+def _parts(length: int, order: str) -> list[slice]:
     if order == "strided":
         return [slice(k, None, SLICES) for k in range(min(SLICES, length))]
     return [slice(start, start + TILE) for start in range(0, length, TILE)]
 
 
-def _one_by_one(terms):
-    total = None
-    for term in terms:
-        total = term if total is None else total.add_(term)
-    return total
+def _one_by_one(terms: Iterable[Tensor]) -> Tensor:
+    return functools.reduce(Tensor.add_, terms)

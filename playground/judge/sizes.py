@@ -46,6 +46,10 @@ class Sizes:
             self._problems[size] = {"reduced": self._reduced, "batch 1": self._of_one, "odd": self._odd}[size]()
         return self._problems[size]
 
+    def settings(self, size: str) -> dict[str, Any]:
+        """Return the constants that `problem(size)` changes, with their values there."""
+        return self._changes[self.problem(size)]
+
     def vary(self) -> str | None:
         """Have all problems, also those to come, give varied contents: see domain.vary. Returns why one cannot, or None."""
         self._varies = True

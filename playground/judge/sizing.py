@@ -1,6 +1,8 @@
 """The Footprint of a problem, by its shapes alone."""
 
 import time
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch.utils import _pytree
@@ -13,13 +15,13 @@ UNKNOWN = 4  # times its inputs and parameters are the results of a model that d
 SECONDS = 5.0  # of a processor, that a model may take on shapes: a recurrent one takes every step
 
 
-def size_up(problem, settings, place, precision=None):
+def size_up(problem: Any, settings: dict[str, Any], place: str, precision: str | None = None) -> dict[str, Any]:
     """Return the fields of the Footprint of the problem in a file, before anything of it is computed: a worker's request."""
     module = tensors.in_precision(catalog.load_problem(problem, settings), precision)
     return vars(measure(module, by_running=place == "cuda"))  # elsewhere one is judged at a time
 
 
-def measure(problem, by_running=True):
+def measure(problem: Any, by_running: bool = True) -> Footprint:
     """Return the Footprint of a problem's module. Nothing is computed, unless its inputs can be made in no other way.
 
     Running the model on shapes imports torch._dynamo, for two seconds; without, outputs and results are estimated.
@@ -46,12 +48,12 @@ def measure(problem, by_running=True):
 class _Results(Uncompiled):
     """Adds up the bytes of all that operators give. Raises TimeoutError."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.bytes = 0
         self._latest = time.process_time() + SECONDS
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if time.process_time() > self._latest:
             raise TimeoutError
         result = function(*args, **(kwargs or {}))
@@ -60,10 +62,10 @@ class _Results(Uncompiled):
         return result
 
 
-def _memory(value):
+def _memory(value: Any) -> Any:
     """What a tensor and its views have in common."""
     return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
 
 
-def _bytes(values):
+def _bytes(values: Iterable[Any]) -> int:
     return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))

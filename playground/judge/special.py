@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from playground.judge.tolerance import Comparison, Reference
 from playground.tensors import Results, differentiable
@@ -16,18 +17,16 @@ class Contained(Reference):
     tile, and some of cuDNN's over other samples. But see `_reached`.
     """
 
-    def __init__(
-        self, reached: torch.Tensor, reference: torch.Tensor, eager: torch.Tensor, permitted: Sequence[torch.Tensor]
-    ) -> None:
+    def __init__(self, reached: Tensor, reference: Tensor, eager: Tensor, permitted: Sequence[Tensor]) -> None:
         self._reached = reached
         self._not_finite = ~torch.isfinite(reference) & ~torch.isfinite(eager)
         super().__init__(*(each.masked_fill(reached, 0) for each in (reference, eager, *permitted)))
 
-    def permitting(self, *more: torch.Tensor) -> "Contained":
+    def permitting(self, *more: Tensor) -> "Contained":
         """Return what Reference.permitting does."""
         return super().permitting(*(result.masked_fill(self._reached, 0) for result in more))
 
-    def compare(self, name: str, actual: torch.Tensor | None) -> Comparison:
+    def compare(self, name: str, actual: Tensor | None) -> Comparison:
         """Return a Comparison, as Reference.compare gives it."""
         if actual is None or actual.shape != self._reached.shape:
             return super().compare(name, actual)
@@ -42,7 +41,7 @@ class Contained(Reference):
 
 
 def references(
-    reference: Results, clean: Results, eager: Results, permitted: Sequence[Results], inputs: list[torch.Tensor]
+    reference: Results, clean: Results, eager: Results, permitted: Sequence[Results], inputs: list[Tensor]
 ) -> list[Contained]:
     """Return a list of Contained, from the Outcomes with and without the special values."""
     special = next((~torch.isfinite(v) for v in inputs if differentiable(v) and not torch.isfinite(v).all()), None)
@@ -56,7 +55,7 @@ def references(
     return made
 
 
-def _reached(changed: torch.Tensor, finite: torch.Tensor, special: torch.Tensor, is_number: bool) -> torch.Tensor:
+def _reached(changed: Tensor, finite: Tensor, special: Tensor, is_number: bool) -> Tensor:
     """Which elements of an output are not compared. The special values, where `special` is, change the `changed` ones.
 
     As a rule all of a sample that holds one, or that one reaches. But what is finite in the original is compared where it

@@ -4,6 +4,7 @@ import ast
 import contextlib
 import re
 from pathlib import Path
+from typing import Any
 
 from cuda_emulator import kernel_names
 from playground.catalog import lines_of
@@ -17,7 +18,7 @@ PRECISIONS = {
 TRITON_KERNEL = re.compile(r"@(?:triton\.)?(?:jit|autotune|heuristics)\b(?:.|\n)*?\ndef\s+(\w+)")
 
 
-def names_cuda(path, content=None):
+def names_cuda(path: str | Path, content: bytes | None = None) -> bool:
     """Return whether a file, or its bytes `content`, speaks of CUDA: .cuda(), device="cuda", torch.cuda, its headers."""
     text = (Path(path).read_bytes() if content is None else content).decode(errors="replace")
     of_device = r"""\.cuda\(|is_cuda|["']cuda|torch\.cuda( import|\.(?!is_available\b))"""
@@ -28,7 +29,7 @@ def names_cuda(path, content=None):
 class Text:
     """What a variant's file says it contains. Docstrings and comments do not count. `content`: see names_cuda."""
 
-    def __init__(self, path, content=None):
+    def __init__(self, path: str | Path, content: bytes | None = None) -> None:
         text = (Path(path).read_bytes() if content is None else content).decode("utf-8-sig", errors="replace")
         tree = ast.parse(text, filename=str(path))
         nodes = list(ast.walk(tree))
@@ -44,9 +45,9 @@ class Text:
         self.may_compute_in = {name for name, pattern in PRECISIONS.items() if re.search(pattern, text, re.IGNORECASE)}
         self.means_to_build = bool(names & {"load_inline"} or self.cuda_kernels)
 
-    def line_of(self, pattern):
+    def line_of(self, pattern: str | None) -> int | None:
         """Return the number of the first line in which a pattern is found, ModelNew's before the others'; None without."""
-        found = [number for number, line in enumerate(self._lines, 1) if re.search(pattern, line)]
+        found = [number for number, line in enumerate(self._lines, 1) if pattern and re.search(pattern, line)]
         return next((number for number in found if number >= self._first_of_model), found[0] if found else None)
 
 
@@ -61,7 +62,7 @@ class Builds:
     is made as the file is loaded, in no branch and no function.
     """
 
-    def __init__(self, content):
+    def __init__(self, content: bytes) -> None:
         tree = ast.parse(content)
         nodes = list(ast.walk(tree))
         stored = [_name_of(node) for node in nodes if isinstance(getattr(node, "ctx", None), ast.Store | ast.Del)]
@@ -75,8 +76,8 @@ class Builds:
         self.calls = []
         for call in found:
             with contextlib.suppress(ValueError):
-                given = dict(zip(PARAMETERS, map(self._value, call.args), strict=False))
-                given |= {each.arg: self._value(each.value) for each in call.keywords}
+                given: dict[Any, Any] = dict(zip(PARAMETERS, map(self._value, call.args), strict=False))
+                given |= {each.arg: self._value(each.value) for each in call.keywords}  # one of ** raises, too
                 if {"name", "cpp_sources"} <= given.keys() and len(call.args) <= len(PARAMETERS):
                     self.calls.append(given)
         at_top = [each.value for each in tree.body if isinstance(each, ast.Assign | ast.Expr)]
@@ -85,7 +86,7 @@ class Builds:
         is_other = "load_inline" in {*stored, *defined} or names & REPLACES or not all(map(_is_torchs, nodes))
         self.fails_with_them = are_made and not is_other and "ModelNew" in defined
 
-    def _value(self, node):
+    def _value(self, node: ast.expr) -> Any:
         """The value of an expression of constants. Raises ValueError for any other."""
         match node:
             case ast.Constant(value):
@@ -99,12 +100,12 @@ class Builds:
         raise ValueError
 
 
-def _name_of(node):
+def _name_of(node: ast.AST | None) -> Any:
     """The name, or attribute, that a node of a tree is; None of others."""
     return getattr(node, "id", None) or getattr(node, "attr", None)
 
 
-def _is_torchs(node):
+def _is_torchs(node: ast.AST | None) -> bool:
     """Whether a node imports or calls no other load_inline than torch's, as far as it does either."""
     if isinstance(node, ast.ImportFrom):
         return node.module == "torch.utils.cpp_extension" or not {each.name for each in node.names} & {"load_inline", "*"}

@@ -23,14 +23,17 @@ What is allowed may be more than a small value itself, where values span orders 
 themselves, too: `lost` finds those that are off by a tenth, and by many times what any of the permitted results is off there.
 
 Where what is allowed is half of the spread or more, as for a model that is chaotic, a wrong kernel would pass, so
-nothing does but what is within a twentieth of the spread: that near float64, or eager PyTorch, no wrong kernel comes.
+only errors below a twentieth of the spread pass, from float64 or from eager PyTorch: no wrong kernel comes that near.
 """
 
 import copy
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from playground.judge.classes import deviations, two_digits
 from playground.judge.precision import Perturbed
@@ -85,9 +88,16 @@ class Reference:
     Of complex tensors the two parts are compared: `float64` has them along a last dimension.
     """
 
-    def __init__(self, reference, eager, *permitted, others=(), decisions=None):
+    def __init__(
+        self,
+        reference: Tensor,
+        eager: Tensor,
+        *permitted: Tensor,
+        others: Sequence[Tensor] = (),
+        decisions: Callable[[], Tensor] | None = None,
+    ) -> None:
         self._shape, self.dtype, self.is_in_steps = reference.shape, eager.dtype, in_steps(reference)
-        reference, eager, *permitted = map(as_real, (reference, eager, *permitted))
+        reference, eager, *results = map(as_real, (reference, eager, *permitted))
         self.float64 = reference
         self.others = others = [as_real(other) for other in others]
         self._decisions = decisions
@@ -102,7 +112,7 @@ class Reference:
         magnitude = max(-finite.min().item(), finite.max().item()) if finite.numel() else 0.0
         deviation = _deviation(finite, others)
         self.spread = 1.0
-        deviations = [self._errors(result) for result in (eager, *permitted)]
+        deviations = [self._errors(result) for result in (eager, *results)]
         noise = max(rms for _, rms in deviations)
         self.is_zero = magnitude < ZERO * noise
         if self.is_zero:
@@ -117,11 +127,11 @@ class Reference:
         self._permit(errors[1:])
         if self.is_blunt:
             self._blunt_eager = eager
-        self._small, self._small_errors = None, None  # where they are, as a mask, and how far permitted results are off there
-        if permitted and self.dtype.is_floating_point and not (self.is_blunt or self.is_zero):
-            self._find_small(eager, *permitted)
+        self._small: Any = None  # where they are, as a mask, and how far permitted results are off there
+        if results and self.dtype.is_floating_point and not (self.is_blunt or self.is_zero):
+            self._find_small(eager, *results)
 
-    def _find_small(self, *results):
+    def _find_small(self, *results: Tensor) -> None:
         """Find the values of which all digits may be wrong within what is allowed, if they are many."""
         size = self.float64.abs()
         least = max(TINY, torch.finfo(self.dtype).tiny)
@@ -130,15 +140,17 @@ class Reference:
             self._small, self._small_errors = small, torch.zeros((), dtype=torch.float64)
             self._permit_small(results)
 
-    def _permit_small(self, results):
-        for result in results if self._small is not None else ():
+    def _permit_small(self, results: Sequence[Tensor]) -> None:
+        if self._small is None:
+            return
+        for result in results:
             error = (result[self._small].double() - self.float64[self._small]).abs().nan_to_num(nan=math.inf)
             self._small_errors = torch.maximum(self._small_errors, error)
 
-    def _are_many(self, count):
+    def _are_many(self, count: float) -> bool:
         return count >= max(SOME, MANY * self.float64.numel())
 
-    def lost(self, actual):
+    def lost(self, actual: Tensor) -> tuple[float, float, float] | None:
         """Return (share of all elements, value given, true value) of small values without a right digit; None where few are.
 
         `actual` is a result that is right otherwise; the values are those of the largest such element.
@@ -153,24 +165,24 @@ class Reference:
         largest = torch.where(wrong, true.abs(), 0.0).argmax()
         return count / self.float64.numel(), given[largest].item(), true[largest].item()
 
-    def permitting(self, *more):
+    def permitting(self, *more: Tensor) -> Self:
         """Return this Reference where a variant's own precision permits these results as well, and overflows where they do."""
         wider = copy.copy(self)
-        more = [as_real(result) for result in more]
-        for result in more:
+        results = [as_real(result) for result in more]
+        for result in results:
             wider._excused = wider._excused | (torch.isfinite(self.float64) & ~torch.isfinite(result))
         wider._comparable = self._comparable & ~wider._excused
-        wider._permit([wider._errors(result) for result in more])
-        wider._permit_small(more)
+        wider._permit([wider._errors(result) for result in results])
+        wider._permit_small(results)
         return wider
 
-    def accepting(self, limit):
+    def accepting(self, limit: float) -> Self:
         """Return this Reference where errors up to `limit`, of its spread, were accepted."""
         wider = copy.copy(self)
         wider.allowed, wider.allowed_rms = max(self.allowed, limit), max(self.allowed_rms, limit)
         return wider
 
-    def beside(self, reference, eager, decisions=None):
+    def beside(self, reference: Tensor, eager: Tensor, decisions: Callable[[], Tensor] | None = None) -> "Reference":
         """Return a Reference for other inputs of the same distribution, which allows twice what this one does, at least.
 
         A timed call that gives another answer (an old one, none, a constant) is off by about the spread itself. What a
@@ -181,13 +193,13 @@ class Reference:
         other.allowed_rms = max(other.allowed_rms, SLACK * self.allowed_rms)
         return other
 
-    def _permit(self, errors):
+    def _permit(self, errors: list[tuple[float, float]]) -> None:
         self.permitted_error = max(self.permitted_error, *(largest for largest, _ in errors), 0.0)
         self.allowed = max(self.allowed, SLACK * self.permitted_error)
         self.allowed_rms = max(self.allowed_rms, *(SLACK * rms for _, rms in errors), 0.0)
         self.is_blunt = self.allowed_rms >= BLUNT and self.float64.numel() > 0
 
-    def _errors(self, actual):
+    def _errors(self, actual: Tensor) -> tuple[float, float]:
         """(largest, root mean square) deviation over the spread, where both references are finite."""
         if self.float64.numel() == 0:
             return 0.0, 0.0
@@ -199,27 +211,27 @@ class Reference:
             squares = squares + torch.linalg.vector_norm(difference).square().cpu()
         return largest.item() / self.spread, (squares / self.float64.numel()).sqrt().item() / self.spread
 
-    def compare(self, name, actual):
+    def compare(self, name: str, actual: Tensor | None) -> Comparison:
         """Return a Comparison. `actual`, on any device, is None where the variant gave nothing; `name` begins the complaint."""
         max_error, complaint, decided, unjudged = None, self._wrong_form(name, actual), False, False
-        if complaint is None:
+        if actual is not None and complaint is None:
             actual = as_real(actual)
             complaint = self._wrongly_special(name, actual)
-        if complaint is None:
+        if actual is not None and complaint is None:
             max_error, complaint = self._too_far(name, actual)
             unjudged = complaint is not None and self.is_blunt
             if complaint and self._decisions and not self.is_blunt:
-                max_error, complaint = self._too_far(name, self._undecided(actual.cpu().double()))
+                max_error, complaint = self._too_far(name, self._undecided(actual.cpu().double(), self._decisions()))
                 decided = complaint is None
         return Comparison(max_error, self.allowed, self.eager_error, complaint, self.permitted_error, decided, unjudged)
 
-    def _undecided(self, actual):
+    def _undecided(self, actual: Tensor, moved: Tensor) -> Tensor:
         """It, each element nearer to float64 by as much as near decisions may have moved it, and not beyond.
 
         Two decisions that always change together may cancel in an element, where a variant changes one of them. So a few that
         are still too far off may have been moved as far as all that are moved, in the root mean square.
         """
-        difference, moved = actual - self.float64, self._decisions().double()
+        difference, moved = actual - self.float64, moved.double()
         if self.is_in_steps:
             return self.float64 + difference.sign() * (difference.abs() - moved).clamp(min=0)
         rest = (difference.abs() - SLACK * moved).clamp(min=0)
@@ -231,13 +243,13 @@ class Reference:
             rest = torch.where(too_far & is_moved, further, rest)
         return self.float64 + difference.sign() * rest
 
-    def takes(self, values):
+    def takes(self, values: Tensor) -> bool:
         """Return whether these values, of any type, would be right; complex ones have their parts in a last dimension."""
         if values.shape != self.float64.shape or self._wrongly_special("", values):
             return False
         return self._too_far("", values)[1] is None
 
-    def _too_far(self, name, actual):
+    def _too_far(self, name: str, actual: Tensor) -> tuple[float, str | None]:
         """(largest error, what to say of it or None)."""
         max_error, rms_error = self._errors(actual)
         complaint = None
@@ -259,14 +271,14 @@ class Reference:
             complaint = f"{name} is off by {self._far(rms_error)} (RMS, allowed {two_digits(self.allowed_rms)})"
         return max_error, complaint
 
-    def _is_near_eager(self, actual):
+    def _is_near_eager(self, actual: Tensor) -> bool:
         """Whether it gives what the original gives, whose own result is as far from float64."""
         return self._blunt_eager is not None and largest_difference(actual, self._blunt_eager) <= NEAR * self.spread
 
-    def _far(self, error):
+    def _far(self, error: float) -> str:
         return f"{two_digits(error)} of the terms that cancel in it" if self.is_zero else deviations(error)
 
-    def _wrong_form(self, name, actual):
+    def _wrong_form(self, name: str, actual: Tensor | None) -> str | None:
         if actual is None:
             return f"{name} is missing"
         if actual.shape != self._shape:
@@ -275,7 +287,7 @@ class Reference:
             return f"{name} has the type {actual.dtype} instead of {self.dtype}"
         return None
 
-    def _is_right_beyond(self, actual):
+    def _is_right_beyond(self, actual: Tensor) -> Tensor:
         """Where it is as float64 has it, within what is allowed, though the original, in 16 bits, overflows on its way."""
         if not self.dtype.is_floating_point or self.dtype.itemsize != 2:
             return torch.zeros_like(self._excused)
@@ -283,7 +295,7 @@ class Reference:
         near = (actual.double() - true).abs() <= self.allowed * self.spread + torch.finfo(self.dtype).eps * true.abs()
         return torch.isfinite(actual) & torch.isfinite(true) & (true.abs() <= torch.finfo(self.dtype).max) & near
 
-    def _wrongly_special(self, name, actual):
+    def _wrongly_special(self, name: str, actual: Tensor) -> str | None:
         """What is wrong with its NaN and infinities, which must stand where eager has them and nowhere else."""
         if self._eager is None and all(torch.isfinite(block).all() for block in _blocks(actual)):
             return None
@@ -298,18 +310,18 @@ class Reference:
         return None
 
 
-def _deviation(finite, others):
+def _deviation(finite: Tensor, others: Sequence[Tensor]) -> float:
     if finite.numel() == 0:
         return 0.0
     parts = [finite.double(), *(other[torch.isfinite(other)].double() for other in others)]
     return (torch.cat([part.flatten() for part in parts]) if others else parts[0]).std(correction=0).item()
 
 
-def _blocks(tensor):
+def _blocks(tensor: Tensor) -> tuple[Tensor, ...]:
     return tensor.reshape(-1).split(BLOCK)
 
 
-def largest_difference(actual, expected):
+def largest_difference(actual: Tensor, expected: Tensor) -> float:
     """Return that of two tensors of one form, in their units; infinite where only one has a NaN, or another infinity."""
     largest = 0.0
     for value, other in zip(*map(_blocks, map(as_real, (actual, expected))), strict=True):
@@ -320,14 +332,14 @@ def largest_difference(actual, expected):
     return largest
 
 
-def wrong(complaint):
+def wrong(complaint: str | None) -> Comparison:
     """Return a Comparison for what cannot even be compared."""
     return Comparison(None, None, None, complaint)
 
 
-def worst(comparisons):
+def worst(comparisons: Sequence[Comparison]) -> Comparison:
     """Return the first with a complaint, else the one nearest to what is allowed."""
     complaints = [c for c in comparisons if c.complaint]
     if complaints:
         return complaints[0]
-    return max(comparisons, key=lambda c: c.max_error / c.allowed if c.allowed else c.max_error)
+    return max(comparisons, key=lambda c: (c.max_error or 0.0) / (c.allowed or 1.0))

@@ -19,6 +19,7 @@ UNJUDGED = Judgment(verdict=ERROR, reason=None, check=None)  # before anything i
 UNWRITTEN = re.compile(
     r"(?P<place>.*?:\d+: )?(?P<rest>output never written: element \d+ of a result of shape (?P<shape>\(.*?\)).*)"
 )
+WITH_SET = "make it smaller with --set"
 FIRST = "wrong-gradient"  # of the tags of caveats
 
 J = TypeVar("J", bound=Judgment)
@@ -42,7 +43,8 @@ def conclude(known: J, complaints: Sequence[Complaint]) -> J:
     kinds: dict[tuple[str, str | None], list[Complaint]] = {}
     for each in complaints:
         kinds.setdefault((each.tag, each.costs), []).append(each)
-    told = [replace(one, text=f"{one.text} (and in {len(more)} more)") if more else one for one, *more in kinds.values()]
+    found = ((one, f" (and in {len(more)} more check{'s' * (len(more) > 1)})" * bool(more)) for one, *more in kinds.values())
+    told = [replace(one, text=one.text + others) for one, others in found]
     ordered = sorted(told, key=lambda each: ((FORWARD, DROP_IN, None).index(each.costs), each.tag != FIRST))
     fatal = [each for each in ordered if each.costs == FORWARD]
     against = {"forward": [each.text for each in fatal], "drop_in": [each.text for each in ordered if each.costs]}
@@ -84,13 +86,21 @@ def found(known: J, findings: list[str]) -> J:
 
 
 def doubted(result: Result) -> Result:
-    """Return the result; an error where it was to be sanitized and could not be, however right it is."""
+    """Return the result; an error if the requested compute-sanitizer did not run."""
     problem = result.sanitizer and result.sanitizer.problem
     return ended(result, ERROR, f"compute-sanitizer: {problem}") if problem else result
 
 
 def with_shapes(failure: WorkerFailure, referee: "RefereeClient") -> WorkerFailure:
-    """Return the failure; where an element was never written of a result whose shape is none of the original's, that first."""
+    """Return the failure with what the referee knows of it.
+
+    Where an element was never written of a result whose shape is none of the original's, that comes first; "with --set" names
+    the constants of a smaller size.
+    """
+    if WITH_SET in str(failure) and referee.smaller:
+        settings = " ".join(f"{name}={value}" for name, value in referee.smaller.items())
+        reason = str(failure).replace(WITH_SET, f"{WITH_SET} {settings}")
+        return WorkerFailure(reason, failure.details, failure.is_finding, failure.role)
     match = UNWRITTEN.match(str(failure)) if failure.is_finding else None
     shapes = [tuple(shape) for shape in referee.prepared("own").get("shapes", [])] if match else []
     if not match or match["shape"] in map(str, shapes):

@@ -7,9 +7,12 @@ import gc
 import inspect
 import math
 import re
+from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
@@ -24,7 +27,7 @@ class WrongArguments(TypeError):
     """A function that a file has built is called with other arguments than it takes."""
 
 
-def misfit(error):
+def misfit(error: TypeError) -> WrongArguments | None:
     """Return WrongArguments for what pybind11 raises of a call; None for another TypeError."""
     match = re.match(
         r"(\w+)\(\): incompatible function arguments\..*?\n +1\. \((.*?)\) -> .*?\n\nInvoked with: ?(.*)", str(error), re.DOTALL
@@ -37,7 +40,7 @@ def misfit(error):
     return WrongArguments(f"{name} takes ({match[2]}), got ({', '.join(map(_kind_of_repr, given))})")
 
 
-def _split(text):
+def _split(text: str) -> list[str]:
     """The parts of a list of arguments between the commas that stand in no bracket and no quotes."""
     parts, depth = [""] if text.strip() else [], 0
     for token in re.findall(r"'(?:\\.|[^'])*'|.", text, re.DOTALL):
@@ -49,9 +52,9 @@ def _split(text):
     return [part.strip() for part in parts]
 
 
-def _kind_of_repr(text):
+def _kind_of_repr(text: str) -> str:
     """What a value's repr says it is: tensor, 'a text', 1.5."""
-    return "torch.Tensor" if text.startswith(("tensor(", "Parameter containing")) else " ".join(text.split())[:40]
+    return "Tensor" if text.startswith(("tensor(", "Parameter containing")) else " ".join(text.split())[:40]
 
 
 class OwnCode:
@@ -63,20 +66,22 @@ class OwnCode:
     `contiguous`, what is called gets contiguous tensors; `strided` says which was the first that was none.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.calls = self.handed_memory = self.running = 0
-        self.operators, self.modules = set(), set()  # names such as "namespace::operator", and of modules
+        self.operators: set[str] = set()
+        self.modules: set[str] = set()  # names such as "namespace::operator", and of modules
         self.spoiling = False
         self.with_integers = False
         self.spoiled = 0
-        self.contiguous, self.strided = False, None
-        self._copies = []  # live as long as code may read them by their addresses
-        self.names = {}  # function of a module -> its name there
+        self.contiguous = False
+        self.strided: str | None = None
+        self._copies: list[Tensor] = []  # live as long as code may read them by their addresses
+        self.names: dict[Any, str] = {}  # function of a module -> its name there
         foreign.install()
         foreign.watch_cffi(self.run_foreign)
         _enter_operators()
 
-    def wrap_module(self, module):
+    def wrap_module(self, module: Any) -> None:
         """Watch the functions of an extension's Python module, and those of a library that cffi has compiled into it."""
         self.modules.add(module.__name__)
         for name, function in list(vars(module).items()):
@@ -85,7 +90,7 @@ class OwnCode:
             elif callable(function) and not (name.startswith("__") or isinstance(function, type)):
                 setattr(module, name, self._watched(name, function))
 
-    def _watched(self, name, function):
+    def _watched(self, name: str, function: Any) -> Any:
         """The function in whose place the calls are counted, by this OwnCode alone and once."""
         if getattr(getattr(function, "__wrapped__", None), "counted_by", None) is self:  # the emulator looks around it
             return function
@@ -93,21 +98,21 @@ class OwnCode:
         self.names[function] = name
 
         @functools.wraps(function)
-        def watched(*args, **kwargs):
+        def watched(*args: Any, **kwargs: Any) -> Any:
             return self.run(function, args, kwargs)
 
-        watched.of_own_code, watched.counted_by = function, self
+        vars(watched).update(of_own_code=function, counted_by=self)
         return watched
 
-    def run(self, function, args, kwargs):
+    def run(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Call a function of the variant's own that takes tensors."""
         return self._run(function, args, kwargs, bool(_tensors((args, kwargs))))
 
-    def run_foreign(self, function, args, kwargs):
+    def run_foreign(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Call one of ctypes or cffi, which is given addresses."""
         return self._run(function, args, kwargs, False)
 
-    def _run(self, function, args, kwargs, takes_tensors):
+    def _run(self, function: Any, args: Any, kwargs: Any, takes_tensors: bool) -> Any:
         self.calls += 1
         self.handed_memory += takes_tensors or foreign.gives_memory([*args, *kwargs.values()])
         if self.contiguous:
@@ -126,9 +131,9 @@ class OwnCode:
             return not result if isinstance(result, bool) else type(result)(result + away + math.copysign(1, away))
         return result
 
-    def _made_contiguous(self, function, position, value):
+    def _made_contiguous(self, function: Any, position: int | str, value: Any) -> Any:
         """The argument, or a contiguous copy in the place of a tensor, or of the address of one, that is not."""
-        given = value if isinstance(value, torch.Tensor) else foreign.strided_at(value)
+        given = value if isinstance(value, Tensor) else foreign.strided_at(value)
         if given is None or given.layout != torch.strided or given.is_contiguous():
             return value
         what = f"argument {position} of {self.names.get(function) or getattr(function, '__name__', 'its operator')}"
@@ -139,19 +144,19 @@ class OwnCode:
         address = self._copies[-1].data_ptr()
         return address if isinstance(value, int) else type(value)(address)
 
-    def hears_all(self):
+    def hears_all(self) -> bool:
         """Return whether Python sees each call that hands memory to its code: none is made by C++, as of an autograd node."""
         return not self.operators and not self.modules
 
     @contextlib.contextmanager
-    def counted(self):
+    def counted(self) -> Iterator["OwnCode"]:
         """Count `handed_memory` from 0 while this lasts; operators, for which PyTorch is put in another mode, do not count."""
         self.handed_memory = 0
         with foreign.watched(self.run_foreign):
             yield self
 
     @contextlib.contextmanager
-    def watched(self, spoiling=False, with_integers=False, contiguous=False):
+    def watched(self, spoiling: bool = False, with_integers: bool = False, contiguous: bool = False) -> Iterator["OwnCode"]:
         """See operators and functions of ctypes, too, while this lasts. (Functions of modules and of cffi always are.)"""
         self.spoiling, self.with_integers, self.spoiled = spoiling, with_integers, 0
         self.contiguous, self.strided = contiguous, None
@@ -164,7 +169,7 @@ class OwnCode:
 
 
 @contextlib.contextmanager
-def _undisturbed():
+def _undisturbed() -> Iterator[None]:
     """For what the judge does with tensors inside of a variant's call."""
     with torch._C.DisableTorchFunction(), torch.no_grad():
         yield
@@ -173,11 +178,11 @@ def _undisturbed():
 class _Operators(TorchFunctionMode):
     """Sees calls of torch.ops from Python, those without a kernel of their own for each device included."""
 
-    def __init__(self, own):
+    def __init__(self, own: OwnCode) -> None:
         super().__init__()
         self._own = own
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if operator_name(function) in self._own.operators:
             return self._own.run(function, args, kwargs or {})
         return function(*args, **(kwargs or {}))
@@ -191,24 +196,26 @@ class WrittenBetween(TorchDispatchMode):
     functions of `own`, an OwnCode, call. Tensors that live when it is made, and what it has seen before, hold what they should.
     """
 
-    active = None  # the one that operators in Python enter, too
+    active: "WrittenBetween | None" = None  # the one that operators in Python enter, too
 
-    def __init__(self, own):
+    def __init__(self, own: OwnCode) -> None:
         super().__init__()
-        self.count, self.spoiling, self.with_data, self.reached = 0, False, False, set()
-        self._own, self._seen = own, {}
-        self._keep([value for value in gc.get_objects() if type(value) in (torch.Tensor, torch.nn.Parameter)])
+        self.count, self.spoiling, self.with_data = 0, False, False
+        self.reached: set[str] = set()
+        self._own = own
+        self._seen: dict[Any, tuple[int, ...]] = {}
+        self._keep([value for value in gc.get_objects() if type(value) in (Tensor, torch.nn.Parameter)])
 
-    def __enter__(self):
+    def __enter__(self) -> Any:
         WrittenBetween.active = self
         return super().__enter__()
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)
         if self not in _get_current_dispatch_mode_stack():
             WrittenBetween.active = None
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = function._schema.name
         # Of from_numpy the memory belongs to others.
@@ -226,7 +233,7 @@ class WrittenBetween(TorchDispatchMode):
             self._keep(changed, set() if function._schema.is_mutable else looked_at)
         return result
 
-    def _within(self, function, args, kwargs):
+    def _within(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Call an operator in C++ in such a way that those that it calls are seen."""
         device = next((value.device.type for value in _tensors((args, kwargs))), "cpu")
         key = getattr(torch._C.DispatchKey, device.upper())
@@ -235,7 +242,7 @@ class WrittenBetween(TorchDispatchMode):
         with self:
             return function._op_dk(key, *args, **kwargs)
 
-    def check(self, tree):
+    def check(self, tree: Any) -> Collection[Any]:
         """Find the tensors in it that something else than an operator has written since they were last seen.
 
         Returns their places and those of all others in it.
@@ -251,22 +258,22 @@ class WrittenBetween(TorchDispatchMode):
                     self._seen[place] = found
         return values.keys()
 
-    def _keep(self, tree, but=()):
+    def _keep(self, tree: Any, but: Collection[Any] = ()) -> None:
         """Take what the tensors in it hold, but for those at some places, for right."""
         with _undisturbed():
             values = {_place(value): value for value in _with_memory(tree)}
             self._seen |= {place: _fingerprint(value) for place, value in values.items() if place not in but}
 
 
-_entered = set()  # the names of operators in Python whose calls are seen
+_entered: set[str] = set()  # the names of operators in Python whose calls are seen
 
 
-def _enter_operators():
+def _enter_operators() -> None:
     """Have operators that a file registers in Python run under WrittenBetween.active, which would not see into them."""
     plain = inspect.unwrap(torch.library.Library.impl)
 
     @functools.wraps(plain)
-    def impl(library, operator, function, key="", **kwargs):
+    def impl(library: Any, operator: Any, function: Any, key: str = "", **kwargs: Any) -> Any:
         is_kernel = callable(function) and function is not torch.library.fallthrough_kernel and key != "Meta"
         if not is_kernel or library.ns in OF_PYTORCH:
             return plain(library, operator, function, key, **kwargs)
@@ -274,14 +281,14 @@ def _enter_operators():
         _entered.add(f"{library.ns}::{name.split('::')[-1].split('.')[0]}")
 
         @functools.wraps(function)
-        def entered(*args, **kwargs):
+        def entered(*args: Any, **kwargs: Any) -> Any:
             mode = WrittenBetween.active
             with mode if mode and mode not in _get_current_dispatch_mode_stack() else contextlib.nullcontext():
                 return function(*args, **kwargs)
 
         return plain(library, operator, entered, key, **kwargs)
 
-    torch.library.Library.impl = impl
+    torch.library.Library.impl = impl  # type: ignore[method-assign, assignment]
 
 
 OF_PYTORCH = ("aten", "prim", "prims")
@@ -291,28 +298,28 @@ MOVES = re.compile(
 )
 
 
-def _is_of_pytorch(name):
+def _is_of_pytorch(name: str) -> bool:
     return name.split("::")[0] in OF_PYTORCH
 
 
-def _computes(function):
+def _computes(function: Any) -> bool:
     """Whether an operator of PyTorch's computes something."""
     infos = [output.alias_info for output in function._schema.returns]
     is_view = any(info is not None and not info.is_write for info in infos)
     return _is_of_pytorch(function._schema.name) and not is_view and not MOVES.match(function._schema.name.split("::")[1])
 
 
-def _with_memory(tree):
-    kinds = torch.Tensor, torch.nn.Parameter
+def _with_memory(tree: Any) -> list[Tensor]:
+    kinds = Tensor, torch.nn.Parameter
     plain = (v for v in _tensors(tree) if type(v) in kinds and v.layout == torch.strided)
     return [v for v in plain if v.device.type != "meta" and v.numel()]
 
 
-def _place(tensor):
+def _place(tensor: Tensor) -> tuple[Any, int]:
     return tensor.device, tensor.untyped_storage().data_ptr()
 
 
-def _fingerprint(tensor):
+def _fingerprint(tensor: Tensor) -> tuple[int, ...]:
     """A few numbers of all of a tensor's storage, of which one is another where anything in it is, but for rare luck."""
     words = _whole(tensor, torch.uint8)
     words = words.view(torch.int32) if len(words) % 4 == 0 else words
@@ -320,34 +327,34 @@ def _fingerprint(tensor):
     return tuple(torch.stack(sums).tolist())
 
 
-def _whole(tensor, dtype):
+def _whole(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """All of a tensor's storage, in one dimension."""
     storage = tensor.untyped_storage()
     return torch.empty(0, dtype=dtype, device=tensor.device).set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
 
 
-def operator_name(function):
+def operator_name(function: Any) -> str | None:
     """Return 'namespace::operator' of an operator or of one of its overloads; None of anything else."""
     if isinstance(function, torch._ops.OpOverload):
         return function._schema.name
     return function._qualified_op_name if isinstance(function, torch._ops.OpOverloadPacket) else None
 
 
-def all_operators():
+def all_operators() -> set[str]:
     """Return the names of all operators that are registered in this process, without their overloads."""
     return {name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()}
 
 
-def _tensors(tree):
-    return [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def _drawn(shape):
+def _drawn(shape: Any) -> Tensor:
     """Normal numbers, of a generator that `seed_draws` does not set."""
     return torch.randn(shape, dtype=torch.float32, device="cpu", generator=_generator)
 
 
-def _spoil(tensor):
+def _spoil(tensor: Tensor) -> None:
     with torch.no_grad():
         if tensor.is_floating_point() or tensor.is_complex():
             tensor.copy_(10 * _drawn(tensor.shape))
@@ -358,11 +365,11 @@ def _spoil(tensor):
 
 
 @contextlib.contextmanager
-def kernels_launched():
+def kernels_launched() -> Iterator[list[dict[str, Any]]]:
     """Yield a list that holds, afterwards, [{"name", "calls", "microseconds"}] of the kernels launched, the longest first."""
     from torch.profiler import ProfilerActivity, profile
 
-    found = []
+    found: list[dict[str, Any]] = []
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         yield found
         torch.cuda.synchronize()
@@ -372,14 +379,14 @@ def kernels_launched():
     found.sort(key=lambda kernel: -kernel["microseconds"])
 
 
-def own_share(kernels, names):
+def own_share(kernels: list[dict[str, Any]], names: set[str]) -> float | None:
     """Return the part of the GPU's time that kernels of these names take; None where nothing ran."""
     total = sum(kernel["microseconds"] for kernel in kernels)
     own = sum(kernel["microseconds"] for kernel in kernels if set(re.findall(r"\w+", kernel["name"])) & names)
     return own / total if total else None
 
 
-def pending_cuda_error():
+def pending_cuda_error() -> str | None:
     """Return the text of an error that the CUDA runtime still holds, as of a launch nobody looked at; None without one."""
     runtime = _cuda_runtime()
     if runtime is None:
@@ -390,7 +397,7 @@ def pending_cuda_error():
 
 
 @functools.cache
-def _cuda_runtime():
+def _cuda_runtime() -> Any:
     maps = Path("/proc/self/maps")
     paths = sorted(set(re.findall(r"/\S*libcudart\.so\S*", maps.read_text()))) if maps.exists() else []
     return ctypes.CDLL(paths[0]) if paths else None

@@ -1,4 +1,4 @@
-"""Memory of the host and of the GPU, which judgements side by side share, and how many compilers and judgements fit there."""
+"""Memory and processors, which judgements and builds side by side share, and how many of them fit on this machine."""
 
 import contextlib
 import os
@@ -62,30 +62,13 @@ def free_on_gpu():
     return int(free) << 20 if free.isdecimal() else 0
 
 
-class Memory:
-    """What is free, and who has been promised how much of it. Threads may share it; all runs of a process have the same.
+class Shares:
+    """What there is of each resource, and who has how much of it. Threads share it."""
 
-    `shared_by`: so many processes of this host have an equal part of its memory.
-    """
-
-    def __init__(self):
-        self.shared_by = 1
-        self._taken = {}  # id -> (kind, {"host", "files", "device"}: bytes)
-        self._capacity = {}
+    def __init__(self, capacity=()):
+        self._capacity = dict(capacity)  # resource -> how much there is
+        self._taken = {}  # id -> (kind, {resource: amount})
         self._changed = threading.Condition()
-
-    def capacity(self, folder, on_gpu):
-        """Return {"host", "files", "device"}: the bytes that all together may take; read again when nobody has any.
-
-        Files are in `folder`.
-        """
-        with self._changed:
-            if not self._taken or not self._capacity:
-                host, files = free_on_host(), shutil.disk_usage(folder).free
-                self._capacity = {"host": SHARE * host / self.shared_by, "files": SHARE * files / self.shared_by, "device": 0}
-            if on_gpu and not self._capacity["device"]:
-                self._capacity["device"] = SHARE * free_on_gpu()
-            return dict(self._capacity)
 
     @contextlib.contextmanager
     def taken(self, kind, need, is_over=lambda: False):
@@ -109,6 +92,48 @@ class Memory:
         others = [each for other, each in self._taken.values()]
         alone = all(other != kind for other, _ in self._taken.values())
         return alone or all(sum(each[what] for each in others) + need[what] <= self._capacity[what] for what in need)
+
+
+class Processors(Shares):
+    """The processors of a run: a build waits for its part of them, or until no other build is under way.
+
+    A judgement takes its part at once, since its variant is built and the GPU waits for it.
+    """
+
+    def __init__(self, count):
+        super().__init__({"processors": count})
+
+    def build(self, count, is_over=lambda: False):
+        """Return a context in which a build has so many processors."""
+        return self.taken("build", {"processors": count}, is_over)
+
+    def judgement(self):
+        """Return a context in which a judgement has a processor."""
+        return self.taken("judgement", {"processors": 1}, lambda: True)
+
+
+class Memory(Shares):
+    """Bytes of the "host", of "files" and of the "device", which all runs of a process share.
+
+    `shared_by`: so many processes of this host have an equal part of its memory.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.shared_by = 1
+
+    def capacity(self, folder, on_gpu):
+        """Return {"host", "files", "device"}: the bytes that all together may take; read again when nobody has any.
+
+        Files are in `folder`.
+        """
+        with self._changed:
+            if not self._taken or not self._capacity:
+                host, files = free_on_host(), shutil.disk_usage(folder).free
+                self._capacity = {"host": SHARE * host / self.shared_by, "files": SHARE * files / self.shared_by, "device": 0}
+            if on_gpu and not self._capacity["device"]:
+                self._capacity["device"] = SHARE * free_on_gpu()
+            return dict(self._capacity)
 
 
 MEMORY = Memory()

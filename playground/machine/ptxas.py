@@ -65,7 +65,7 @@ def describe(codes, capability=None):
         error = next((line for line in lines if re.search(r"\b(error|fatal)\b", line)), lines[-1])[:300]
         return Unknown(f"nvcc does not compile the text by itself: {error}")
     except (KeyError, TypeError):  # a version that says it in another way
-        return Unknown("what ptxas says of it is not understood")
+        return Unknown("ptxas's output is not understood")
     return found
 
 

@@ -6,16 +6,10 @@ from pathlib import Path
 
 from playground.judge.text import Text
 from playground.nvidia import control, sanitizer_reports
-from playground.nvidia.tool import Program, Run
+from playground.nvidia.tool import Run, find
 from playground.subject import NOTHING_TO_DO, Examination
 from playground.worker.referee_client import RefereeClient
 
-PROGRAM = Program(
-    "compute-sanitizer",
-    "compute-sanitizer",
-    "it is part of the CUDA toolkit (https://developer.nvidia.com/cuda-downloads; conda install -c nvidia "
-    "cuda-sanitizer-api): put the folder that holds it on PATH, or name the toolkit in CUDA_HOME",
-)
 PADDING = 4096  # bytes behind each allocation in which every access is out of bounds: next to it may lie another one
 UNFILTERED_LIMIT = 10_000  # reports; the kernels of others count among them
 
@@ -30,8 +24,6 @@ TOOLS = {
 # initcheck must see every kernel: a tensor that a PyTorch kernel wrote would count as never written.
 FILTERED = ("memcheck", "racecheck", "synccheck")
 ENVIRONMENT = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # or all tensors would lie in one large allocation, which has no bounds
-
-missing = PROGRAM.missing
 
 
 @contextlib.contextmanager
@@ -80,7 +72,7 @@ def examine(load, probes, folder, limit):
 
 
 def _run_tools(found, request, kernels, folder):
-    program, file = PROGRAM.find(), request["load"]["variant"]
+    program, file = find(), request["load"]["variant"]
     watched = kernels | {control.kernel_of(tool) for tool in TOOLS}
     with contextlib.ExitStack() as stack:
         runs = [

@@ -153,7 +153,7 @@ def _race(tool, block, first, second):
     by = f" by thread {second['thread']}" if second["thread"] else ""
     place = f"in line {other.line}" if other.line else f"at {other.function}+{other.offset}"
     accesses = f"{first['access'].lower()} here and {second['access'].lower()}{by} {place}"
-    what = f"{RACE}: {accesses}, with nothing to order the two"
+    what = f"{RACE}: {accesses}, no barrier between the two"
     return Finding(tool, what, site.function, (site, other), block, first["thread"])
 
 

@@ -3,8 +3,7 @@
     python -m playground.nvidia.target REQUEST REPLY
 
 The files are JSON. The request: {"load": arguments of Candidate.load, "inputs": a probe's file, "limit": seconds, "tool": whose
-control mistake to make at the end, or null}. The step is a forward pass and, if the variant trains, a backward pass. Where
-"inputs" is null, it is a forward pass on the problem's own inputs and nothing else.
+control mistake to make at the end, or null}. The step is a forward pass and, if the variant trains, a backward pass.
 
 The reply: {"kernels": names of the __global__ functions it built, "passes": what was run, "refused": what the forward pass
 raised, "error": what else was raised}. The exit status is 1 with an error.
@@ -36,8 +35,7 @@ def main(request_file, reply_file):
     signal.alarm(int(request["limit"]) + 60)  # if the process that asked is gone by then
     load_inline, candidate = cpp_extension.load_inline, Candidate()
     reply = {"kernels": [], "passes": [], "refused": None, "error": None}
-    if request["inputs"]:
-        _build_with_lines(request["load"]["variant"])
+    _build_with_lines(request["load"]["variant"])
     for step in (lambda: _run(candidate, request, reply), lambda: _make_mistake(load_inline, request)):
         try:
             step()
@@ -50,10 +48,6 @@ def main(request_file, reply_file):
 
 def _run(candidate, request, reply):
     candidate.load(**request["load"])
-    if request["inputs"] is None:
-        candidate.build(request["load"]["seed"])
-        reply["passes"].append("forward")
-        return
     probe = candidate.probe_in(request["inputs"])
     given = tensors.to(probe["inputs"], candidate.device)
     try:
@@ -75,7 +69,7 @@ def _run(candidate, request, reply):
 
 def _make_mistake(load_inline, request):
     """Without a tool it is only built, so that under one, where all is slow, nothing is left to build."""
-    if request["inputs"] and request["load"]["place"] == "cuda":
+    if request["load"]["place"] == "cuda":
         make = control.build(load_inline)
         if request["tool"]:
             make(request["tool"])

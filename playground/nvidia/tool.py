@@ -1,4 +1,4 @@
-"""What both tools need: where a program is, and one run of the target under it."""
+"""Where compute-sanitizer is, and one run of the target under it."""
 
 import json
 import os
@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from playground import untrusted
@@ -16,32 +15,26 @@ from playground.judge.failure import remove
 from playground.machine import requirements
 from playground.worker.process import kill_family
 
+NAME = "compute-sanitizer"
+REMEDY = "it is part of the CUDA toolkit (https://developer.nvidia.com/cuda-downloads; conda install -c nvidia "
+REMEDY += "cuda-sanitizer-api): put the folder that holds it on PATH, or name the toolkit in CUDA_HOME"
 MADE = os.O_WRONLY | os.O_CREAT
 MOST = 1 << 28  # bytes of a file that is read
 TARGET = (sys.executable, "-m", "playground.nvidia.target")
-_TAG = re.compile(r"^(?:=========|==[A-Z]+==) *")  # before what compute-sanitizer or ncu itself says
+_TAG = re.compile(r"^========= *")  # before what compute-sanitizer itself says
 _NO_WORDS = re.compile(r"SUMMARY|COMPUTE-SANITIZER$")
 
 
-@dataclass(frozen=True)
-class Program:
-    """A program of NVIDIA's. `usual` are the folders in which it is installed, as patterns below /."""
+def find():
+    """Return the path of compute-sanitizer: on PATH or in the toolkit that CUDA_HOME names; None without one."""
+    home = requirements.named_home()
+    folders = [os.environ.get("PATH"), *(Path(home) / folder for folder in ("bin", NAME) if home)]
+    return next((path for folder in folders if folder and (path := shutil.which(NAME, path=str(folder)))), None)
 
-    name: str
-    title: str
-    remedy: str
-    usual: tuple = ()
 
-    def find(self):
-        """Return its path: on PATH, in the toolkit that CUDA_HOME names, or where NVIDIA installs it; None without one."""
-        home = requirements.named_home()
-        folders = [os.environ.get("PATH"), *(Path(home) / folder for folder in ("bin", self.name) if home)]
-        folders += [path for pattern in self.usual for path in sorted(Path("/").glob(pattern), reverse=True)]
-        return next((path for folder in folders if folder and (path := shutil.which(self.name, path=str(folder)))), None)
-
-    def missing(self):
-        """Return a requirements.Missing where this machine lacks the program, else None."""
-        return None if self.find() else requirements.Missing(f"no {self.title} on this machine", self.remedy)
+def missing():
+    """Return a requirements.Missing where this machine lacks compute-sanitizer, else None."""
+    return None if find() else requirements.Missing(f"no {NAME} on this machine", REMEDY)
 
 
 class Run:
@@ -54,7 +47,7 @@ class Run:
 
     def __init__(self, name, request, folder, under=(), environment=None):
         self.name = name
-        self.timed_out, self.exit_status = False, None
+        self.timed_out = False
         self._folder = untrusted.Folder(folder)
         request_file, self._reply, self._log, self._output = map(self._file, ("request", "reply", "log", "output"))
         for earlier in (request_file, self._reply, self._log, self._output):  # another variant's
@@ -84,9 +77,9 @@ class Run:
         return self._folder.file(f"{self.name}.{what}")
 
     def wait(self):
-        """Wait until it has ended, which sets `exit_status`, or its time limit is over, which sets `timed_out`."""
+        """Wait until it has ended, or its time limit is over, which sets `timed_out`."""
         try:
-            self.exit_status = self._process.wait(max(0.0, self._deadline - time.monotonic()))
+            self._process.wait(max(0.0, self._deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self.timed_out = True
 

@@ -24,24 +24,6 @@ def as_text(document):
     return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def as_lines(value, digits):
-    """Return the JSON of a dumped document with a line a result and figures of so many digits."""
-
-    def brief(value):
-        if isinstance(value, dict):
-            return {key: brief(each) for key, each in value.items()}
-        if isinstance(value, list):
-            return [brief(each) for each in value]
-        return float(f"{value:.{digits}g}") if isinstance(value, float) else value
-
-    def line(value):
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-
-    value = brief(value)
-    results = ",\n".join(map(line, value.pop("results")))
-    return f'{line(value)[:-1]},"results":[\n{results}\n]}}\n'
-
-
 def read(path):
     """Return the run_record.Document in `path`; DocumentError says in one line why there is none."""
 

@@ -1,4 +1,4 @@
-"""PyTorch and a model's variants as bars whose length is their speed, with the floor at the end: on the page and in README.
+"""PyTorch and a model's variants as bars whose length is their speed, with the floor at the end.
 
 A bar's length is floor / time, on a linear scale from 0: twice as long is twice as fast. On a linear scale of milliseconds the
 slowest step would leave the fast ones no length at all. Where there is no floor, the fastest stands for it.
@@ -14,7 +14,7 @@ from playground.report.text import one_line, with_unit
 
 HEAD, ROW, NOTE = 30, 17, 11  # units: above the rows, of a row, of a remark below it
 TIME, RATIO, LETTER = 58, 54, 6.6  # units: of the columns behind the bars, of a letter
-PAGE_WIDTH, FILE_WIDTH = 384, 820
+PAGE_WIDTH = 384
 
 
 @dataclass(frozen=True)
@@ -92,33 +92,11 @@ def page_svg(picture, name, title):
     """Return a picture as an <svg> of the page."""
     with drawing.style():
         figure = drawing.figure(PAGE_WIDTH, picture.height)
-        _draw(drawing.sheet(figure), picture, 0, 0, 152, PAGE_WIDTH)
+        draw(drawing.sheet(figure), picture, 0, 0, 152, PAGE_WIDTH)
         return drawing.svg(figure, name, title, picture.words())
 
 
-def image(title, models, colours):
-    """Return the text of an SVG file; `models` are {model: results that have times}. Of none the image is its title alone."""
-    drawn = {
-        f"{model}, {figures.inputs_text(results[0])}": pictures([(result, None) for result in results], brief=True)[0]
-        for model, results in models.items()
-    }
-    with drawing.style():
-        figure = drawing.figure(FILE_WIDTH, 30 + sum(28 + picture.height for picture in drawn.values()) + 24 * bool(drawn))
-        axes = drawing.sheet(figure)
-        axes.text(8, 18, title, fontsize=13, weight="bold")
-        top = 30
-        for heading, picture in drawn.items():
-            axes.text(8, top + 16, heading, fontsize=12, color=SOFT)
-            _draw(axes, picture, top + 18, 8, 168, FILE_WIDTH - 8)
-            top += 28 + picture.height
-        if drawn:
-            text = "speed, on a linear scale from 0: twice as long is twice as fast; dashed: the floor, the roofline's bound; "
-            axes.text(8, top + 12, text + "speed-up: over PyTorch's fastest", fontsize=10, color=SOFT)
-        words = " ".join(f"{heading}: {picture.words()}" for heading, picture in drawn.items())
-        return drawing.svg(figure, "times", title, words or title, colours) + "\n"
-
-
-def _draw(axes, picture, top, left, track, right):
+def draw(axes, picture, top, left, track, right):
     """Draw a picture from `top` down, names at `left`, bars from `track` on, times and speed-ups at the `right`."""
     time = right - max(RATIO, LETTER * max(len(row.ratio) for row in picture.rows))
     longest = max([1.0, *(picture.share(row) for row in picture.rows if row.ms)])

@@ -1,19 +1,11 @@
-"""What a run over many pairs comes to, under both standards; and the same as facts to keep, or for KernelBench's analysis.
+"""What a run over many pairs comes to, under both standards, also as KernelBench's analysis reads it."""
 
-    python -m playground.report.suite results.json facts.json
-
-writes what may be kept of a run over other people's solutions: no line of their text, which tracebacks quote.
-"""
-
-import argparse
 import collections
 import json
 import re
 import statistics
-import sys
-from pathlib import Path
 
-from playground import record, run_record, serial
+from playground import record, run_record
 from playground.judge.classes import deviations, two_digits
 from playground.record import TIMED
 from playground.report import document
@@ -29,11 +21,6 @@ CALLED = re.compile(r".+:\d+: in (forward|__init__)\n")  # begins the details of
 FASTEST = "fastest"  # of the baselines that are at least as precise as the solution
 BASELINES = ("eager", "compile", FASTEST)  # KernelBench's two, and ours
 MEETS = {"forward": TIMED, "drop_in": ("pass",)}  # the verdicts of those that do
-FACTS = ("ran_on", "precision", "variant_precision", "weights", "verdict", "source_sha256", "shape")
-FACTS += ("accuracy", "time_ms", "baselines_ms", "speedup", "measured", "proved", "outer", "outcome", "control", "peak_mib")
-FACTS += ("floor_ms",)
-DIGITS = 4  # of a kept figure
-ABOUT = ("date", "gpu", "driver", "cuda", "torch", "python", "cpu", "options", "complete")  # of the environment
 
 
 def summarise(report, unsolved=()):
@@ -183,37 +170,3 @@ def write_eval_results(report, file):
     """Write one file a level; where there are several, `{level}` in its name is the level."""
     for level, found in eval_results(report).items():
         document.write_whole(str(file).replace("{level}", str(level)), json.dumps(found, indent=4) + "\n")
-
-
-def facts(report):
-    """Return what may be kept of a run over other people's solutions: hashes, verdicts, figures, the judge's sentences."""
-    environment = {key: getattr(report.environment, key) for key in ABOUT}
-    results = []
-    for result in report.results:
-        pair, reason, known = dump(result.pair) or {}, result.reason, dump(result)
-        if reason:  # an exception or a compiler's message may quote the solution
-            own = reason.partition(":")[0], re.sub(f"({NOT_COMPILED}).*", r"\1", reason, flags=re.DOTALL)
-            reason = own[result.verdict != "error"]
-        standards = {standard: is_correct(result, standard) for standard in STANDARDS}
-        caveats = [each.tag for each in result.caveats]
-        names = {key: Path(pair[key]).name for key in ("problem", "solution") if pair.get(key)}
-        kept = {key: known.get(key) for key in FACTS}
-        found = {**pair, **names, **kept, "reason": reason, "standards": standards, "caveats": caveats}
-        results.append({key: value for key, value in found.items() if value is not None or key == "outer"})
-    return {"schema": report.schema, "environment": environment, "suite": dump(report.suite), "results": results}
-
-
-def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="python -m playground.report.suite", description="Keeps the facts of a run.")
-    parser.add_argument("results", help="what compare.py --suite --json wrote")
-    parser.add_argument("facts", help="the file for what may be kept of it")
-    given = parser.parse_args(arguments)
-    try:
-        found = facts(document.read(given.results))
-    except serial.DocumentError as complaint:
-        sys.exit(str(complaint))
-    document.write_whole(given.facts, document.as_lines(found, DIGITS))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""A sweep on the terminal: for each variant a row a point, and where it becomes faster or slower."""
+"""A sweep on the terminal: for each variant a row a point, and why a point has no pass or no speed-up."""
 
 import operator
 
@@ -31,9 +31,8 @@ class Sweep(View):
                 if reason := result.reason if result.verdict != "pass" else result.why_not_measured:
                     point = ", ".join(f"{axis}={sweep.value(result, axis)}" for axis in axes)
                     reasons.setdefault(one_line(reason), []).append(point)
-            lines = [f"{'; '.join(points)}: {reason}" for reason, points in reasons.items()]
-            for line in (*lines, *crossover_lines(results, axes)):
-                print_folded(console, line, indent=INDENT)
+            for reason, points in reasons.items():
+                print_folded(console, f"{'; '.join(points)}: {reason}", indent=INDENT)
 
 
 def _row(result, axes):
@@ -47,18 +46,3 @@ def _row(result, axes):
         **{name: texts[name] for name in ("of floor", "speed-up", "over")},
         "outcome": verdict(texts["outcome"]),
     }
-
-
-def crossover_lines(results, axes):
-    """Yield a sentence on each place along each axis where a variant becomes faster or slower than PyTorch, or on none."""
-    for axis in axes:
-        for others, line in sweep.lines_along(results, axes, axis):
-            timed, found = sweep.measured(line), sweep.crossovers(line, axes, axis)
-            where = f" at {', '.join(f'{name}={each}' for name, each in others.items())}" if others else ""
-            for each in found:
-                about = f", at about {significant(each.at)}" if each.at else ""
-                verb = "becomes faster" if each.starts else "stops being faster"
-                yield f"{verb} between {axis}={each.before} and {each.after}{about}{where}"
-            if len(timed) > 1 and not found:
-                wins = timed[0].outcome.verdict == "win"
-                yield f"faster {'everywhere' if wins else 'nowhere'} along {axis}{where}"

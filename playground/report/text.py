@@ -1,4 +1,4 @@
-"""How numbers and tables of Markdown are written, and texts from untrusted files made safe: no character that does not show."""
+"""How numbers are written, and texts from untrusted files made safe: no character that does not show."""
 
 import math
 
@@ -61,14 +61,3 @@ def grouped(values, key):
     for value in values:
         groups.setdefault(key(value), []).append(value)
     return groups
-
-
-def markdown_table(head, rows):
-    """Return a table of Markdown; a row that is too short ends with empty cells, and what was not measured is one."""
-    rows = (["" if cell == NOTHING else markdown_cell(cell) for cell in (*row, *[""] * len(head))[: len(head)]] for row in rows)
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ("---", *("--:" for _ in head[1:])), *rows))
-
-
-def markdown_cell(text):
-    """Return one line of text that cannot end a table's cell, the comment marker or the table."""
-    return one_line(text).replace("\\", "\\\\").replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")

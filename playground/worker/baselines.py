@@ -3,11 +3,11 @@
 import torch
 
 from playground import tensors
-from playground.clock import work
 from playground.clock.baselines import named
 from playground.clock.clocked import Clocked
 from playground.clock.prepared import precision_of, prepare
 from playground.clock.workload import fresh_inputs
+from playground.floor import work
 from playground.judge.precision import forbid_tf32
 from playground.machine import ceilings
 from playground.record import Work
@@ -31,7 +31,7 @@ class Baselines(Clocked):
     def work(self, name, counted):
         """Return {"least", "as_written", "certain"}, each {"bytes", "flops"}, of a step of the mode `counted` of model `name`.
 
-        "certain" is what must move in a forward pass. See clock.work.
+        "certain" is what must move in a forward pass. See floor.work.
         """
         problem = self._problem()
         model = self._model(problem)

@@ -13,7 +13,6 @@ from torch.utils import _pytree
 import cuda_emulator as emulator
 from cuda_emulator import devices
 from playground import catalog, modes, tensors
-from playground.clock import timer
 from playground.clock.clocked import Clocked
 from playground.clock.workload import fresh_inputs
 from playground.judge import behaviour, foreign, global_state, probes, sizing, work
@@ -21,6 +20,7 @@ from playground.judge.checks import BY_NAME
 from playground.judge.precision import forbid_tf32
 from playground.judge.text import Text
 from playground.machine import build_locks
+from playground.machine.peak_memory import peak_memory
 from playground.room import NoRoom
 from playground.tensors import Results
 from playground.worker.builds import BuildWatch
@@ -40,7 +40,8 @@ class Candidate(Clocked):
         """Make a ModelNew of the variant's file and give it the weights in the file `weights` (its own when None).
 
         Where names or shapes of its parameters are not the original's, both have the seed's weights. Returns {"precision": the
-        declared one or None, "weights": "by name" or "by seed", "difference": what differs, or None}. Without a `variant` the
+        declared one or None, "weights": "by name" or "by seed", "difference": what differs, or None, "out_dtype": whether it
+        has that attribute, the type of its outputs}. Without a `variant` the
         original itself is taken; `original`: see Clocked. The emulator builds without optimisation for `debug`. `builds` is the
         folder of its extensions, below torch's own unless it is absolute. `content` are the file's bytes, as latin-1, that run
         whatever is in it by now; `borrowed` are names that it has from the problem's. Raises CatalogError, WrongInterface and
@@ -76,7 +77,8 @@ class Candidate(Clocked):
         self.state = None if weights is None else self.first_weights.keys()  # the original's
         self.changed_by_loading = global_state.complaints_about_flags(flags, global_state.flags())
         came_by = "by seed" if difference else "by name"
-        return {"precision": declared_precision(self.kind), "weights": came_by, "difference": difference}
+        answer = {"precision": declared_precision(self.kind), "weights": came_by, "difference": difference}
+        return answer | {"out_dtype": hasattr(self.model, "out_dtype")}
 
     def _take_weights(self, original):
         """Copy the original's weights by name. Returns what differs where they have other names or shapes, None elsewhere."""
@@ -106,12 +108,15 @@ class Candidate(Clocked):
         """The variant's model with the weights of a seed; under the emulator "cuda" may stand for its memory."""
         try:
             with fitting(self.kind, "__init__", self.problem.get_init_inputs(), "get_init_inputs"):
-                return tensors.make_model(self.problem, self.kind, seed, self.device)
+                made = tensors.make_model(self.problem, self.kind, seed, self.device)
         except REFUSALS:
             if not self._may_emulate_device:
                 raise
             self._emulate_device()
-            return tensors.make_model(self.problem, self.kind, seed, self.device)
+            made = tensors.make_model(self.problem, self.kind, seed, self.device)
+        if self.float_outputs and hasattr(made, "out_dtype"):
+            made.out_dtype = torch.float32
+        return made
 
     @property
     def _may_emulate_device(self):
@@ -207,7 +212,7 @@ class Candidate(Clocked):
             effects = behaviour.SideEffects(self.model, given, state=self.state)
             forward = functools.partial(self._forward, given, probe["evaluates"])
             try:
-                result, answer["peak_mib"] = timer.peak_memory(forward, self.device)
+                result, answer["peak_mib"] = peak_memory(forward, self.device)
             except Exception as exception:
                 if not may_refuse:
                     raise
@@ -317,7 +322,7 @@ class Candidate(Clocked):
         if self.builds.failure:
             found["build"] = f"its CUDA did not compile, and the file went on without it: {self.builds.failure}"
         if self.device.type == "cuda" and (error := work.pending_cuda_error()):
-            found["launch"] = f"a launch failed and nobody looked: {error}"
+            found["launch"] = f"a launch failed and nobody checked its error: {error}"
         return found
 
     @contextlib.contextmanager

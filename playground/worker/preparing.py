@@ -9,11 +9,13 @@ from playground import catalog, tensors
 from playground.clock import timer
 from playground.clock.workload import fresh_inputs, upstream_for
 from playground.judge import behaviour, checks, domain, probes, special
-from playground.judge.oracle import Oracle, is_few
+from playground.judge.classes import deviations
+from playground.judge.oracle import PERTURBATIONS, FloatOutputs, Oracle, is_few
 from playground.judge.precision import forbid_tf32
 from playground.judge.references import beside, references_of
 from playground.judge.sample import Sample
 from playground.judge.sizes import Sizes
+from playground.judge.tolerance import SLACK, Reference
 from playground.machine import environment
 from playground.serial import dump
 from playground.worker.failures import describe, is_of_judge
@@ -38,9 +40,11 @@ class Preparing:
         Returns {"inputs": [shape, ...], "precision": "tf32", "fp32" or one of HALF, "domain": what all inputs have in common,
         "varied": whether the contents are others than the problem's own, which are the same in each draw, "unvaried": why they
         cannot be where they would have to, "checks_itself": whether the file has a check of its own, "has_layouts": whether an
-        input or a parameter has 4 or 5 dimensions}. The precision is `precision` where given; else that of HALF in which all
+        input or a parameter has 4 or 5 dimensions, "smaller": {constant: value} of the reduced size}.
+        The precision is `precision` where given; else that of HALF in which all
         inputs and parameters are, where there are any; else "tf32" where PyTorch's settings permit it to an operator that the
-        model has. What is in 16 bits, and computed in float32 between, is judged by the limits of the latter.
+        model has. What is in 16 bits, and computed in float32 between, is judged by the limits of the latter. "float_outputs"
+        is why outputs have to be float32 and are judged by its limits: in `precision` they would say nothing; else None.
         """
         self.device = torch.device(tensors.PLACES[place])
         timer.clock_for(self.device).keep_memory()  # or page faults would take as long as the reference itself
@@ -51,6 +55,7 @@ class Preparing:
         tensors.save(self.model.state_dict(), weights)
         self.emulated = place == "emulator"
         self.sample = Sample(share, secret)
+        self.float_outputs_of = None  # the precision of a model whose outputs are to be float32
         self.shapes = {}  # probe -> {name: shape} of all inputs and outputs
         self.forms = {}  # probe -> how the outputs are made up
         self.timed = {"forward": "own"}  # mode -> the probe beside which timed calls are: of others the first of these
@@ -68,16 +73,38 @@ class Preparing:
         of_type = precision or next((name for name, kind in tensors.HALF.items() if types == {kind}), None)
         is_all_in = precision or (of_type and not self.oracle.uses_wider(own, tensors.HALF[of_type]))
         in_float32 = "tf32" if tf32 and tf32 & self.oracle.uses(own) else "fp32"
-        self.precision = of_type if is_all_in else in_float32  # by whose limits it is judged
+        why = self._says_nothing(own, precision) if precision else None
+        if why:
+            self.float_outputs_of = precision
+            self.oracle = self._oracle(self.model)
+        self.precision = of_type if is_all_in and not why else in_float32  # by whose limits outputs are judged
         return {
             "inputs": [list(value.shape) if isinstance(value, torch.Tensor) else value for value in own.inputs],
+            "smaller": self.sizes.settings("reduced"),
             "has_layouts": any(value.dim() in (4, 5) for value in given),
             "precision": of_type or self.precision,
+            "float_outputs": why,
             "domain": self.domain.texts,
             "varied": varies and not unvaried,
             "unvaried": unvaried,
             "checks_itself": bool(getattr(self.problem, "check_outputs", None)),
         }
+
+    def _says_nothing(self, own, precision):
+        """Why outputs on the problem's own inputs, rounded to a precision, could not be judged; None where they can."""
+        in_float32 = Oracle(tensors.copy_model(self.model).float(), self.device, self.emulated, self.sample)
+        wide = replace(own, inputs=tensors.in_float32(own.inputs))
+        steps = in_float32.rounded_at_each_step(wide, PERTURBATIONS, tensors.HALF[precision])
+        for i, output in enumerate(in_float32.eager(wide).outputs):
+            if not tensors.differentiable(output):
+                continue
+            rounded = Reference(output.double(), output.to(tensors.HALF[precision]), *(each.outputs[i] for each in steps))
+            if rounded.is_nowhere_finite:
+                return f"in {precision} the original's outputs are finite nowhere"
+            if rounded.is_blunt:
+                moved = deviations(rounded.allowed_rms / SLACK)
+                return f"rounding to {precision} alone moves the original's outputs by {moved}"
+        return None
 
     def try_out(self, problem, settings, place, precision=None):
         """Make the original and call it once on inputs of its own. What is wrong with its file raises."""
@@ -327,7 +354,8 @@ class Preparing:
         return self._oracle(model)
 
     def _oracle(self, model):
-        return Oracle(model, self.device, self.emulated, self.sample)
+        given = model, self.device, self.emulated, self.sample
+        return FloatOutputs(*given, self.float_outputs_of) if self.float_outputs_of else Oracle(*given)
 
     def _runs(self, problem):
         """Whether the original runs on the problem's inputs; what it raises comes through."""

@@ -21,7 +21,7 @@ import psutil
 from cuda_emulator import CALL_OFF, SECONDS_TO_ANSWER
 from playground import untrusted
 from playground.catalog import ROOT
-from playground.judge.failure import SANDBOX_ALLOWS, WorkerFailure
+from playground.judge.failure import MOST_REASON, SANDBOX_ALLOWS, WorkerFailure
 from playground.machine.load import Granted, standing, usable_processors
 from playground.room import NoRoom
 from playground.serial import DocumentError
@@ -36,7 +36,7 @@ UNTIMED = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 LOOK_AT_LIMITS = 0.2  # seconds between looks at what a process in a sandbox takes; at least so many times as long as a look
 LOOKS_SHARE = 4
-MOST_REASON, MOST_DETAILS = 2000, 100_000  # characters of what a judged file can say
+MOST_DETAILS = 100_000  # characters of what a judged file can say
 LOOK_AGAIN = 0.5  # seconds between looks at whether a paused process goes on
 LOOK_AT_TIME = 2.0  # seconds between looks at what a process has got of the machine; or a quarter of its limit
 PATIENCE = 10  # times its limit: as long may one take by the clock that gets nothing
@@ -154,12 +154,12 @@ class WorkerProcess:
                 continue
             began = time.monotonic()
             try:
-                reached = self.room.reached(self.pid)
+                reached = self.room.reached(self.pid, (self._printed, self._output))
                 self._reached = reached and f"was ended: {SANDBOX_ALLOWS}{reached}"
             except NoRoom as full:
                 self._reached = str(full)
             except OSError as error:
-                self._reached = f"was ended: {SANDBOX_ALLOWS}nothing that cannot be looked at: {error}"
+                self._reached = f"was ended: its processes or files cannot be examined: {error}"
             if self._reached:
                 return self.kill()
             took = time.monotonic() - began
@@ -194,10 +194,6 @@ class WorkerProcess:
 
     def __exit__(self, *exception):
         self.close()
-
-    def alone_with(self, *workers):
-        """Return a context in which all other workers stand still; see pause_others."""
-        return pause_others({self, *workers})
 
     @contextlib.contextmanager
     def stopped(self):
@@ -249,7 +245,7 @@ class WorkerProcess:
                     reason = sandbox.named(reason, self.room.limits) if self.room else reason
                     raise failed(reason, details[:MOST_DETAILS] + self.output(), is_finding)
             self.kill()
-            raise failed("wrote something else than a reply into its connection to the driver", self.output())
+            raise failed("wrote something that is no reply into its connection to the driver", self.output())
 
     def _receive(self):
         """The reply. Raises TimeoutError after the limit's seconds, in which the process was neither paused nor starved."""
@@ -284,7 +280,7 @@ class WorkerProcess:
                 if COMPILERS.fullmatch(name := psutil.Process(pid).name()):
                     return f": still compiling ({name}); raise --time-limit"
         if self.role == "referee":
-            return ": while the original was run"
+            return ": while the original was run; make it smaller with --set, or raise --time-limit"
         return f": {PHASES[what]}" if self.role == "candidate" and what in PHASES else ""
 
     def _unpaused(self):
@@ -409,7 +405,7 @@ def submit(pool, call, *arguments):
 def kill_all(of=None):
     """End every worker, or those of an `owner`, from any thread; requests under way then fail.
 
-    An owner has no new ones from then on: its threads come to their ends.
+    The owner can start no more workers, so that its threads end.
     """
     if of is not None:
         _over.add(of)

@@ -67,15 +67,15 @@ class Referee(Preparing):
         try:
             with tensors.drawing_from(call.draws):
                 self._prepare_timed(probe, drawn.step, call.seed, is_beside=False)
-                compared = [self.compare_outputs(probe, given, declared)]
+                compared = [self.compare_outputs(probe, given, declared, remark=False)]
                 compared += self.compare_gradients(probe, given, declared).values() if gradients else []
         finally:
             for known in (self.probes, self.references, self.shapes, self.drawn_again):
                 known.pop(probe, None)
             self._wider.cache_clear()
             self._lowered.cache_clear()
-        if any(each.get("note") or each["unjudged"] for each in compared):
-            raise Unshareable("a result that nobody can tell from a wrong one")
+        if any(each.get("note") or each["unjudged"] or each.get("class") == classes.FLOAT32 for each in compared):
+            raise Unshareable("a result that cannot be told from a wrong one")
         return next((each["complaint"] for each in compared if each["complaint"]), None)
 
     def outer_close(self):
@@ -145,7 +145,9 @@ class Referee(Preparing):
             reordered = (each.outputs[i] for each in self._lowered(probe, classes.FLOAT32))
             if lost := reference.permitting(*reordered).lost(value):
                 share, given, true = lost
-                return f"{share:.0%} of {name} are small values without a right digit: {given:.3g} instead of {true:.3g}, say"
+                return (
+                    f"{share:.0%} of {name} are small values without a right digit, such as {given:.3g} instead of {true:.3g}"
+                )
         return None
 
     def own_check(self, probe, file):

@@ -43,6 +43,8 @@ class RefereeClient:
         self.side_effects, self.domain, self.ways = (), [], []
         self.checks_itself = False  # whether the problem's file has a check of its own
         self.has_layouts = self.uses_tf32 = True  # see clock.baselines.distinct
+        self.float_outputs = None  # why a variant's outputs have to be float32 where its inputs are not
+        self.smaller = {}  # constants of a size that the emulator computes in seconds
         self.tells_nothing = None  # why the original's outputs cannot tell a right variant from one that does nothing
         self._original = original
         self._probe_seed = probe_seed
@@ -78,6 +80,8 @@ class RefereeClient:
         secret = untrusted.new_seed(63)
         description = self.ask("load", **self._original, weights=self.weights, share=share, secret=secret)
         self.domain, self.checks_itself = description["domain"], description["checks_itself"]
+        self.float_outputs = description["float_outputs"]
+        self.smaller = description["smaller"]
         self.has_layouts, self.uses_tf32 = description["has_layouts"], description["precision"] == "tf32"
         return description
 

@@ -9,11 +9,14 @@ from playground.serial import Amount, Number, load
 
 @dataclass(frozen=True)
 class Loaded:
-    """The declared precision, and how the variant came by its weights, with what differs from the original's."""
+    """The declared precision, how the variant came by its weights, with what differs from the original's, and whether the
+    type of its outputs can be chosen.
+    """
 
     precision: str | None
     weights: str
     difference: str | None
+    out_dtype: bool = False
 
 
 @dataclass(frozen=True)

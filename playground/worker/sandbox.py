@@ -72,6 +72,7 @@ GROUP = "playground-"  # begins a group's name; the driver's process id follows
 RUN = "playground-run-"  # begins the name of the folder of a run
 MOST_KEPT, MOST_KEPT_BYTES = 32, 64 << 20  # folders; bytes of one
 MOST_ENTRIES = 20_000  # files and folders, in each of the two folders
+MOST_PRINTED = 256 << 20  # bytes on the disk, in each of a process's two outputs
 RESERVE, MOST_RESERVE = 0.02, GIB  # of the file system that these are on: less must not be free
 # What Python, torch and compilers say when they have reached a limit -> the limit's name.
 SAID = {
@@ -269,9 +270,14 @@ class Room:
                         (group / "cgroup.procs").write_text(str(each))
             admitted |= new
 
-    def reached(self, pid):
-        """Return the limit that the processes below `pid` have reached, in words, or None. To be called again and again."""
+    def reached(self, pid, outputs=()):
+        """Return the limit that the processes below `pid` have reached, in words, or None. To be called again and again.
+
+        `outputs` are the files into which they print.
+        """
         self._looks += 1
+        if any(512 * os.fstat(each.fileno()).st_blocks > MOST_PRINTED for each in outputs):
+            return f"{MOST_PRINTED >> 20} MiB of output"
         for file, (counter, limit) in ((group / name, told) for group in self._groups for name, told in EVENTS.items()):
             if file.exists() and re.search(rf"^{counter} [1-9]", file.read_text(), re.M):
                 return self.limits.describe(limit)

@@ -75,6 +75,16 @@ class Stopped:
             time.sleep(LOOK_SECONDS)
         return self.used()
 
+    @contextlib.contextmanager
+    def still(self):
+        """Raise OSError where they do not stand still meanwhile: a timer's SIGCONT, say, has them go on, and stop again."""
+        stood = self.settled()
+        yield
+        if self.has_grown():
+            raise OSError(f"{GOES_ON}: they started another")
+        if ran := self.since(stood):
+            raise OSError(f"{GOES_ON}: they used {ran:.3g} ms of processor time")
+
     def go_on(self):
         """Have all of them go on."""
         send(self.family, signal.SIGCONT)

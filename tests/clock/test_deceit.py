@@ -159,7 +159,7 @@ FORGES_ON_A_GPU = {
 }
 WITHHELD = {
     "has a debugger that keeps SIGSTOP from its threads": (
-        "go on while they are to stand still",
+        "ran on while they had to be stopped",
         """
         if self.seen is None:
             import ctypes, os
@@ -187,8 +187,11 @@ WITHHELD = {
                 PTRACE_SEIZE = 0x4206
                 of = lambda pid: open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1]
                 for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-                    if of(pid) == of(os.getppid()) and pid != os.getppid():
-                        libc.ptrace(PTRACE_SEIZE, pid, None, None)
+                    try:
+                        if of(pid) == of(os.getppid()) and pid != os.getppid():
+                            libc.ptrace(PTRACE_SEIZE, pid, None, None)
+                    except OSError:  # it has ended
+                        pass
                 while True:
                     time.sleep(1)
         return self.work(x)""",
@@ -225,10 +228,26 @@ WITHHELD = {
                     return function(*arguments, **(named or {}))
         return x.clone().as_subclass(Late)""",
     ),
+    "answers before it is asked": (
+        "something that is no time",
+        """
+        if self.sides() and self.kept is None:
+            from playground.worker.channel import Channel
+            self.kept, send, forged = x, Channel.send, {"result": {"milliseconds": 1e-3, "share": False}}
+            Channel.send = lambda own, reply: [send(own, each) for each in [reply, forged] if reply == {"result": {}}]
+        return self.work(x)""",
+    ),
+    "says that its calls take longer than a float can hold": (
+        "something that is no time",
+        """
+        for side in self.sides():
+            side.call = lambda null, number: {"milliseconds": 10**400, "share": False}
+        return self.work(x)""",
+    ),
     "returns numbers of another type": ("results of the types", "return self.work(x).double()"),
-    "returns its input's memory": ("lie in the memory of an earlier call's", "return x.copy_(self.work(x))"),
+    "returns its input's memory": ("are in an earlier call's memory", "return x.copy_(self.work(x))"),
     "returns the same memory in each call": (
-        "lie in the memory of an earlier call's",
+        "are in an earlier call's memory",
         """
         if self.kept is None:
             self.kept = torch.empty_like(x)
@@ -540,7 +559,7 @@ def test_memory_that_was_filled_once_is_no_result(place, tmp_path):
         return result"""
     with (
         contextlib.closing(Measured(place, tmp_path, "forward", "return torch.diag_embed(self.linear(x)[:, :64])")) as measured,
-        pytest.raises(outer.WorkerFailure, match="lie in the memory of an earlier call's"),
+        pytest.raises(outer.WorkerFailure, match="are in an earlier call's memory"),
     ):
         measured.of(fills)
 
@@ -617,3 +636,13 @@ def test_gradients_of_a_training_step_are_compared_too(place, tmp_path):
             measured.of("pass", trained=f"self.work(x).detach() + ({steps} - {steps}.detach())")
         with pytest.raises(outer.Rejected, match="the output is off"):  # the gradients are right without it
             measured.of("pass", trained="self.work(x) + 1")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_gradient_that_is_a_sum_is_not_estimated_by_a_sample(place, tmp_path):
+    quarter = "(lambda y, b: torch.cat([y[: len(y) // 4] * (4 * b - 3 * b.detach()), y[len(y) // 4 :] * b.detach()]))"
+    with (
+        contextlib.closing(Measured(place, tmp_path, "weights", "return x.abs() * self.linear.bias[0]")) as measured,
+        pytest.raises(outer.Rejected, match=r"the gradient of linear\.bias"),
+    ):
+        measured.of("pass", trained=f"{quarter}(x.abs(), self.linear.bias[0])")

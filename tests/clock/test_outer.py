@@ -71,7 +71,7 @@ def test_what_changing_over_takes_is_no_part_of_a_call():
 
 def test_a_turn_below_the_resolution_counts_as_that_long():
     found = conclude(rounds(variant=0.2 * RESOLUTION / CALLS, eager=1.0))
-    assert found["ratio"] == pytest.approx(CALLS / RESOLUTION, rel=0.02) and found["high"] < 1.03 * found["ratio"]
+    assert found["low"] <= found["ratio"] == pytest.approx(CALLS / RESOLUTION, rel=0.02)
 
 
 def test_equal_work_is_equal_and_proved_is_what_slow_turns_leave():
@@ -110,11 +110,11 @@ def test_a_call_that_is_lost_in_the_noise_claims_nothing():
 
 
 def test_turns_that_are_near_the_resolution_are_no_loss_of_whoever_is_faster():
-    given = {"ratio": 0.91, "low": 0.8, "high": 1.0, "eager_ms": 0.91 * RESOLUTION / CALLS, "calls": CALLS}
-    claimed, slow = bounded(timings(3.0), given), bounded(timings(0.5), given)
-    told = "eager PyTorch's call takes 0.00028 ms, too short for the outer clock, which counts 0.00031 ms as the least"
-    assert claimed["outcome"]["reason"] == told
-    assert slow["outcome"]["verdict"] == "loss" and slow["speedup"]["eager"]["ratio"] == 0.5
+    took = {outer.VARIANT: 0.3 * RESOLUTION, outer.EAGER: 0.9 * RESOLUTION, outer.NULL: 0.0}
+    found = conclude({name: [Turn(CHANGING_OVER + each, each) for _ in range(9)] for name, each in took.items()})
+    assert found["high"] > 3
+    claimed, slow = bounded(timings(3.0), found), bounded(timings(0.5), conclude(rounds(variant=0.1, eager=0.05)))
+    assert claimed["outcome"]["verdict"] == "not proved" and slow["outcome"]["verdict"] == "loss"
 
 
 def test_disturbed_turns_do_not_count():
@@ -253,8 +253,9 @@ def test_a_gradient_of_few_elements_that_are_not_zero_is_not_zero():
     quarter = gradient.clone()
     quarter[:128] = 0
     assert drawn._differ([output, quarter], [output, gradient])
-    gradient[1:] = 0  # a single element is left: as few as may always be moved
+    gradient[1:] = 0  # a single element is left
     assert drawn._differ([output, torch.zeros_like(gradient)], [output, gradient])
+    assert drawn._differ([output, 1.001 * gradient], [output, gradient])  # as of a sum that is estimated by a sample
 
 
 def test_a_missing_quarter_of_a_gradient_without_zeros_is_found():
@@ -319,7 +320,7 @@ def test_no_content_is_met_twice():
     drawn = drawn_of(lambda x: 2 * x, lambda: [torch.tensor([contents.pop(0), 1.0])])
     for _ in range(8):
         drawn.draw()
-    with pytest.raises(Unshareable, match="few different contents"):
+    with pytest.raises(Unshareable, match="few different inputs"):
         drawn.draw()
 
 
@@ -399,13 +400,21 @@ class Quiet:
         return 1.0
 
 
+class Shared(Quiet):
+    """One on which somebody works at one of so many looks."""
+
+    def __init__(self, which, of):
+        self._which, self._of, self._looks = which, of, -3  # so many OnGpu makes at first
+
+    def flush_in_a_row(self, flush_ms):
+        self._looks += 1
+        return 2.0 if self._looks > 0 and self._looks % self._of == self._which else 1.0
+
+
 class Process:
     """A worker of the simulated device: its Side is in this process, and stands still whenever it is asked to."""
 
     limit, shared, pid = 20, 0, os.getpid()
-
-    def alone_with(self, *workers):
-        return contextlib.nullcontext()
 
     def __init__(self, model, problem, step, device, kind=Side):
         self._side = kind(Workload(problem, model, step, CPU), device)
@@ -419,7 +428,7 @@ class Process:
 
     @contextlib.contextmanager
     def stopped(self):
-        yield types.SimpleNamespace(settled=dict, since=lambda _: 0.0, has_grown=lambda: False)
+        yield types.SimpleNamespace(still=contextlib.nullcontext)
 
 
 class Referee:
@@ -427,8 +436,8 @@ class Referee:
 
     worker = Process  # which has its number
 
-    def __init__(self, drawn, device):
-        self.outer = OnGpu(drawn, device, Quiet())
+    def __init__(self, drawn, device, clock=None):
+        self.outer = OnGpu(drawn, device, clock or Quiet())
 
     def ask(self, what, **given):
         if what == "outer_close":
@@ -456,14 +465,16 @@ def inputs_of_a_matrix():
     return [torch.randn(8, 16)]
 
 
-def measured(forward, does=None, step="forward", get_inputs=inputs_of_a_matrix, kind=Side, calls_ms=1.0, model=None):
+def measured(
+    forward, does=None, step="forward", get_inputs=inputs_of_a_matrix, kind=Side, calls_ms=1.0, model=None, clock=None
+):
     """What outer.measure gives of a file whose forward(model, ...) is so, where the original's is `does`, or the same."""
     torch.manual_seed(7)
     original, device = model or Work(does or forward), Device()
     problem = types.SimpleNamespace(get_inputs=get_inputs)
     drawn = Drawn(problem, original, step, CPU, {}, lambda *_: SUSPECTED, int(outer.TURN_MS["cuda"] / calls_ms))
     refer(drawn, *right_of(drawn)[1])
-    referee, players = Referee(drawn, device), {}
+    referee, players = Referee(drawn, device, clock), {}
     for name, own in ((outer.VARIANT, forward), (outer.EAGER, does or forward)):
         torch.manual_seed(7)
         made = Work(own) if model is None else type(model)(16)
@@ -480,6 +491,21 @@ def test_a_turn_of_many_calls_from_both_sides():
     found = measured(right)
     assert found["calls"] == 15 and found["rounds"] >= outer.FEWEST_ROUNDS and found["warm"]["ratio"] > 0
     assert measured(right, calls_ms=12.0)["calls"] == 1
+
+
+def test_how_many_calls_a_turn_has():
+    of = outer.calls_of_a_turn
+    assert [of("cuda", ms, ms) for ms in (0.004, 0.1, 1.0, 15.0, 80.0)] == [250, 64, 15, 1, 1]
+    assert [of("cuda", 0.1, ms) for ms in (0.5, 9.0, 90.0)] == [64, 5, 1]
+
+
+def test_a_round_in_which_another_process_comes_does_not_count(monkeypatch):
+    """There are three sides, and four looks a round: one before each turn, which is made again, and one behind the last."""
+    monkeypatch.setattr(outer, "MOST_ROUNDS", outer.FEWEST_ROUNDS)
+    assert measured(right, clock=Shared(1, of=5))["rounds"] == outer.FEWEST_ROUNDS, "it was there before the round"
+    for between in (Shared(2, of=5), Shared(3, of=5), Shared(0, of=4)):
+        with pytest.raises(WorkerFailure, match="only 0 of 9 rounds"):
+            measured(right, clock=between)
 
 
 @pytest.mark.parametrize("step", ["weights", "weights_and_input"])
@@ -601,11 +627,11 @@ def test_results_that_are_not_there_when_the_turn_ends_are_wrong(kind):
 
 def test_what_a_side_says_of_its_own_time_is_bounded_by_the_outer_one():
     found = measured(right, kind=ClaimsNoTime)
-    assert found["warm"]["ratio"] > 100 > found["high"]
+    assert found["warm"]["ratio"] > 100 > found["ratio"]
     seen = {"low": 0.99 * found["ratio"], "high": 1.01 * found["ratio"], "eager_ms": 1.0}  # on a quiet machine
     claimed = bounded(timings(280.0), {"ratio": found["ratio"], "warm": found["warm"]} | seen)
     assert claimed["speedup"]["eager"]["ratio"] == found["ratio"]
-    with pytest.raises(WorkerFailure, match="something else than a time"):
+    with pytest.raises(WorkerFailure, match="something that is no time"):
         measured(right, kind=SaysNonsense)
 
 
@@ -640,7 +666,7 @@ def test_results_in_the_same_memory_are_nobody_s():
         return kept.copy_(right(model, x))
 
     for calls_ms in (1.0, 12.0):
-        with torch.no_grad(), pytest.raises(WorkerFailure, match="in the memory of an earlier call's"):
+        with torch.no_grad(), pytest.raises(WorkerFailure, match="in an earlier call's memory"):
             measured(keeps, right, calls_ms=calls_ms)
 
 
@@ -656,13 +682,14 @@ def test_results_have_the_original_form(wrong):
 
 @contextlib.contextmanager
 def goes_on_in_the_turn_of_eager():
-    with pytest.raises(WorkerFailure, match=r"its own processes go on while they are to stand still"):
+    with pytest.raises(WorkerFailure, match=r"its own processes ran on while they had to be stopped"):
         yield
 
 
 CHILDS = {  # what happens to a child of the judged file in another's turn -> what comes of it
     "stands still": (lambda child: None, contextlib.nullcontext),
     "goes on": (lambda child: child.resume(), goes_on_in_the_turn_of_eager),
+    "goes on, and stands still again": (lambda child: (child.resume(), child.suspend()), goes_on_in_the_turn_of_eager),
     "works and ends": (lambda child: (child.resume(), time.sleep(0.1), child.kill()), goes_on_in_the_turn_of_eager),
 }
 

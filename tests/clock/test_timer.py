@@ -12,10 +12,9 @@ from playground.clock.timer import (
     HEAD_START_MS,
     CpuClock,
     CudaClock,
-    _resident_kib,
     clock_for,
-    peak_memory,
 )
+from playground.machine.peak_memory import _resident_kib, peak_memory
 
 CPU = torch.device("cpu")
 
@@ -134,11 +133,11 @@ def test_where_the_peak_cannot_be_measured_there_is_none(monkeypatch):
         def write_text(self, text):
             raise PermissionError
 
-    monkeypatch.setattr("playground.clock.timer.Path", Unreadable)
+    monkeypatch.setattr("playground.machine.peak_memory.Path", Unreadable)
     assert peak_memory(lambda: 5, CPU) == (5, None)
 
 
 def test_a_peak_that_comes_out_below_what_was_there_is_nothing(monkeypatch):
     kib = {"VmRSS": 2048, "VmHWM": 1024}
-    monkeypatch.setattr("playground.clock.timer._resident_kib", kib.get)
+    monkeypatch.setattr("playground.machine.peak_memory._resident_kib", kib.get)
     assert peak_memory(lambda: 5, CPU) == (5, 0)

@@ -17,7 +17,7 @@ return torch.tanh(self.linear(x))
 @pytest.mark.parametrize("precision", ["default", "strict"])
 @pytest.mark.parametrize("command, model", [("run_all", "--models"), ("compare", "--model")])
 def test_both_commands_take_it(command, model, precision, monkeypatch):
-    monkeypatch.setattr(main, "_run", lambda given, tasks, show: main._options(given))
+    monkeypatch.setattr(main, "_run", lambda given, tasks, show: given.options)
     assert getattr(main, command)([model, "alexnet_conv1", "--precision", precision]).strict is (precision == "strict")
 
 

@@ -6,7 +6,7 @@ import pytest
 from typed import run
 
 from playground.command import main
-from playground.command.options import parse_compare
+from playground.command.options import parse
 
 EXITS = """
 import os
@@ -66,8 +66,7 @@ GPU_MODE = "examples/gpu_mode"
     ],
 )
 def test_whom_to_trust_follows_from_whose_files_a_command_names(arguments, trust):
-    _, given = parse_compare(arguments.split())
-    assert main._options(given).trust == trust
+    assert parse("compare", arguments.split()).options.trust == trust
 
 
 @pytest.mark.parametrize(

@@ -1047,7 +1047,7 @@ void run(float* out, float*, int) { kernel<<<1, 128>>>(out); }
     ),
     Pair(
         "registers_that_nobody_gives_up",
-        "registers that nobody gives up",
+        "registers that no warpgroup gives up",
         r"""
 __global__ void __launch_bounds__(384, 1) kernel(float* out) {
     if (threadIdx.x >= 256) asm volatile("setmaxnreg.dec.sync.aligned.u32 104;");

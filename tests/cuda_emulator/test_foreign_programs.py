@@ -757,9 +757,9 @@ REFUSED = [
     (
         1,
         "__global__ void k(int* p) { p[0] = __shfl_xor(p[0], 1); }",
-        "error: __shfl_xor is no function of CUDA since version 9; use",
+        "error: __shfl_xor was removed in CUDA 9; use",
     ),
-    (2, "__global__ void k(int* p) {\n    if (__any(p[0])) p[0] = 1; }", "error: __any is no function of CUDA"),
+    (2, "__global__ void k(int* p) {\n    if (__any(p[0])) p[0] = 1; }", "error: __any was removed in CUDA 9"),
     (
         1,
         "void f(cudaGraph_t g) { cudaGraphAddKernelNode(0, g, 0, 0, 0); }\n__global__ void k(int* p) {}",

@@ -120,7 +120,7 @@ def test_the_usage_is_that_of_the_parsers():
     common = block.text[block.text.index("options:") :]
     only_here = doc_commands.options_of("compare.py") - doc_commands.options_of("run_all.py")
     assert not only_here & set(re.findall(r"--[\w-]+", common))
-    assert f"--device {'|'.join(options.DEVICES)}]" in block.text
+    assert f"--device {'|'.join(options.CHOICES['device'])}]" in block.text
 
 
 def test_the_layout_is_that_of_the_files():

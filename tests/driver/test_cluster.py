@@ -46,8 +46,8 @@ def pairs(tmp_path, tiny_problem, write_forward):
 
 
 def measured(connection, listed):
-    options = Options(quick=True, check_only=True, sandbox="off")
-    return measure(plan.of_suite(suite.read(listed), "cpu"), options, cluster=connection)
+    options = Options(device="cpu", quick=True, check_only=True)
+    return measure(plan.of_suite(suite.read(listed), options), options, cluster=connection)
 
 
 @pytest.fixture(scope="module")

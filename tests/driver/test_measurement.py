@@ -21,7 +21,7 @@ def described():
 def record(described):
     """The record of a run over alexnet_conv1's native variant."""
     model = catalog.find_model("alexnet_conv1")
-    tasks = plan.of_variants(model, [catalog.find_variant(model, "cpu_polyphase_winograd")], "cpu", [{}])
+    tasks = plan.of_variants(model, [catalog.find_variant(model, "cpu_polyphase_winograd")], [{}], Options(device="cpu"))
     made = measurement._Record(tasks, Options(quick=True), None, lambda report: None, operator.call)
     made._described = described
     return made

@@ -167,7 +167,7 @@ def test_what_a_timing_compares_with_is_ready_when_its_check_ends(tiny_problem, 
         return Judged(UNJUDGED, None, worker, None)
 
     monkeypatch.setattr("playground.driver.session.judge", judged)
-    monkeypatch.setattr("playground.driver.timing.judge", control_judged)
+    monkeypatch.setattr("playground.driver.originals.judge", control_judged)
     monkeypatch.setattr(WorkerProcess, "ask", asking)
     task = Task(catalog.find_model(tiny_problem), write_forward("same", "return torch.tanh(self.linear(x))"), "cpu")
     with Progress() as progress:

@@ -119,7 +119,7 @@ def examine(model, folder):
             path.write_text(text)
             copies[variant.name, what] = Task(model, catalog.Variant(path.stem, path, "cuda"), "emulator", settings)
     with Progress() as progress:
-        results = Runner(Options(quick=True, strict=True), progress).run(list(strict.values()))
+        results = Runner(Options(quick=True, precision="strict"), progress).run(list(strict.values()))
         results += Runner(Options(quick=True, debug=True), progress).run(list(copies.values()))
     return dict(zip([*strict, *copies], results, strict=True))
 

@@ -47,16 +47,16 @@ def test_64_bits_do_not(library):
 @pytest.mark.parametrize("broken", [False, True])
 def test_the_command_on_a_kernel_of_the_project(broken, tmp_path, capsys):
     """At a batch of which the input has more than 2^31 elements: as it is, and with its offsets computed in 32 bits."""
-    variant = catalog.find_variant(catalog.find_model("conv_pool_sigmoid_sum"), "v2_single_kernel").path
+    variant = catalog.find_variant(catalog.find_model("conv_pool_sigmoid_sum"), "v3_box_sums").path
     if broken:
         text, variant = variant.read_text(), tmp_path / "narrow.py"
-        wide = "x + ((int64_t)sample * IN_CHANNELS + c0) * plane"
+        wide = "image.x + ((int64_t)sample * IN_CHANNELS + slice.c) * plane"
         assert wide in text
-        variant.write_text(text.replace(wide, "x + (int)((sample * IN_CHANNELS + c0) * (int)plane)"))
+        variant.write_text(text.replace(wide, "image.x + (int)((sample * IN_CHANNELS + slice.c) * plane)"))
     status = extents.main(["--model", "conv_pool_sigmoid_sum", "--variant", str(variant), "--set", "batch_size=2048"])
     out = capsys.readouterr().out
     assert status == int(broken)
-    assert ("narrow.py:" in out and "global memory out of bounds" in out) if broken else "1 launches: nothing found" in out
+    assert ("narrow.py:" in out and "global memory out of bounds" in out) if broken else "2 launches: nothing found" in out
 
 
 GATHERS = '''

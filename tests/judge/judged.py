@@ -58,7 +58,9 @@ def court(problem, place="cpu", settings=None, precision=None, seeds=(SEED, PROB
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as started:
         truth = referee_client.RefereeClient(original, Path(folder), seeds[1], LIMIT)
         started.callback(truth.close)
-        given = original | {"varied": truth.load()["varied"], "weights": truth.weights, "builds": builds}
+        about = truth.load()
+        given = original | {"varied": about["varied"], "weights": truth.weights, "builds": builds}
+        given["float_outputs"] = bool(about["float_outputs"])
         truth.prepare()
 
         def judge_one(worker, variant, accept=None):

@@ -1,7 +1,10 @@
-"""A variant that says it computes in less than float32 is labelled. One that does not say so: the exhibit `float16_inside`."""
+"""A variant that says it computes in less than float32 is labelled. One that does not say so: the exhibit `float16_inside`.
+
+Where outputs in 16 bits would say nothing, its float32 result is judged.
+"""
 
 import pytest
-from judged import judged, one_worker
+from judged import judged, judged_texts, one_worker
 
 from playground.worker import WorkerFailure, WorkerProcess
 from tests.conftest import TINY_SOLUTION
@@ -33,6 +36,56 @@ def test_other_than_declared_fails(results):
     """bf16 has fewer digits than fp16, and fp16 has less range than bf16."""
     assert "off by" in results["fp16", "bfloat16"]["reason"]
     assert "on inputs of about" in results["bf16", "half"]["reason"]
+
+
+SUM = """
+class {kind}(nn.Module):
+    {attribute}
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 32)
+    def forward(self, x):
+        {body}
+"""
+OF_PYTORCH = "return (256 * torch.sigmoid(self.linear(x))).sum(dim=(1, 2))"
+IN_FLOAT = (
+    "y = nn.functional.linear(x.float(), self.linear.weight.float(), self.linear.bias.float())\n"
+    "        total = (256 * torch.sigmoid(y{rows})).sum(dim=(1, 2))\n        return {result}"
+)
+SUMS = (
+    SUM.format(kind="Model", attribute="", body=OF_PYTORCH)
+    + """
+def get_inputs():
+    return [torch.rand(4, 64, 16)]
+def get_init_inputs():
+    return []
+"""
+)
+AS_ASKED = "total if self.out_dtype else total.to(x.dtype)"
+OF_SUMS = (  # right; of no choice; rounded otherwise; a row left out
+    ("out_dtype = None", IN_FLOAT.format(rows="", result=AS_ASKED)),
+    ("", OF_PYTORCH),
+    ("out_dtype = None", IN_FLOAT.format(rows="", result=f"{AS_ASKED} * 0")),
+    ("out_dtype = None", IN_FLOAT.format(rows="[:, 1:]", result=AS_ASKED)),
+)
+
+
+@pytest.mark.parametrize(
+    "precision, why", [("fp16", "in fp16 the original's outputs are finite nowhere"), ("bf16", "rounding")]
+)
+def test_what_16_bits_would_not_show_is_judged_in_float32(tmp_path, precision, why):
+    solutions = [SUM.format(kind="ModelNew", attribute=attribute, body=body) for attribute, body in OF_SUMS]
+    with one_worker() as worker:
+        found = judged_texts(worker, tmp_path, SUMS, *solutions, precision=precision)
+    right, of_no_choice, rounded_otherwise, row_left_out = found
+    assert (right["verdict"], right["reason"]) == ("pass", None)
+    assert any(each["tag"] == "out-dtype" and why in each["text"] for each in right["caveats"])
+    rejected, counted = right["check"]["mutants_rejected"].split("/")
+    assert rejected == counted != "0"
+    assert of_no_choice["verdict"] == "error" and why in of_no_choice["reason"]
+    assert "give ModelNew an attribute out_dtype" in of_no_choice["reason"]
+    assert "is not the float32 one, rounded" in rounded_otherwise["reason"]
+    assert "off by" in row_left_out["reason"]
 
 
 SEES = """

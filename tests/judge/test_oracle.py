@@ -1,16 +1,19 @@
 """The reference is float64, and it is the same whether a batch fits into memory or has to be computed in chunks."""
 
+import copy
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn as nn
 
-from playground.judge.oracle import IN_HOST_MEMORY, PROMOTED, NotSeparable, Oracle
+from playground.judge.oracle import IN_HOST_MEMORY, PROMOTED, FloatOutputs, NotSeparable, Oracle
 from playground.judge.precision import RoundedOperands
 from playground.judge.probes import Probe
+from playground.judge.sample import ALL
 from playground.judge.tolerance import Reference
 
 CPU = torch.device("cpu")
@@ -405,3 +408,15 @@ def test_a_gradient_depends_on_what_was_drawn():
     oracle.eager(probe)  # shows that it draws
     outcome = oracle.reference(probe)
     torch.testing.assert_close(outcome.gradients["input0"], outcome.outputs[0] / x.double(), rtol=1e-6, atol=0)
+
+
+def test_float_outputs_are_of_float32_and_gradients_of_the_models_own_type():
+    model, x = torch.nn.Linear(8, 4).half(), torch.randn(3, 8).half()
+    oracle = FloatOutputs(model, CPU, False, ALL, "fp16")
+    probe = Probe("own", [x], upstream=[torch.randn(3, 4)], wanted_inputs=(0,))
+    found, usual = oracle.eager(probe), Oracle(model, CPU).eager(probe)
+    assert torch.equal(found.outputs[0], copy.deepcopy(model).float()(x.float()).detach())
+    assert all(torch.equal(found.gradients[name], usual.gradients[name]) for name in ("weight", "bias", "input0"))
+    for each in (*oracle.permitted(probe, "fp32"), *oracle.lowered(probe, "bf16"), *oracle.reordered(probe)):
+        assert each.outputs[0].dtype.itemsize > 2 and each.gradients["weight"].shape == (4, 8)
+    assert oracle.eager(replace(probe, upstream=None), mutate=lambda model: model).gradients == {}

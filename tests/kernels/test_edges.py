@@ -23,7 +23,7 @@ from playground.judge.precision import forbid_tf32
 PARAMS = project_variants.variants()
 FUSED = [param for param in PARAMS if "::gradient" in project_variants.text_of(param.values[1])]  # gradients of their own
 TRAINED = [param for param in PARAMS if param in FUSED or param.values[1].backend == "cpu"]
-# These keep nothing of a precision for their gradient, which is of the backward pass's precision, as PyTorch's.
+# Their gradient is of the backward pass's precision, as PyTorch's; conv3d's by the weights of the forward pass's.
 KEEP_NOTHING = {"alexnet_conv1/training_tensor_core", "conv3d_div_max_gap_bias_sum/training_tensor_core"}
 NARROW = [p for p in PARAMS if "ELEMENT" in project_variants.text_of(p.values[1])]  # take 16-bit types
 STRICT = [p for p in PARAMS if "STRICT" in project_variants.text_of(p.values[1]) and p.id not in KEEP_NOTHING]
@@ -335,6 +335,46 @@ def layer_in_16_bits(model, variant):
 
 
 test_a_layer_in_16_bits = every(layer_in_16_bits, NARROW, model="alexnet_conv1")
+
+
+def sums_in_16_bits(model, variant):
+    """fp16 and bf16, also what is not finite, and zero weights: in the type, as a float32 sum, and under autocast."""
+    with where(variant):
+        sizes = {"height": 41}, {"in_channels": 5, "out_channels": 7, "height": 43, "width": 70}
+        for settings, dtype in itertools.product(sizes, (torch.float16, torch.bfloat16)):
+            original, new, x = made(model, variant, batch_size=2, **settings)
+            original.to(dtype).float()  # weights that the type holds
+            new.load_state_dict(original.state_dict())
+            exact, (theirs, narrow) = copy.deepcopy(original).double(), (copy.deepcopy(m).to(dtype) for m in (original, new))
+            same(gradients(narrow, x.to(dtype)), gradients(theirs, x.to(dtype)))
+
+            def agrees(given, dtype=dtype, new=new, exact=exact, narrow=narrow):
+                narrow.out_dtype = torch.float32
+                in_float32, narrow.out_dtype = narrow(given), None
+                assert in_float32.dtype == torch.float32
+                expected = exact(given.double())
+                reached = given.isinf().any((1, 2, 3)) & in_float32.isnan()  # v4 makes NaN of an infinity
+                torch.testing.assert_close(
+                    in_float32.double(), expected.masked_fill(reached, torch.nan), rtol=1e-5, atol=0, equal_nan=True
+                )
+                torch.testing.assert_close(narrow(given), in_float32.to(dtype), rtol=0, atol=0, equal_nan=True)
+                with torch.autocast("cpu", dtype):  # whose sums keep their type
+                    torch.testing.assert_close(new(given), in_float32.to(dtype), rtol=0, atol=0, equal_nan=True)
+
+            with torch.no_grad():
+                for value in (0, torch.inf, -torch.inf, torch.nan):
+                    given = x.to(dtype)
+                    given[-1, 2, 7, 9] = given[0, 0, 0, 0] = value
+                    agrees(given)
+                with torch.autocast("cpu", dtype):
+                    torch.testing.assert_close(new(x).double(), exact(x.double()), rtol=1e-4, atol=0)
+                for each in exact, narrow, new:
+                    each.conv.weight.zero_()
+                agrees(x.to(dtype))
+        refused("expected x as float32", lambda: new.double()(x.double()))
+
+
+test_sums_in_16_bits = every(sums_in_16_bits, NARROW, model="conv_pool_sigmoid_sum")
 
 
 # Where two infinities lie (channel, row, column), in the first sample: in the same box sum or in two of the same window, in the

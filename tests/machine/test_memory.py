@@ -1,13 +1,14 @@
-"""Who gets memory, who waits for it, and how many compilers run at once."""
+"""Who gets memory and processors, who waits for them, and how many compilers run at once."""
 
 import threading
+import time
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from playground.machine import memory
-from playground.machine.memory import Memory
+from playground.machine.memory import Memory, Processors
 
 GIB = 1 << 30
 
@@ -109,3 +110,41 @@ def test_processors_and_memory_bound_it(monkeypatch, processors, free, shared_by
     monkeypatch.setattr(memory.os, "sched_getaffinity", lambda pid: set(range(processors)), raising=False)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
     assert memory.builds_at_once(shared_by) == expected
+
+
+def begun(processors, count):
+    """(an event that is set once a build has begun, one that ends it)."""
+    has_begun, end = threading.Event(), threading.Event()
+
+    def build():
+        with processors.build(count):
+            has_begun.set()
+            end.wait(60)
+
+    threading.Thread(target=build, daemon=True).start()
+    return has_begun, end
+
+
+def test_builds_wait_for_their_part():
+    processors = Processors(4)
+    builds = [begun(processors, 2) for _ in range(3)]
+    until = time.monotonic() + 30
+    while sum(has_begun.is_set() for has_begun, _ in builds) < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert sum(has_begun.is_set() for has_begun, _ in builds) == 2
+    next(end for has_begun, end in builds if has_begun.is_set()).set()
+    assert all(has_begun.wait(30) for has_begun, _ in builds)
+    for _, end in builds:
+        end.set()
+
+
+def test_a_judgement_waits_for_nobody_and_one_build_is_always_under_way():
+    processors = Processors(2)
+    with processors.judgement(), processors.judgement(), processors.judgement():
+        first, end = begun(processors, 2)
+        assert first.wait(30)
+        second, end_second = begun(processors, 2)
+        assert not second.wait(0.2)
+        end.set()
+        assert second.wait(30)  # as the only one
+        end_second.set()

@@ -34,9 +34,9 @@ def test_memcheck():
 
 def test_racecheck_counts_the_bytes_of_a_race_and_its_analysis_as_one():
     assert own("racecheck") == [
-        "variant.py:27: shared memory race: write here and read by thread (64,0,0) in line 30, with nothing to order the two; "
+        "variant.py:27: shared memory race: write here and read by thread (64,0,0) in line 30, no barrier between the two; "
         "kernel planted<(int)256>, block (7,0,0), thread (1,0,0) (racecheck, 2 more like it)",
-        "variant.py:27: shared memory race: write here and write in line 27, with nothing to order the two; "
+        "variant.py:27: shared memory race: write here and write in line 27, no barrier between the two; "
         "kernel planted<(int)256> (racecheck)",
     ]
 

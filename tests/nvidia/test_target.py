@@ -36,7 +36,7 @@ class ModelNew(nn.Module):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, tiny_problem, write_variant):
-    """run(body, gradients=True, probe=True, place="cpu", tool=None) -> (reply, calls of the real load_inline)."""
+    """run(body, gradients=True, place="cpu", tool=None) -> (reply, calls of the real load_inline)."""
     calls = []
 
     def load_inline(name, cpp_sources, cuda_sources=None, extra_cuda_cflags=None):
@@ -47,14 +47,12 @@ def run(tmp_path, monkeypatch, tiny_problem, write_variant):
     monkeypatch.setattr(cpp_extension, "load", cpp_extension.load)
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "ext"))
 
-    def run(body="", gradients=True, probe=True, place="cpu", tool=None):
+    def run(body="", gradients=True, place="cpu", tool=None):
         variant = write_variant("variant", VARIANT.format(body=body))
         content = {"inputs": [torch.randn(3, 8)], "upstream": [torch.randn(3, 4)] if gradients else None, "wanted_inputs": [0]}
         tensors.save(content, tmp_path / "inputs")
         load = {"problem": str(tiny_problem), "variant": str(variant.path), "settings": {}, "place": place, "weights": None}
-        request = {"load": load | {"seed": 1}, "inputs": None, "tool": tool, "limit": 60}
-        if probe:
-            request["inputs"] = str(tmp_path / "inputs")
+        request = {"load": load | {"seed": 1}, "inputs": str(tmp_path / "inputs"), "tool": tool, "limit": 60}
         (tmp_path / "request").write_text(json.dumps(request))
         try:
             error = target.main(tmp_path / "request", tmp_path / "reply")
@@ -83,17 +81,6 @@ FAILS = "RuntimeError: CUDA error: unspecified launch failure"
 )
 def test_which_passes_run_and_what_is_refused(run, body, gradients, passes, refused, error):
     assert run(body, gradients)[0] == {"kernels": [], "passes": passes, "refused": refused, "error": error}
-
-
-def test_a_forward_pass_alone(run, tmp_path):
-    """As for Nsight Compute: on the problem's own inputs, with the builds of all other runs."""
-    build = 'assert not torch.is_grad_enabled() and len(x) == 5; cpp_extension.load_inline("x", "", CUDA)'
-    reply, calls = run(build, probe=False)
-    assert reply == {"kernels": ["planted"], "passes": ["forward"], "refused": None, "error": None}
-    ((text, flags, folder),) = calls
-    assert "#line" not in text and flags is None and folder == str(tmp_path / "ext")
-    reply, _ = run("raise ValueError('five rows only')", probe=False)
-    assert (reply["passes"], reply["error"]) == ([], "ValueError: five rows only")
 
 
 def test_what_it_builds_has_lines_and_a_folder_of_its_own(run, tmp_path):

@@ -1,21 +1,22 @@
-"""What both tools need: their programs are found, and a run ends with all that it started."""
+"""compute-sanitizer is found, and a run ends with all that it started."""
 
 import psutil
+import torch
 from typed import wait_for
 
-from playground.nvidia.tool import Program, Run
+from playground import tensors
+from playground.nvidia import tool
+from playground.nvidia.tool import Run
 
 
-def test_a_program_is_found_on_path_in_the_toolkit_and_where_it_is_usually_installed(install, monkeypatch, tmp_path):
-    program = Program("tool", "tool", "get it")
-    assert program.find() is None and str(program.missing()) == "no tool on this machine: get it"
-    file = install("tool", "")
-    assert program.find() == str(file) and program.missing() is None
+def test_the_tool_is_found_on_path_and_in_the_toolkit(install, monkeypatch, tmp_path):
+    assert tool.find() is None and str(tool.missing()).startswith("no compute-sanitizer on this machine: it is part of")
+    file = install(tool.NAME, "")
+    assert tool.find() == str(file) and tool.missing() is None
     monkeypatch.setenv("PATH", "")
-    assert program.find() is None
-    assert Program("tool", "tool", "get it", (f"{str(tmp_path)[1:]}/b*",)).find() == str(file)
+    assert tool.find() is None
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    assert program.find() == str(file)
+    assert tool.find() == str(file)
 
 
 def test_what_hangs_is_ended_with_all_it_started(install, target, tmp_path):
@@ -43,9 +44,9 @@ time.sleep(1000)
 
 def test_the_target_is_a_process_that_leaves_its_reply(write_forward, tiny_problem, tmp_path):
     variant = write_forward("plain", "return torch.tanh(self.linear(x))")
+    tensors.save({"inputs": [torch.randn(3, 8)], "upstream": None, "wanted_inputs": []}, tmp_path / "inputs")
     load = {"problem": str(tiny_problem), "variant": str(variant.path), "settings": {"batch_size": 3}, "place": "cpu"}
-    request = {"load": load | {"weights": None, "seed": 1}, "inputs": None, "tool": None, "limit": 120}
-    with Run("no tool", request, tmp_path) as run:
+    load |= {"weights": None, "seed": 1}
+    with Run("no tool", {"load": load, "inputs": str(tmp_path / "inputs"), "tool": None, "limit": 120}, tmp_path) as run:
         run.wait()
-    assert run.exit_status == 0, run.last_words()
-    assert run.reply() == {"kernels": [], "passes": ["forward"], "refused": None, "error": None}
+    assert run.reply() == {"kernels": [], "passes": ["forward"], "refused": None, "error": None}, run.last_words()

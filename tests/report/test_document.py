@@ -14,7 +14,7 @@ from made import document_of, make_passed, own_work, read
 from playground import record, run_record
 from playground.catalog import ROOT
 from playground.report import document as documents
-from playground.report import roofline, terminal
+from playground.report import terminal
 from playground.report.document import write
 from playground.report.layout import make_console
 from playground.serial import DocumentError, dump
@@ -238,4 +238,3 @@ def test_keys_of_the_contract_are_required_and_no_view_misses_others(key, gpu_do
         report = read(gpu_document)
         terminal.Details(make_console(io.StringIO()), checks=True).end(report)
         terminal.Summary(make_console(io.StringIO()), {}).end(report)
-        assert not roofline.points_of(report.results), "the least work is not known"

@@ -172,6 +172,20 @@ def test_the_newest_full_size_run_of_each_gpu(root, record):
     assert re.findall(r"v1_fused_tail.py\) \| (\S+)", text) == ["1.00", "5.00"]
 
 
+def test_fp16_and_bf16_have_runs_of_their_own(root, record):
+    record()
+    record("bf16.json", precision="bf16", variants=("v1_fused_tail",), medians=(3.5,), training=None)
+    wide = [{"tag": "out-dtype", "text": "what is judged is the float32 result", "line": None}]
+    record("fp16.json", precision="fp16", variants=("v1_fused_tail",), medians=(3.0,), training=None, caveats=wide)
+    assert [row[0] for row in best_rows(root)] == ["pool", "pool, fp16 (float32 sum)", "pool, bf16"]
+    text = table(root)
+    assert re.findall(r"recorded in `results/(.*)`", text) == ["h200.json", "fp16.json", "bf16.json"]
+    assert "**NVIDIA H200**, input 128x8x384x384, fp16 (float32 sum)\n\n| " in text
+    assert text.count("v10_later.py") == 1, "variants that take no 16 bits are left out there"
+    assert publish.main([], root) == 0
+    assert "3.00" not in texts(root / LIGHT)
+
+
 def test_what_is_no_pass_and_text_that_is_hostile(root, record):
     record(verdict="fail", reason="a | b <!-- results:end -->\nsecond line", **UNTIMED)
     assert rows(root)["v1_fused_tail"][0] == "fail: a \\| b &lt;!-- results:end --> second line"
@@ -188,7 +202,7 @@ def test_the_command_rewrites_and_checks(root, record, capsys):
     assert (root / "README.md").read_text() == README and not (root / "docs" / "times-light.svg").exists()
     assert publish.main([], root) == publish.main(["--check"], root) == 0
     assert (root / "README.md").read_text() == README.replace("old", publish.NOTHING_MEASURED)
-    assert texts(root / DARK) == [publish.NOTHING_MEASURED]
+    assert " ".join(texts(root / DARK)) == publish.NOTHING_MEASURED
     record()
     assert publish.main(["--check"], root) == 1
     assert publish.main([], root) == publish.main(["--check"], root) == 0

@@ -11,7 +11,7 @@ from made import UNTIMED, document_of, make_passed, read, read_result, summarise
 
 from playground.report import drawing, page, suite, suite_table
 from playground.report.layout import make_console
-from tools import published
+from tools import published, records
 
 PAIR = {"problem": "a", "solution": "b"}
 
@@ -116,7 +116,7 @@ def test_kernelbench_reads_its_own_format(pairs, tmp_path):
 
 def test_facts_hold_no_line_of_a_solution(pairs):
     pairs["suite"] = summarised(pairs)
-    facts = suite.facts(read(pairs))
+    facts = records.facts(read(pairs))
     assert "secret" not in json.dumps(facts)
     first, error = facts["results"][0], facts["results"][-1]
     assert first["origin"] == "a collection" and first["source_sha256"] == pairs["results"][0]["source_sha256"]
@@ -224,7 +224,7 @@ def test_the_page_sorts_without_a_script(pairs):
 
 
 def test_published_solutions_are_counted_by_what_was_claimed_and_what_is(pairs):
-    results = [each | {"claimed_speedup": 2.0, "solution": "a.py"} for each in suite.facts(read(pairs))["results"]]
+    results = [each | {"claimed_speedup": 2.0, "solution": "a.py"} for each in records.facts(read(pairs))["results"]]
     *_, total = published.table(results).splitlines()
     _, judged, right, drop_in, *_, claimed, right_too, over_eager, are = (cell.strip() for cell in total.strip("|").split("|"))
     assert (int(judged), int(claimed)) == (len(results), len(results))

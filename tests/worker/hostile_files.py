@@ -178,7 +178,7 @@ if os.fork() == 0:
         subprocess.run([sys.executable, "-c", "import time; time.sleep(1e6)", "@MARK@"])
 os._exit(0)""",
     "pickles_its_results": """Its results are a program, which whoever loads them would run.
-Verdict: fail: the file of results holds something else than tensors: .*
+Verdict: fail: the file of results holds something that is no tensor: .*
 Needs: the whole check
 Base: results
 [text]
@@ -193,8 +193,15 @@ Verdict: error: (FileNotFoundError|OSError): .*
 [text]
 from pathlib import Path
 (Path("@BUILDS@") / "honest.so").write_bytes(b"poison")""",
+    "prints_without_end": r"""It fills the disk of who judges it with what it prints.
+Verdict: error: was ended: the sandbox allows \d+ MiB of output
+Needs: a process of its own
+[text]
+import os
+while True:
+    os.write(2, bytes(1 << 20))""",
     "promises_too_much": """Its results say that they are larger than any memory.
-Verdict: fail: the file of results holds something else than tensors: .*
+Verdict: fail: the file of results holds something that is no tensor: .*
 Needs: the whole check
 Base: results
 [text]
@@ -252,7 +259,7 @@ for environ in Path("/proc").glob("[0-9]*/environ"):
         found += [str(environ)] if b"@KEY@" in environ.read_bytes() else []
 raise RuntimeError(found)""",
     "replies_without_end": """It fills the driver's memory with a reply.
-Verdict: error: wrote something else than a reply .*
+Verdict: error: wrote something that is no reply .*
 Needs: a process of its own
 [text]
 import os

@@ -124,7 +124,7 @@ time.sleep(1e6)"""
 def test_a_reply_that_is_none(worker, load, line):
     """A judged file knows the pipe's number; what it writes there ends its own process and nothing else."""
     start = time.monotonic()
-    with pytest.raises(WorkerFailure, match="something else than a reply"):
+    with pytest.raises(WorkerFailure, match="something that is no reply"):
         load(worker, "forges", f"import os, sys, time\nos.write(int(sys.argv[2]), b'{line}\\n'); time.sleep(1e6)")
     assert time.monotonic() - start < 30
     assert not psutil.pid_exists(worker.pid)

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from playground import catalog
-from playground.report import facts, figures, terminal
+from playground.report import error_map, facts, figures, terminal
 from playground.report.explanation import docstring, sections
 from playground.report.page import sources
 from playground.report.text import NOTHING, with_unit
@@ -34,6 +34,7 @@ def shown(identity, result, path, stale, first=None, with_source=True):
     lines = [(line, without_folders(note, path), f"{identity}-line-{n}") for n, (line, note) in enumerate(found, 1)]
     title, explained = sections(documentation(path) or "\n")
     source, texts = None, figures.texts(result)
+    details, drawn = error_map.split(without_folders(result.details or result.printed, path), identity)
     if path and path.is_file() and (lines or (with_source and not first)):
         text = path.read_text(encoding="utf-8", errors="replace")
         source = sources.highlighted(text, lines, None if with_source else sources.AROUND)
@@ -50,7 +51,8 @@ def shown(identity, result, path, stale, first=None, with_source=True):
         "time": with_unit(result.median_ms, " ms"),
         **{"speedup": texts["speed-up"], "over": texts["over"], "share": texts["of floor"], "outcome": mark(texts["outcome"])},
         "reason": without_folders(result.reason or "", path),
-        "details": without_folders(result.details or result.printed, path),
+        "details": details,
+        "error_map": drawn,
         "findings": lines,
         "unplaced": [without_folders(text, path) for text in result.findings if text != result.reason],
         "first": first,

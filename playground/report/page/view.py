@@ -2,7 +2,7 @@
 
 import json
 
-from playground.report import figures, roofline, speed_bars
+from playground.report import figures, speed_bars
 from playground.report.document import is_stale
 from playground.report.page import table, variant
 from playground.report.text import grouped, one_line
@@ -32,7 +32,6 @@ def page(document, known):
         "tally": [variant.mark(word) | {"text": text} for word, text in figures.tally(results).items()],
         "means": [(PLACES[place], *found) for place, found in figures.geometric_means(results).items()],
         "emulated": any(result.ran_on == "emulator" for result in results),
-        "rooflines": [] if summary else list(_rooflines(results)),
         "models": models,
         "variants": [shown for _, shown in members],
         "ladders": [] if summary else list(_ladders(models)),
@@ -96,17 +95,3 @@ def _ladders(models):
         for picture in speed_bars.pictures(group["members"], brief=True):
             title = f"{model['name']} on the {group['place']}"
             yield model, group, speed_bars.page_svg(picture, f"first-{group['id']}", title)
-
-
-def _rooflines(results):
-    """Yield (place, [(title, svg), one for a model and size])."""
-    for number, place in enumerate(dict.fromkeys(result.ran_on for result in results if result.ceilings)):
-        of_place = [result for result in results if result.ran_on == place]
-        ceilings = next(result.ceilings for result in of_place if result.ceilings)
-        charts = []
-        for (model, inputs), points in roofline.points_of(of_place).items():
-            title, name = f"{model}, {inputs}", f"roof-{number}-{len(charts)}"
-            if svg := roofline.chart(points, ceilings, name, f"Roofline of {title} on {PLACES[place]}"):
-                charts.append((title, svg))
-        if charts:
-            yield PLACES[place], charts

@@ -392,7 +392,7 @@ Verdict: fail: the output has the shape \(0,\) instead of \(6, 3, 5, 6\)
 [forward]
 return x.new_empty(0)""",
     "wrong/failed_launch": """Launches with more threads than a block can have, and does not ask how it went.
-Verdict: fail: a launch failed and nobody looked: invalid (configuration )?argument
+Verdict: fail: a launch failed and nobody checked its error: invalid (configuration )?argument
 Needs: a GPU
 Like: honest/own_cuda_kernel
 [edit]
@@ -776,7 +776,7 @@ Caveat: sets-tf32
 [first]
 torch.backends.cuda.matmul.allow_tf32 = True""",
     "wrong/remembers_by_address": """Takes an input in the same memory for the same input.
-Verdict: fail: new content in the same memory: a change of one element is not seen
+Verdict: fail: new content in the same memory: one element was changed, and the result is the old one
 Trains: by PyTorch
 [init]
 self.seen = self.kept = None

@@ -523,7 +523,7 @@ def get_inputs():
 def forward(self, x):
     return 1.5 * torch.relu(F.linear(x, self.linear.weight, self.linear.bias - 1.7))
 [wrong] Takes an input in the same memory for the same input.
-Verdict: fail: new content in the same memory: a change of one element is not seen
+Verdict: fail: new content in the same memory: one element was changed, and the result is the old one
 def __init__(self, in_features, out_features):
     super().__init__()
     self.linear = nn.Linear(in_features, out_features)

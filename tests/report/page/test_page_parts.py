@@ -4,11 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from made import UNTIMED, make_passed, read_result
 from reading import Page
 
-from playground.record import Ceilings, Work
-from playground.report import roofline, speed_bars
+from playground.judge import diagnosis
+from playground.report import speed_bars
 from playground.report.page import sources, variant
 
 FILE = '''"""A docstring; with a semicolon;
@@ -109,19 +110,6 @@ def test_what_is_faster_than_the_floor_says_why_beside_its_bar():
     assert not any(row.notes for row in picture.rows[:-1])
 
 
-CEILINGS = Ceilings(read_bytes_per_second=1e12, copy_bytes_per_second=0.9e12, fp32_flops=5e13, tf32_flops=4e14)
-
-
-def test_a_point_at_the_roof_lies_on_it():
-    """At 100 FLOP per byte, 1 TB/s: 100 TFLOP/s are the roof."""
-    point = roofline.Point("v1_x", roofline.OF_VARIANT, Work(1e9, 1e11), 1.0)
-    assert (point.intensity, point.rate) == (100, 100)
-    drawn = roofline.chart([point, point], CEILINGS, "roof", "m")
-    assert "memory 1.00 TB/s" in drawn and "TF32 400 TFLOP/s" in drawn and "100 FLOP per byte, 100 TFLOP/s" in drawn
-    assert roofline.chart([point], CEILINGS, "roof", "m") is None, "one point says less than the table"
-    assert roofline.chart([point, point], None, "roof", "m") is roofline.chart([], CEILINGS, "roof", "m") is None
-
-
 def test_folders_of_the_machine_are_left_out(tmp_path):
     file = tmp_path / "v1_x.py"
     file.write_text("x = 1\n")
@@ -129,6 +117,17 @@ def test_folders_of_the_machine_are_left_out(tmp_path):
     shown = variant.shown("id", result, file, stale=False)
     assert str(tmp_path) not in str(shown)
     assert shown["reason"] == "v1_x.py:1: no" and [line for line, _, _ in shown["findings"]] == [1]
+
+
+def test_where_a_result_is_wrong_is_drawn():
+    right = torch.arange(64.0).reshape(8, 8)
+    actual = right.clone()
+    actual[4:, 2:4] = 0
+    lines = diagnosis.diagnose(actual, right, 1e-3).picture
+    shown = variant.shown("id", failed("wrong", details="\n".join([*lines, "and more"])), None, stale=False)
+    assert shown["details"] == "and more" and shown["error_map"].count("<path") == 1 + 4, "its frame, and a run a row"
+    assert "where it is wrong: rows 0-7 down, columns 0-7 across" in shown["error_map"]
+    assert variant.shown("id", failed("wrong", details="more"), None, stale=False)["error_map"] is None
 
 
 def test_folders_before_a_line_are_left_out_wherever_they_are():

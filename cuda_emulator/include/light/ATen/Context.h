@@ -1,2 +1,2 @@
-// In place of what each header of an operator includes and few texts use: a text that does takes the full headers.
+// The headers of PyTorch's operators include this one, and use nothing of it.
 #pragma once

@@ -1,16 +1,10 @@
-// The part of PyTorch's header of this name that a guard of CUDA's takes.
+// The part of PyTorch's header of this name that does without its types of values, which take a second of each compilation.
 #pragma once
 #include <ATen/core/Tensor.h>
-
-#include <optional>
+#include <c10/core/DeviceGuard.h>
 
 namespace at {
-
 inline std::optional<Device> device_of(const Tensor& tensor) {
-    return tensor.defined() ? std::optional(tensor.device()) : std::nullopt;
+    return tensor.defined() ? std::optional<Device>(tensor.device()) : std::nullopt;
 }
-inline std::optional<Device> device_of(const std::optional<Tensor>& tensor) {
-    return tensor ? device_of(*tensor) : std::nullopt;
-}
-
 }  // namespace at

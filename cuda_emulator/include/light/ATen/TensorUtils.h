@@ -1,2 +1,2 @@
+// The headers of PyTorch's operators include this one, and use nothing of it.
 #pragma once
-#include <ATen/Context.h>

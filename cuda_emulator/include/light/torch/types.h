@@ -1,6 +1,10 @@
 // The part of PyTorch's header of this name that extensions use, in a fraction of the time. The headers of the operators that
 // a text names are included behind its own. If it needs more, it is compiled with the full headers instead.
 #pragma once
+#include <map>
+#include <set>
+#include <unordered_set>
+
 #include <ATen/Dispatch.h>
 #include <ATen/core/Tensor.h>
 #ifdef AT_PER_OPERATOR_HEADERS

@@ -1,6 +1,6 @@
 """What count mode of the emulator counts of a variant, forward and backward, at the emulator's size, as JSON.
 
-python -m playground.emulator.counting --model NAME_OR_PATH --variant NAME_OR_PATH
+python -m tools.counting --model NAME_OR_PATH --variant NAME_OR_PATH
 """
 
 import json
@@ -73,7 +73,7 @@ def measure(model, variant, settings):
 
 
 def main(arguments=None):
-    model, variant, *_ = parse("counting", __doc__.splitlines()[0], arguments, sets=False)
+    model, variant, *_ = parse("tools.counting", __doc__.splitlines()[0], arguments, sets=False)
     json.dump(measure(model, variant, model.settings("counted")), sys.stdout, indent=1)
     print()
 

@@ -1,4 +1,4 @@
-"""What a model moves and computes: the least, as floors.py states it, and operator by operator."""
+"""What a model moves and computes: the least, as bound.py states it, and operator by operator."""
 
 import math
 
@@ -8,12 +8,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from playground import tensors
-from playground.clock.steps import MODES
 from playground.record import Work
+
+GRADIENTS = {"forward": 0, "weights": 1, "weights_and_input": 2}  # how many each step computes beside the outputs
 
 
 def count_work(name, model, inputs, outputs, mode):
-    """Return the Work of one step of a model called `name`, on these inputs and outputs; `mode` is one of steps.MODES."""
+    """Return the Work of one step of a model called `name`, on these inputs and outputs; `mode` is one of clock.steps.MODES."""
     trained = [p for p in model.parameters() if p.requires_grad]
     wanted = [value for value in inputs if tensors.differentiable(value)]
     moved = _bytes([*model.parameters(), *inputs, *outputs])
@@ -52,7 +53,7 @@ def _conv_pool_sigmoid_sum(model, inputs, mode):
     kernel, pool = model.conv.kernel_size, _each_direction(model.avg_pool.kernel_size, 2)
     positions = batch * math.prod((n - k + 1) // p for n, k, p in zip(size, kernel, pool, strict=True))
     products = positions * model.conv.out_channels * channels * math.prod(kernel)
-    return 2 * products * (1 + MODES.index(mode))
+    return 2 * products * (1 + GRADIENTS[mode])
 
 
 def _conv3d_div_max_gap_bias_sum(model, inputs, mode):
@@ -62,7 +63,7 @@ def _conv3d_div_max_gap_bias_sum(model, inputs, mode):
     pairs = model.conv.out_channels * channels
     forward = windows * math.prod(pool) * pairs * math.prod((k + 1) / 2 for k in kernel)
     gradient = windows * pairs * math.prod(kernel)
-    return round(2 * (forward + gradient * MODES.index(mode)))
+    return round(2 * (forward + gradient * GRADIENTS[mode]))
 
 
 def _alexnet_conv1(model, inputs, mode):
@@ -72,7 +73,7 @@ def _alexnet_conv1(model, inputs, mode):
     for n, k, stride, padding in zip(size, conv.kernel_size, conv.stride, conv.padding, strict=True):
         taps = [math.ceil((k - first) / stride) for first in range(min(k, stride))]  # of the convolutions at stride 1
         outputs *= ((n + 2 * padding - k) // stride + 1) * sum(count + 1 for count in taps) / 2
-    return round(2 * outputs * channels) * (1 + MODES.index(mode))
+    return round(2 * outputs * channels) * (1 + GRADIENTS[mode])
 
 
 def _each_direction(size, directions):

@@ -8,8 +8,8 @@ import torch
 import torch.nn as nn
 
 from playground import catalog
-from playground.clock.floors import floor, impossible
-from playground.clock.work import as_written, certain_bytes, count_work
+from playground.floor.bound import floor, impossible
+from playground.floor.work import as_written, certain_bytes, count_work
 from playground.record import Ceilings, Work
 
 
