@@ -105,19 +105,42 @@ def behaviour(module):
     shown = [(f.__doc__, f.__name__, f.__module__ == module.__name__, type(f)) for f in (twice, both, nothing)]
     return [re.sub("tensor.*", "tensor", line) for line in said], shown, module.__doc__, sorted(module.__dict__)
 
-for name, how in (("plain", {}), ("unchecked", {"with_pytorch_error_handling": False})):
+def wrong(more):
+    return str(told(built, "wrong", more, "at::Tensor unknow();", ["unknown"])[1])
+
+UNCHECKED = {"with_pytorch_error_handling": False}
+
+def compare(name, **how):
     modules = [built(name + str(k), more, **how) for k, more in enumerate(("", "// {}", "// py::"))]
     libraries = [subprocess.run(["readelf", "-d", module.__file__], stdout=-1, text=True).stdout for module in modules]
     assert ["libemulator_bindings" in text for text in libraries] == [True, True, False]
     declared, light, pybinds = map(behaviour, modules)
     assert declared == light == pybinds, (declared, light, pybinds)
-said = [str(told(built, "wrong", more, "at::Tensor unknow();", ["unknown"])[1]) for more in ("", "// {}", "// py::")]
-assert "unknown" in said[0] and len({re.sub("_v.|// .*", "", text) for text in said}) == 1, said
 """
 
 
 def test_a_binding_without_pybind11_is_the_module_that_pybind11_makes():
-    run(BUILDS + BOUND)
+    run(
+        BUILDS
+        + BOUND
+        + """
+compare("plain")
+assert told(built("unchecked", **UNCHECKED).nothing, torch.rand(3)) == (IndexError, ["nothing"])  # else a RuntimeError
+assert "unknown" in wrong("")
+"""
+    )
+
+
+@pytest.mark.full
+def test_so_it_is_without_pytorchs_handling_of_errors_and_where_it_does_not_compile():
+    run(
+        BUILDS
+        + BOUND
+        + """
+compare("unchecked", **UNCHECKED)
+assert len({re.sub("_v.|// .*", "", wrong(more)) for more in ("", "// {}", "// py::")}) == 1
+"""
+    )
 
 
 # One build for what is taken: PyTorch's headers of kernels, lines that end as on Windows, a lambda with its flag, a vector.

@@ -59,6 +59,7 @@ def test_a_call_that_does_more(function, check, reason):
     "name, change, other, usual",
     [
         ("the default dtype", torch.set_default_dtype, torch.float64, torch.float32),
+        ("the default device", torch.set_default_device, "meta", None),
         ("the number of threads", torch.set_num_threads, torch.get_num_threads() + 1, torch.get_num_threads()),
         ("the deterministic mode", torch.use_deterministic_algorithms, True, False),
         ("the grad mode", torch.set_grad_enabled, False, True),
