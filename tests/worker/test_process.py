@@ -20,11 +20,14 @@ HARMLESS = "import torch\nclass ModelNew(torch.nn.Module):\n    def __init__(sel
 # Started by the file of a variant: a grandchild of the driver, its own child, and one that a shell leaves behind.
 STARTS_OTHERS = """
 import os, subprocess, sys
-sleep = "import time; time.sleep(1e6)"
+sleep = "import time; open('{folder}/asleep', 'a').write('.'); time.sleep(1e6)"
 nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {{sleep!r}}])"
 children = [subprocess.Popen([sys.executable, "-c", nested]), subprocess.Popen([sys.executable, "-c", sleep], process_group=0)]
 subprocess.run(["sh", "-c", "sleep 1000000 & echo $! > {folder}/orphan"])
 open("{folder}/children", "w").write(" ".join(str(child.pid) for child in children))
+import time
+while not os.path.exists("{folder}/asleep") or os.path.getsize("{folder}/asleep") < 2:  # both are
+    time.sleep(0.01)
 {then}
 """
 
@@ -165,7 +168,7 @@ def test_it_does_not_read_the_terminal(lasting, load):
 
 def test_a_time_limit_ends_its_family(worker, load, tmp_path):
     load(worker, "harmless_at_first", HARMLESS)  # PyTorch is imported
-    text = STARTS_OTHERS.format(folder=tmp_path, then="import time; time.sleep(1e6)")
+    text = STARTS_OTHERS.format(folder=tmp_path, then="time.sleep(1e6)")
     with pytest.raises(WorkerFailure, match="no answer within the time limit of 4 s"):
         load(worker, "starts_and_hangs", text, limit=4)
     assert not psutil.pid_exists(worker.pid)
@@ -238,9 +241,9 @@ def test_a_signal_without_a_name(worker, load):
 def test_a_crash_ends_its_family(load, tmp_path):
     """The orphans of a worker that is dead already have another parent; they end when it is closed."""
     with WorkerProcess("candidate", 60) as worker:
-        then = "import time; time.sleep(2); os.kill(os.getpid(), 11)"
         with pytest.raises(WorkerFailure, match="SIGSEGV"):
-            load(worker, "starts_and_crashes", STARTS_OTHERS.format(folder=tmp_path, then=then))
+            text = STARTS_OTHERS.format(folder=tmp_path, then="os.kill(os.getpid(), 11)")
+            load(worker, "starts_and_crashes", text)
         family = started(tmp_path)
     assert not alive(family)
 
