@@ -18,7 +18,7 @@ Floor
 
 Takes
     float32 CUDA tensors (batch, in_channels, height, width), any sizes that the original takes; few, huge windows are slow
-    (too few threads). Compiled for each kernel, pool and channels. Else raises. PyTorch computes the gradient. Deterministic.
+    (too few threads). One build per kernel, pool, channels. Anything else raises. PyTorch computes the gradient. Deterministic.
 """
 
 import copy

@@ -9,7 +9,7 @@ Why it is faster
 Mathematics
     pooled[b,o,i,j]  = bias[o] + sum over c,r,s of w[o,c,r,s]/p^2 * box[b,c,r,s,i,j];   out[b] = sum of sigmoid(pooled)
     box[b,c,r,s,i,j] = sum over u,v < p of x[b,c, p*i+u+r, p*j+v+s]: over u first, once for all s; then over v
-    All in fp32. sigmoid = 1 / (1 + 2^v), off by less than 2e-7; v = -log2(e) * pooled: the factor is in weights and bias.
+    All in fp32. sigmoid = 1 / (1 + 2^t), off by less than 2e-7; t = -log2(e) * pooled: the factor is in weights and bias.
 
 Launches
     sum_sigmoids: a block (128 threads, 29 KB) per sample, 32 x 4 windows and 64 outputs. add_blocks: a block per sample.

@@ -13,7 +13,7 @@ Mathematics
     Products are TF32 (11 bits). Weights and box[m] are high + low, two TF32 numbers; strict (TF32 forbidden): all sums, too.
 
 Launches
-    conv_pool_sum: at most a block per SM, 512 threads, 193 KiB. add_segments, a warp per sample: only if blocks share samples.
+    conv_pool_sum: at most a block per SM, 512 threads, 193 KiB. add_segments, a warp per sample: if samples have several parts.
 
 Floor
     604 MB at an H200's measured 4.39 TB/s: 0.138 ms (16-bit: 0.069). Products at 355 TFLOP/s, TF32: 19 (9 taps, low parts of
