@@ -23,7 +23,7 @@ Floor
 Takes
     float32, float16 or bfloat16 CUDA tensors (batch, in_channels, height, width) on compute capability 9.0. PyTorch computes
     the backward pass and, with a warning, what make_plan refuses: strides other than 4 across and even down, and what shared
-    memory is too small for: many weights; strict, images 247 to 250 or over 286 columns wide.
+    memory is too small for: many weights; strict, images 247 to 250 or over 286 columns wide. MIT; copy it.
 """
 
 import copy

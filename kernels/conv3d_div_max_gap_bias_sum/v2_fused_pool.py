@@ -24,7 +24,7 @@ Floor
 Takes
     What the original takes, in float32 on CUDA, a sample of the convolution's output below 2^31 values. The kernel adds one
     value, or one a channel, and sums over channels; for another `bias` or `sum_dim` it gives averages, and PyTorch adds.
-    Anything else raises. The gradient is PyTorch's. Deterministic.
+    Anything else raises. The gradient is PyTorch's. Deterministic. MIT; copy it.
 """
 
 import copy

@@ -24,7 +24,7 @@ Floor
 Takes
     What the original takes, in float32, fp16 or bf16 on CUDA, a channel below 2^31 pixels. The sum has the bias's type: x's, or
     float32, as under autocast. The kernel adds one value, or one a channel, and sums over channels; for another `bias` or
-    `sum_dim` it gives averages, and PyTorch adds. Anything else raises. The gradient is PyTorch's. Deterministic.
+    `sum_dim` it gives averages, and PyTorch adds. Anything else raises. The gradient is PyTorch's. Deterministic. MIT; copy it.
 """
 
 import copy

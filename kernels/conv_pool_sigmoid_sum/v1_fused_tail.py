@@ -1,4 +1,4 @@
-"""conv_pool_sigmoid_sum, v1: everything behind the convolution in one kernel. MIT; copy it.
+"""conv_pool_sigmoid_sum, v1: everything behind the convolution in one kernel.
 
 Why it is faster
     The convolution's output, y, is 4.8 GB. PyTorch reads it to pool it, then writes and reads two tensors of the pooled size.
@@ -19,7 +19,7 @@ Floor
 
 Takes
     float32 CUDA tensors (batch, in_channels, height, width), batch 0 included; any channels, kernel and pool size that
-    PyTorch takes. Anything else raises. PyTorch computes the gradient. Deterministic. PyTorch 2.6 or later.
+    PyTorch takes. Anything else raises. PyTorch computes the gradient. Deterministic. PyTorch 2.6 or later. MIT; copy it.
 """
 
 import copy

@@ -19,6 +19,7 @@ Floor
 Takes
     float32 CUDA tensors (batch, in_channels, height, width), any sizes that the original takes; few, huge windows are slow
     (too few threads). One build per kernel, pool, channels. Anything else raises. PyTorch computes the gradient. Deterministic.
+    MIT; copy it.
 """
 
 import copy

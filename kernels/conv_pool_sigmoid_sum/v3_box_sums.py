@@ -19,7 +19,7 @@ Floor
 
 Takes
     float32, fp16 or bf16 CUDA tensors, any sizes that PyTorch takes; others raise. Sums are fp32, as is the output under
-    autocast. PyTorch computes the gradient. Deterministic.
+    autocast. PyTorch computes the gradient. Deterministic. MIT; copy it.
 """
 
 import copy

@@ -22,7 +22,7 @@ Floor
 Takes
     CUDA tensors (batch, in_channels, height, width) of float32, fp16 or bf16 on compute capability 8.0 or later; what SERVED
     says, in images of any size. Sums are fp32, as is the output under autocast. PyTorch computes the rest, with a warning, and
-    the gradient. Deterministic for a number of SMs.
+    the gradient. Deterministic for a number of SMs. MIT; copy it.
 """
 
 import contextlib

@@ -22,7 +22,7 @@ Floor
 Takes
     CUDA tensors (batch, in_channels, height, width) of float32, fp16 or bf16, any strides, on compute capability 9.x; others
     raise RuntimeError. Sums are fp32, as is the output under autocast; float32 x is never strict there. PyTorch computes the
-    gradient and, with a warning, shapes that is_served refuses. Deterministic for a number of SMs.
+    gradient and, with a warning, shapes that is_served refuses. Deterministic for a number of SMs. MIT; copy it.
 """
 
 import contextlib
