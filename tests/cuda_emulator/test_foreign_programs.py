@@ -705,7 +705,7 @@ REFUSED = [
     (
         1,
         "__device__ int f(int n) { int a[n]; return a[0] = n; }\n__global__ void k(int* p) {}",
-        "error: the array a has a size",
+        "error: the size of the array a is not a constant",
     ),
     (
         2,
@@ -734,7 +734,7 @@ REFUSED = [
         "__global__ void k(int* p) {\n    __device__ int n; n = 1; p[0] = n; }",
         "error: a __device__ variable within a function",
     ),
-    (2, "__global__ void k(int* p) {\n    __shared__ int s[gridDim.x]; s[0] = 1; }", "error: the shared array s has a size"),
+    (2, "__global__ void k(int* p) {\n    __shared__ int s[gridDim.x]; s[0] = 1; }", "error: the size of the shared array s is not a constant"),
     (
         2,
         "template <class T> __global__ void k(T* p) {\n    extern __shared__ T s[]; s[0] = 1; p[0] = s[0]; }\n"
