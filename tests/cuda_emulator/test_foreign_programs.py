@@ -734,7 +734,11 @@ REFUSED = [
         "__global__ void k(int* p) {\n    __device__ int n; n = 1; p[0] = n; }",
         "error: a __device__ variable within a function",
     ),
-    (2, "__global__ void k(int* p) {\n    __shared__ int s[gridDim.x]; s[0] = 1; }", "error: the size of the shared array s is not a constant"),
+    (
+        2,
+        "__global__ void k(int* p) {\n    __shared__ int s[gridDim.x]; s[0] = 1; }",
+        "error: the size of the shared array s is not a constant",
+    ),
     (
         2,
         "template <class T> __global__ void k(T* p) {\n    extern __shared__ T s[]; s[0] = 1; p[0] = s[0]; }\n"

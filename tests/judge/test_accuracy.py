@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from judged import judged_texts, one_worker, referee_of
+from judged import judged_texts, referee_of
 
 from playground import tensors
 from playground.judge import accuracy, classes, reordered
@@ -113,12 +113,6 @@ def test_classes_in_their_order():
     assert grade(truth + 1e-3) == grade(truth, skipped=(classes.FLOAT32,)) == "tf32"
     assert grade(truth + 3e-3) == "approximate to 0.01"
     assert grade(1.5 * truth) == grade() == grade(truth[:50]) == grade(truth, truth) == classes.WRONG
-
-
-@pytest.fixture(scope="module")
-def worker():
-    with one_worker() as process:
-        yield process
 
 
 @pytest.fixture
@@ -324,10 +318,9 @@ LOSE_SMALL = [
 ]
 
 
-def test_small_values_in_another_formula_are_right_and_lost_ones_a_caveat(tmp_path):
+def test_small_values_in_another_formula_are_right_and_lost_ones_a_caveat(worker, tmp_path):
     solutions = [NEW.format(body) for body in (*KEEP_SMALL, *LOSE_SMALL)]
-    with one_worker() as worker:
-        results = judged_texts(worker, tmp_path, BELL, *solutions)
+    results = judged_texts(worker, tmp_path, BELL, *solutions)
     tags = [[each["tag"] for each in result["caveats"]] for result in results]
     assert not any("small-values" in each for each in tags[: len(KEEP_SMALL)]), tags
     assert all("small-values" in each for each in tags[len(KEEP_SMALL) :]), tags

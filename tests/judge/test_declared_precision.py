@@ -4,7 +4,7 @@ Where outputs in 16 bits would say nothing, its float32 result is judged.
 """
 
 import pytest
-from judged import judged, judged_texts, one_worker
+from judged import judged, judged_texts
 
 from playground.worker import WorkerFailure, WorkerProcess
 from tests.conftest import TINY_SOLUTION
@@ -16,14 +16,13 @@ VARIANT = TINY_SOLUTION.replace("    def __init__", '    precision = "{declared}
 
 
 @pytest.fixture(scope="module")
-def results(tiny_problem, write_variant):
+def results(worker, tiny_problem, write_variant):
     """{(precision declared, type computed in): result}."""
     cases = [("bf16", "bfloat16"), ("fp16", "bfloat16"), ("bf16", "half"), ("fp16", "half")]
     files = []
     for i, (declared, dtype) in enumerate(cases):
         files.append(write_variant(f"declared_{i}", VARIANT.format(declared=declared, dtype=dtype)).path)
-    with one_worker() as worker:
-        return dict(zip(cases, judged(worker, tiny_problem, files), strict=True))
+    return dict(zip(cases, judged(worker, tiny_problem, files), strict=True))
 
 
 @pytest.mark.parametrize("declared, dtype", [("bf16", "bfloat16"), ("fp16", "half")])
@@ -73,10 +72,9 @@ OF_SUMS = (  # right; of no choice; rounded otherwise; a row left out
 @pytest.mark.parametrize(
     "precision, why", [("fp16", "in fp16 the original's outputs are finite nowhere"), ("bf16", "rounding")]
 )
-def test_what_16_bits_would_not_show_is_judged_in_float32(tmp_path, precision, why):
+def test_what_16_bits_would_not_show_is_judged_in_float32(worker, tmp_path, precision, why):
     solutions = [SUM.format(kind="ModelNew", attribute=attribute, body=body) for attribute, body in OF_SUMS]
-    with one_worker() as worker:
-        found = judged_texts(worker, tmp_path, SUMS, *solutions, precision=precision)
+    found = judged_texts(worker, tmp_path, SUMS, *solutions, precision=precision)
     right, of_no_choice, rounded_otherwise, row_left_out = found
     assert (right["verdict"], right["reason"]) == ("pass", None)
     assert any(each["tag"] == "out-dtype" and why in each["text"] for each in right["caveats"])

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from judged import judged, judged_texts, one_worker
+from judged import judged, judged_texts
 from problems import pairs
 
 # One of each kind: what it keeps, remembers or draws, how sharp the check is. Domains of inputs are test_domain.py's.
@@ -17,12 +17,6 @@ def tiered(name):
 @pytest.fixture(scope="module", params=map(tiered, pairs.NAMES))
 def name(request):
     return request.param
-
-
-@pytest.fixture(scope="module")
-def worker():
-    with one_worker() as process:
-        yield process
 
 
 def results_of(worker, name, **more):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from judged import judged_texts, one_worker, referee_of
+from judged import judged_texts, referee_of
 from problems import pairs
 
 import playground
@@ -59,10 +59,9 @@ def variant(text):
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory):
+def judged(worker, tmp_path_factory):
     """judged(problem, variant's text) -> the result in JSON."""
-    with one_worker() as worker:
-        yield lambda problem, text: judged_texts(worker, tmp_path_factory.mktemp("case"), problem, variant(text))[0]
+    return lambda problem, text: judged_texts(worker, tmp_path_factory.mktemp("case"), problem, variant(text))[0]
 
 
 def tags(result):
