@@ -94,8 +94,13 @@ def test_bits():
     )
 
 
+def in_16_bits_unless_asked(module, x):
+    return module.linear(x).to(module.out_dtype or torch.bfloat16)
+
+
 def trial(name, function=lambda module, x: module.linear(x), declared=None):
     model = Module(function)
+    model.out_dtype = torch.float32  # as the judge asks of what has it
     second = X.flip(0) + 0.5
     done = StressTests(model, [X.clone()], [second], CPU, declared).run(name)
     return done, {"first": model.linear(X).detach(), "second": model.linear(second).detach()}
@@ -103,7 +108,7 @@ def trial(name, function=lambda module, x: module.linear(x), declared=None):
 
 @pytest.mark.parametrize("name", [check.name for check in STRESS_TESTS])
 def test_an_honest_module(name):
-    done, expected = trial(name)
+    done, expected = trial(name, in_16_bits_unless_asked) if name == "out_dtype" else trial(name)
     assert done.complaint is None
     if done.outputs is None:
         assert done.note.startswith("not run: ")
