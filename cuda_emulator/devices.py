@@ -161,6 +161,11 @@ class _MadeInCpp(TorchDispatchMode):
         super().__init__()
         self.moves_tensors = moves_tensors
 
+    @classmethod
+    def _should_skip_dynamo(cls):
+        """Guarding against torch.compile would import torch._dynamo, for a second."""
+        return False
+
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunction():  # EmulatedDevice, which answers for the file

@@ -131,7 +131,7 @@ def test_a_faulty_definition_is_named(tmp_path, change, complaint):
     "write, complaint",
     [
         (lambda folder: (folder / "workload.jsonl").write_text("{}\n"), "workload.jsonl:1: expected a workload with axes"),
-        (lambda folder: (folder / "workload.jsonl").write_text("\n{\n"), "workload.jsonl:2: no JSON"),
+        (lambda folder: (folder / "workload.jsonl").write_text("\n{\n"), "workload.jsonl:2: not JSON"),
         (lambda folder: (folder / "workload.jsonl").write_text(""), "no workload of rms is there"),
         (lambda folder: (folder / "solution.json").unlink(), "no solutions of"),
     ],

@@ -52,7 +52,11 @@ OTHER_KERNELS = {  # those that are not the variant's, by a part of their names
     "elementwise_kernel": "PyTorch: elementwise",
 }
 OUTSIDE, LEAST_SHARE = "outside the profiled kernels", 0.02  # what these leave of the measured time; of it, to be told
-WIDTH = 820  # units, of the plot
+WIDTH, LINE = 400, 16  # units: of the plot, which is read on a phone of 390 pixels, too; from one line of text to the next
+BELOW = (
+    "speed, on a linear scale from 0: twice as long is twice as fast",
+    "dashed: the floor, the roofline's bound; speed-up: over PyTorch's fastest",
+)
 LONGEST_REASON = 100  # characters of a cell
 KERNELS_HEAD = ("step", "where its time goes, by PyTorch's profiler")
 PERMITTED = {"tf32": "TF32 permitted", "fp32": "strict fp32"}  # by PyTorch's settings, to the model's operators
@@ -137,18 +141,20 @@ def speed_bars_of(title, models, colours):
     for model, results in models.items():
         shown = speed_bars.pictures([(result, None) for result in results], brief=True)
         drawn[f"{model}, {figures.inputs_text(results[0])}"] = shown[0]
+    titles = textwrap.wrap(title, 52)
+    top = LINE * len(titles) + 12
+    bottom = top + sum(28 + picture.height for picture in drawn.values())
     with drawing.style():
-        figure = drawing.figure(WIDTH, 30 + sum(28 + picture.height for picture in drawn.values()) + 24 * bool(drawn))
+        figure = drawing.figure(WIDTH, bottom + LINE * len(BELOW) * bool(drawn) + 4)
         axes = drawing.sheet(figure)
-        axes.text(8, 18, title, fontsize=13, weight="bold")
-        top = 30
+        for line, text in enumerate(titles, 1):
+            axes.text(8, LINE * line + 2, text, fontsize=13, weight="bold")
         for heading, picture in drawn.items():
             axes.text(8, top + 16, heading, fontsize=12, color=drawing.SOFT)
-            speed_bars.draw(axes, picture, top + 18, 8, 168, WIDTH - 8)
+            speed_bars.draw(axes, picture, top + 18, 8, 152, WIDTH - 8)
             top += 28 + picture.height
-        if drawn:
-            text = "speed, on a linear scale from 0: twice as long is twice as fast; dashed: the floor, the roofline's bound; "
-            axes.text(8, top + 12, text + "speed-up: over PyTorch's fastest", fontsize=10, color=drawing.SOFT)
+        for line, text in enumerate(BELOW if drawn else (), 1):
+            axes.text(8, bottom + LINE * line - 4, text, fontsize=10, color=drawing.SOFT)
         words = " ".join(f"{heading}: {picture.words()}" for heading, picture in drawn.items())
         return drawing.svg(figure, "times", title, words or title, colours) + "\n"
 

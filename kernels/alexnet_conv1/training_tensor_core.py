@@ -15,7 +15,7 @@ Mathematics
 
 Launches
     convolve: a block of 384 threads an SM, tiles of 256 positions x 96 (strict 48) outputs; pack_weights before it;
-    weight_gradient: a block of 384 threads an SM, 47 KB (strict 93), tiles of 3 rows, 363 taps x 48 outputs;
+    weight_gradient: a block of 384 threads an SM, 46 KB (strict 91), tiles of 128 positions, 363 taps x 48 outputs;
     add_splits: a block of 256 threads for 128 sums, over all splits of the batch.
 
 Floor
@@ -119,12 +119,6 @@ DEVICE uint4 ldmatrix_m8n8_x4(uint32_t row) {
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(row) : "memory");
     return v;
 }
-// Two such matrices: lanes 0 to 15 have the addresses.
-DEVICE uint2 ldmatrix_m8n8_x2(uint32_t row) {
-    uint2 v;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(row) : "memory");
-    return v;
-}
 // As ldmatrix_m8n8_x4, transposed: lane 4 * n + q gets elements 2 * q and 2 * q + 1 of column n.
 DEVICE uint4 ldmatrix_m8n8_x4_trans(uint32_t row) {
     uint4 v;
@@ -137,7 +131,6 @@ DEVICE uint32_t ld_shared_u32(uint32_t at) {
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
     return v;
 }
-DEVICE void st_shared_u16(uint32_t at, uint16_t v) { asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"(v) : "memory"); }
 DEVICE void st_shared_u32(uint32_t at, uint32_t v) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory"); }
 // d (16 x 8) += a (16 x 16) * b (16 x 8), fp16 with fp32 sums. Lane 4 * n + q has columns 2 * q and 2 * q + 1 of d, rows n and
 // n + 8.
@@ -163,10 +156,6 @@ DEVICE uint32_t fp16_pair(float a, float b) {
 DEVICE uint32_t fp16_residual(float a, float b) {
     const float2 rounded = __half22float2(__floats2half2_rn(a, b));
     return fp16_pair(a - rounded.x, b - rounded.y);
-}
-DEVICE float warp_sum(float v) {  // in all lanes
-    UNROLL for (int offset = WARP / 2; offset > 0; offset /= 2) v += __shfl_xor_sync(0xffffffffu, v, offset);
-    return v;
 }
 DEVICE uint32_t warp_max(uint32_t v) { return __reduce_max_sync(0xffffffffu, v); }
 
@@ -369,8 +358,7 @@ struct Forward {
     static constexpr bool STRICT = STRICT_;
     static constexpr int WARP_OUTS = smaller(OUTS, 48), N_TILES = WARP_OUTS / 8, WARPS_ACROSS = OUTS / WARP_OUTS;
     static constexpr int WARP_POSITIONS = 16 * M_TILES, POSITIONS = WARP_POSITIONS * CONSUMER_WARPS / WARPS_ACROSS;
-    static constexpr int GROUPS = ceil_div(OUT_CHANNELS, OUTS), PARTS = STRICT ? 2 : 1;
-    static constexpr int BLOCKS_A_TILE = GROUPS, MOST_STAGES = 4, MOST_ROWS = 0;
+    static constexpr int GROUPS = ceil_div(OUT_CHANNELS, OUTS), PARTS = STRICT ? 2 : 1, BLOCKS_A_TILE = GROUPS, MOST_STAGES = 4;
     static constexpr int PAIRS = POSITIONS > 256 ? 5 : 4;  // of a producer's batch
     static constexpr int CHANNEL_BYTES = STEPS * 2 * OUTS * UNIT_BYTES;
     static constexpr int64_t WEIGHT_BYTES = static_cast<int64_t>(PARTS) * IN_CHANNELS * CHANNEL_BYTES;
@@ -630,10 +618,10 @@ __global__ void __launch_bounds__(THREADS, 1)
 template <bool STRICT_>
 struct Gradient {
     static constexpr bool STRICT = STRICT_;
-    static constexpr int PARTS = STRICT ? 2 : 1, POSITIONS = 192, WARPS = THREADS / WARP;
+    static constexpr int PARTS = STRICT ? 2 : 1, POSITIONS = 128, WARPS = THREADS / WARP;
     // What a block keeps in shared memory; bytes at the original's size, strict in brackets:
-    //   | keys, exponents, a unit for each tap: 464 | [high, low]( x [channel][plane][row][unit]: 27,360 (2 x 27,360) |
-    //   | grad [output][position]: 19,200 (2 x 19,200) ) | each position's unit: 768 |
+    //   | keys, exponents, a unit for each tap: 464 | [high, low]( x [channel][plane][row][unit]: 32,832 (2 x 32,832) |
+    //   | grad [output][position]: 13,056 (2 x 13,056) ) | each position's unit: 512 |
     // A warp has every sixth tile of 16 taps, and half of the block's outputs.
     static constexpr int OUTS = 48, WARPS_ACROSS = 2, WARPS_DOWN = WARPS / WARPS_ACROSS, WARP_OUTS = OUTS / WARPS_ACROSS;
     static constexpr int GROUPS = ceil_div(OUT_CHANNELS, OUTS), N_TILES = WARP_OUTS / 8;
@@ -641,7 +629,6 @@ struct Gradient {
     static constexpr bool FITS = FITS_UNITS && MOST_CHUNK > 0;
     static constexpr int CHUNKS = ceil_div(IN_CHANNELS, larger(MOST_CHUNK, 1)), CHUNK = ceil_div(IN_CHANNELS, CHUNKS);
     static constexpr int BLOCKS_A_TILE = CHUNKS * GROUPS, MOST_STAGES = 1;
-    static constexpr int MOST_ROWS = larger(WARPS / PLANES - TAP_ROWS + 1, 1);  // of the output: a batch holds what they read
     static constexpr int M_TILES = FITS ? ceil_div(CHUNK * STEPS, WARPS_DOWN) : 1;
     static constexpr int GRAD_ROW = (POSITIONS + 8) * 2, GRAD_BYTES = OUTS * GRAD_ROW;  // bytes; no bank conflicts
     // A block's sums, as in registers: [chunk][group][tile of taps][8 outputs][thread], a float4 each; then the biases'.
@@ -662,28 +649,32 @@ struct GradientPart {
     int first_out, first_channel, channels, first, last;
 };
 
-// A thread's part of a tile on its way: rows of x, and of each of the warp's outputs of grad every 32nd position.
+// A thread's part of a tile on its way: rows of x, and of each of the warp's outputs of grad the positions 2 * lane and
+// 2 * lane + 1, and those 64 further on.
 template <class G>
 struct GradientTile {
     using RowBatch = Batch<G::STRICT ? 1 : G::CHUNK, 1, G::WARPS>;
-    static constexpr int OUTS = G::OUTS / G::WARPS, RUNS = G::POSITIONS / WARP;
+    static constexpr int OUTS = G::OUTS / G::WARPS, RUNS = G::POSITIONS / (2 * WARP);
     RowBatch rows;
-    float grads[OUTS * RUNS];
+    float2 grads[OUTS][RUNS];
 
     static DEVICE int output(int i) { return i * G::WARPS + threadIdx.x / WARP; }
     // Whether they hold all rows; strict sums leave too few registers.
     static DEVICE bool is_whole(const Plan& plan) { return !G::STRICT && RowBatch::is_whole(plan); }
     DEVICE void load(const Shape& shape, const Plan& plan, const GradientPart& part, const Tile& tile, const Element* x,
                      const Element* grad) {
-        if (is_whole(plan)) rows.load(shape, plan, Rows(shape, tile, x, part.first_channel), 0, 0, part.channels);
         const int lane = threadIdx.x % WARP;
         const int64_t plane = static_cast<int64_t>(tile.sample) * OUT_CHANNELS + part.first_out + output(0);
-        const Element* from = grad + plane * shape.out_size() + tile.first + lane;
+        const Element* from = grad + plane * shape.out_size() + tile.first + 2 * lane;
         UNROLL for (int i = 0; i < OUTS; ++i, from += G::WARPS * shape.out_size()) {
             const bool exists = OUT_CHANNELS % G::OUTS == 0 || part.first_out + output(i) < OUT_CHANNELS;
-            UNROLL for (int k = 0; k < RUNS; ++k)
-                grads[i * RUNS + k] = exists && lane + WARP * k < tile.count ? __ldg(from + WARP * k) : 0;
+            UNROLL for (int k = 0; k < RUNS; ++k) {
+                const int position = 2 * (lane + WARP * k);
+                grads[i][k].x = exists && position < tile.count ? __ldg(from + 2 * WARP * k) : 0;
+                grads[i][k].y = exists && position + 1 < tile.count ? __ldg(from + 2 * WARP * k + 1) : 0;
+            }
         }
+        if (is_whole(plan)) rows.load(shape, plan, Rows(shape, tile, x, part.first_channel), 0, 0, part.channels);
     }
 };
 
@@ -729,7 +720,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                 }
     };
 
-    float sums[G::M_TILES][G::N_TILES][4] = {}, bias_sum = 0;  // lane i has the bias of the warp's output i
+    float sums[G::M_TILES][G::N_TILES][4] = {}, bias_sums[Registers::OUTS] = {};
     int lowest = NO_EXPONENT;
     if (threadIdx.x < G::CHUNK) exponents[threadIdx.x] = 0;
     if (threadIdx.x < G::UNITS_OF_TAPS) {
@@ -738,14 +729,15 @@ __global__ void __launch_bounds__(THREADS, 1)
             step / STEPS * (plan.x_bytes() + 1) + unit_offset(plan, step % STEPS * 2 + threadIdx.x % 2) * UNIT_BYTES;
     }
     Registers next;
-    if (!G::STRICT) next.load(shape, plan, part, Tile(plan, part.first), x, grad);
+    Tile tile(plan, part.first);
+    if (!G::STRICT) next.load(shape, plan, part, tile, x, grad);
     UNROLL_1 for (int number = part.first; number < part.last; ++number) {
-        const Tile tile(plan, number);  // computed again: it would take registers
+        const Tile following(plan, smaller(number + 1, part.last - 1));
         if (G::STRICT) next.load(shape, plan, part, tile, x, grad);  // strict sums leave no registers for it before
         // The scales: of grad, and of each channel.
         uint32_t key = 0;
-        UNROLL for (int i = 0; i < Registers::OUTS * Registers::RUNS; i += 2)
-            key = larger_key<true>(key, make_float2(next.grads[i], next.grads[i + 1]));
+        UNROLL for (int i = 0; i < Registers::OUTS * Registers::RUNS; ++i)
+            key = larger_key<true>(key, next.grads[i / Registers::RUNS][i % Registers::RUNS]);
         publish(0, warp_max(key));
         if (whole) {
             UNROLL for (int c = 0; c < G::CHUNK; ++c)
@@ -775,21 +767,17 @@ __global__ void __launch_bounds__(THREADS, 1)
             });
         const float grad_scale = power_of_2(grad_exponent);
         const uint32_t grad_rows = stage + G::CHUNK * plan.x_bytes(), units = stage + G::PARTS * low;
-        UNROLL for (int i = 0; i < Registers::OUTS; ++i) {
-            float sum = 0;
+        UNROLL for (int i = 0; i < Registers::OUTS; ++i)
             UNROLL for (int k = 0; k < Registers::RUNS; ++k) {
-                const float v = next.grads[i * Registers::RUNS + k];
-                const uint32_t address = grad_rows + Registers::output(i) * G::GRAD_ROW + (lane + k * WARP) * 2;
-                st_shared_u16(address, fp16_pair(v * grad_scale, 0));
-                if (G::STRICT) st_shared_u16(address + low, fp16_residual(v * grad_scale, 0));
-                sum += v;
+                const float2 v = next.grads[i][k];
+                const uint32_t address = grad_rows + Registers::output(i) * G::GRAD_ROW + (lane + k * WARP) * 4;
+                st_shared_u32(address, fp16_pair(v.x * grad_scale, v.y * grad_scale));
+                if (G::STRICT) st_shared_u32(address + low, fp16_residual(v.x * grad_scale, v.y * grad_scale));
+                bias_sums[i] += v.x + v.y;
             }
-            sum = warp_sum(sum);
-            if (lane == i) bias_sum += sum;
-        }
         if (threadIdx.x < G::POSITIONS) st_shared_u32(units + threadIdx.x * 4, tile.unit(plan, threadIdx.x) * UNIT_BYTES);
         __syncthreads();  // the tile is there
-        if (!G::STRICT && number + 1 < part.last) next.load(shape, plan, part, Tile(plan, number + 1), x, grad);
+        if (!G::STRICT && number + 1 < part.last) next.load(shape, plan, part, following, x, grad);
 
         const int down = warp / G::WARPS_ACROSS;
         uint32_t taps[G::M_TILES];  // of each tile of taps, the lane's unit at the first position
@@ -811,25 +799,23 @@ __global__ void __launch_bounds__(THREADS, 1)
             UNROLL_1 for (int first = 0; first < tile.count; first += 16) {
                 const uint32_t unit = next_unit;
                 next_unit = ld_shared_u32(lane_unit + smaller(first + 16, G::POSITIONS - 16) * 4);
-                uint4 b[G::PARTS][2];  // of outputs 0 to 15 and 16 to 23
-                UNROLL for (int p = 0; p < G::PARTS; ++p) {
-                    b[p][0] = ldmatrix_m8n8_x4(lane_grad + p * low + first * 2);
-                    const uint2 last = ldmatrix_m8n8_x2(lane_grad + p * low + 16 * G::GRAD_ROW + first * 2);
-                    b[p][1] = make_uint4(last.x, last.y, 0, 0);
-                }
+                uint4 b[G::PARTS][2];  // of outputs 0 to 15 and 8 to 23
+                UNROLL for (int i = 0; i < 2 * G::PARTS; ++i)
+                    b[i / 2][i % 2] = ldmatrix_m8n8_x4(lane_grad + i / 2 * low + i % 2 * 8 * G::GRAD_ROW + first * 2);
                 UNROLL for (int m = group; m < smaller(group + AT_ONCE, G::M_TILES); ++m) {
                     uint4 a[G::PARTS];
                     UNROLL for (int p = 0; p < G::PARTS; ++p) a[p] = ldmatrix_m8n8_x4_trans(taps[m] + unit + p * low);
                     if ((m + 1) * G::WARPS_DOWN > G::CHUNK * STEPS && m * G::WARPS_DOWN + down >= G::CHUNK * STEPS) break;
                     UNROLL for (int j = 0; j < G::N_TILES; ++j)
                         multiply<G::STRICT>(G::STRICT ? parts[m - group][j] : sums[m][j], a[0], a[G::PARTS - 1],
-                                            b[0][j / 2], b[G::PARTS - 1][j / 2], j % 2);
+                                            b[0][j / 2], b[G::PARTS - 1][j / 2], j > 0);
                 }
             }
             if (G::STRICT)
                 UNROLL for (int m = group; m < smaller(group + AT_ONCE, G::M_TILES); ++m)
                     UNROLL for (int i = 0; i < G::N_TILES * 4; ++i) sums[m][i / 4][i % 4] += parts[m - group][i / 4][i % 4];
         }
+        tile = following;
     }
 
     terms += split * G::FLOATS;
@@ -841,8 +827,11 @@ __global__ void __launch_bounds__(THREADS, 1)
         mine[i * THREADS] =
             make_float4(scaled(v[0], exponent), scaled(v[1], exponent), scaled(v[2], exponent), scaled(v[3], exponent));
     }
-    if (first_channel == 0 && lane < Registers::OUTS)
-        terms[PARTS * G::PART_FLOATS + part.first_out + Registers::output(lane)] = bias_sum;
+    UNROLL for (int i = 0; i < Registers::OUTS; ++i) {
+        float sum = bias_sums[i];
+        UNROLL for (int offset = WARP / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+        if (first_channel == 0 && lane == 0) terms[PARTS * G::PART_FLOATS + part.first_out + Registers::output(i)] = sum;
+    }
 }
 
 // Adds the splits' terms in an order of its own, and puts the sums where they belong. Either gradient may be null. A warp adds
@@ -904,14 +893,11 @@ static bool visit_kernel(const Shape& shape, int device, int least_stages, const
         for (const bool by_rows : {false, true})
             for (int stages = F::MOST_STAGES; stages >= least_stages; --stages) {
                 const int columns = by_rows ? F::POSITIONS : shape.out_w, pitch = columns + QUADS - 1;
-                const int whole_rows = smaller(F::POSITIONS / columns, F::MOST_ROWS);  // a tile of whole rows reads the fewest
-                const int positions = whole_rows > 0 ? whole_rows * columns : F::POSITIONS;
                 const int64_t line = by_rows ? shape.out_w : shape.out_size(), lines = by_rows ? shape.out_h : 1;
-                const int64_t of_line = (line + positions - 1) / positions, tiles = shape.batch * lines * of_line;
+                const int64_t of_line = (line + F::POSITIONS - 1) / F::POSITIONS, tiles = shape.batch * lines * of_line;
                 if (pitch > 1 << 14 || line > 1 << 30 || tiles > 1 << 30) continue;
-                const int first_column = whole_rows > 0 || by_rows ? 0 : columns - 1;  // the worst of a tile's first positions
-                const int rows = (first_column + positions - 1) / columns + TAP_ROWS;
-                Plan plan = {by_rows, positions, columns, pitch, rows, stages};
+                const int rows = (by_rows ? 0 : (columns - 1 + F::POSITIONS - 1) / columns) + TAP_ROWS;
+                Plan plan = {by_rows, F::POSITIONS, columns, pitch, rows, stages};
                 plan.line = line, plan.lines = lines, plan.tiles_of_line = of_line, plan.tiles = tiles;
                 plan.blocks = smaller(plan.tiles, larger(sm_count / F::BLOCKS_A_TILE, 1));
                 if (F::bytes(plan) <= shared_bytes) return visit(F(), plan), true;

@@ -130,22 +130,18 @@ DEVICE uint4 ldmatrix_m8n8_x4(uint32_t row) {
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(row) : "memory");
     return v;
 }
-// d (16 x 8) += a (16 x 16) * b (16 x 8), fp16 with fp32 sums. Lane 4 * n + q has columns 2 * q and 2 * q + 1 of d, rows n and
-// n + 8.
-DEVICE void mma_m16n8k16_f32_f16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-}
-// As mma_m16n8k16_f32_f16, of bf16.
-DEVICE void mma_m16n8k16_f32_bf16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-}
-DEVICE void multiply(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
-    if (DIGITS == 8) mma_m16n8k16_f32_bf16(d, a, b0, b1);
-    else mma_m16n8k16_f32_f16(d, a, b0, b1);
+// d (16 x 8) += a (16 x 16) * b (16 x 8), fp16 or bf16 with fp32 sums. Lane 4 * n + q has columns 2 * q and 2 * q + 1 of d,
+// rows n and n + 8.
+DEVICE void mma_m16n8k16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+    if constexpr (DIGITS == 8)
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+            "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+    else
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
 // ---- elements and operands
@@ -507,9 +503,9 @@ struct Forward {
                     float(&d)[4] = STRICT ? parts[STRICT ? m : 0][j] : sums[m][j];
                     const bool odd = j == N_TILES - 1 || j % 2;  // of the two in four words
                     const uint4 high = b[0][j / 2], low = b[PARTS - 1][j / 2];
-                    if (STRICT) multiply(d, a[PARTS - 1][m], odd ? high.z : high.x, odd ? high.w : high.y);
-                    if (STRICT) multiply(d, a[0][m], odd ? low.z : low.x, odd ? low.w : low.y);
-                    multiply(d, a[0][m], odd ? high.z : high.x, odd ? high.w : high.y);
+                    if (STRICT) mma_m16n8k16(d, a[PARTS - 1][m], odd ? high.z : high.x, odd ? high.w : high.y);
+                    if (STRICT) mma_m16n8k16(d, a[0][m], odd ? low.z : low.x, odd ? low.w : low.y);
+                    mma_m16n8k16(d, a[0][m], odd ? high.z : high.x, odd ? high.w : high.y);
                 }
         }
         if constexpr (STRICT)

@@ -88,7 +88,7 @@ __host__ DEVICE constexpr T larger(T a, T b) { return a > b ? a : b; }
 //     the rest    848   scales, biases: all threads, at first; largest: between a producer's warps; the weights' mbarrier
 //     stages  102,400   [consumer][4]: [high, low][plane][row][unit],  a producer fills one (full mbarrier), its consumer's
 //                       StageInfo, mbarriers: full, empty              wgmma reads it: the left operand (empty mbarrier)
-// Named barriers: 1 and 2 of a consumer's threads, for staging; 3 and 4 of a producer's, for `largest`; 5 of all consumers.
+// Named barriers: 1 and 2 of a consumer's threads, for staging; 3 and 4 of a producer's, for `largest`.
 constexpr int WARP = 32, WARPGROUP = 128, MAX_SHARED_BYTES = 227 * 1024;
 constexpr bool FITS_UNITS = STRIDE_W == 4 && STRIDE_H % 2 == 0;  // or PyTorch computes
 constexpr int TAPS = KERNEL_H * KERNEL_W, UNIT_BYTES = 16, QUADS = ceil_div(KERNEL_W, 4);  // QUADS: units across the kernel
@@ -155,11 +155,6 @@ DEVICE void mbarrier_try_wait(uint32_t barrier, uint32_t parity) {
 DEVICE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 // What this thread wrote to shared memory becomes visible to wgmma and TMA.
 DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// The next kernel in the stream, where it is launched with programmatic stream serialization, may start once all blocks have
-// called this, or ended.
-DEVICE void griddepcontrol_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
-// Returns when the kernel before has ended and its writes are visible.
-DEVICE void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEVICE void bar_sync(int name, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
 // Copies bytes, a multiple of 16, to shared memory, and counts them on the mbarrier.
 DEVICE void cp_async_bulk_load(uint32_t to, const void* from, int bytes, uint32_t barrier) {
@@ -181,8 +176,11 @@ template <int REGISTERS>
 DEVICE void warpgroup_reg_dealloc() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
 template <int REGISTERS>
 DEVICE void warpgroup_reg_alloc() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
-DEVICE void st_shared_f32(uint32_t at, float v) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(v) : "memory"); }
-DEVICE void st_shared_b16(uint32_t at, uint16_t v) { asm volatile("st.shared.b16 [%0], %1;" ::"r"(at), "h"(v) : "memory"); }
+DEVICE void st_shared(uint32_t at, float v) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(v) : "memory"); }
+template <class T>
+DEVICE void st_shared(uint32_t at, T v) {  // of 16 bits
+    asm volatile("st.shared.b16 [%0], %1;" ::"r"(at), "h"(reinterpret_cast<const uint16_t&>(v)) : "memory");
+}
 DEVICE void st_shared_v2_u32_if(bool exists, uint32_t address, uint32_t a, uint32_t b) {
     asm volatile("{\n.reg .pred exists;\nsetp.ne.u32 exists, %3, 0;\n@exists st.shared.v2.u32 [%0], {%1, %2};\n}"
                  ::"r"(address), "r"(a), "r"(b), "r"(static_cast<uint32_t>(exists)) : "memory");
@@ -197,45 +195,36 @@ DEVICE void wgmma_wait_group() { asm volatile("wgmma.wait_group.sync.aligned %0;
 #define REGISTERS_32                                                         \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-// d (64 x 48) = or += a (64 x 16) * b (16 x 48), fp16, both in shared memory.
-DEVICE void wgmma_m64n48k16_f16(float (&d)[24], uint64_t a, uint64_t b, int accumulate) {
-    asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %26, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
-                 "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23}, %24, %25, accumulate, 1, 1, 0, 0;\n}"
-                 : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16) : "l"(a), "l"(b), "r"(accumulate));
+#define REGISTERS_24 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23"
+#define REGISTERS_48 REGISTERS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+// d (64 x 48) = or += a (64 x 16) * b (16 x 48), fp16 or bf16, both in shared memory.
+DEVICE void wgmma_m64n48k16(float (&d)[24], uint64_t a, uint64_t b, int accumulate) {
+    if constexpr (DIGITS == 8)
+        asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %26, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {" REGISTERS_24 "}, "
+                     "%24, %25, accumulate, 1, 1, 0, 0;\n}"
+                     : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16) : "l"(a), "l"(b), "r"(accumulate));
+    else
+        asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %26, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 {" REGISTERS_24 "}, "
+                     "%24, %25, accumulate, 1, 1, 0, 0;\n}"
+                     : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16) : "l"(a), "l"(b), "r"(accumulate));
 }
-// As wgmma_m64n48k16_f16, of bf16.
-DEVICE void wgmma_m64n48k16_bf16(float (&d)[24], uint64_t a, uint64_t b, int accumulate) {
-    asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %26, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
-                 "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23}, %24, %25, accumulate, 1, 1, 0, 0;\n}"
-                 : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16) : "l"(a), "l"(b), "r"(accumulate));
-}
-// d (64 x 96) = or += a (64 x 16) * b (16 x 96), fp16, both in shared memory.
-DEVICE void wgmma_m64n96k16_f16(float (&d)[48], uint64_t a, uint64_t b, int accumulate) {
-    asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %50, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {" REGISTERS_32
-                 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
-                 "%48, %49, accumulate, 1, 1, 0, 0;\n}"
-                 : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16), EIGHT(d, 24), EIGHT(d, 32), EIGHT(d, 40)
-                 : "l"(a), "l"(b), "r"(accumulate));
-}
-// As wgmma_m64n96k16_f16, of bf16.
-DEVICE void wgmma_m64n96k16_bf16(float (&d)[48], uint64_t a, uint64_t b, int accumulate) {
-    asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %50, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {" REGISTERS_32
-                 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
-                 "%48, %49, accumulate, 1, 1, 0, 0;\n}"
-                 : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16), EIGHT(d, 24), EIGHT(d, 32), EIGHT(d, 40)
-                 : "l"(a), "l"(b), "r"(accumulate));
-}
-DEVICE void multiply(float (&d)[24], uint64_t a, uint64_t b, int accumulate) {
-    if (DIGITS == 8) wgmma_m64n48k16_bf16(d, a, b, accumulate);
-    else wgmma_m64n48k16_f16(d, a, b, accumulate);
-}
-DEVICE void multiply(float (&d)[48], uint64_t a, uint64_t b, int accumulate) {
-    if (DIGITS == 8) wgmma_m64n96k16_bf16(d, a, b, accumulate);
-    else wgmma_m64n96k16_f16(d, a, b, accumulate);
+// d (64 x 96) = or += a (64 x 16) * b (16 x 96), fp16 or bf16, both in shared memory.
+DEVICE void wgmma_m64n96k16(float (&d)[48], uint64_t a, uint64_t b, int accumulate) {
+    if constexpr (DIGITS == 8)
+        asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %50, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {" REGISTERS_48 "}, "
+                     "%48, %49, accumulate, 1, 1, 0, 0;\n}"
+                     : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16), EIGHT(d, 24), EIGHT(d, 32), EIGHT(d, 40)
+                     : "l"(a), "l"(b), "r"(accumulate));
+    else
+        asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %50, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {" REGISTERS_48 "}, "
+                     "%48, %49, accumulate, 1, 1, 0, 0;\n}"
+                     : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16), EIGHT(d, 24), EIGHT(d, 32), EIGHT(d, 40)
+                     : "l"(a), "l"(b), "r"(accumulate));
 }
 // Describes an operand in shared memory without swizzle, made of core matrices of 8 rows x 16 bytes. Core matrices adjacent in
 // the rows are 128 bytes apart, those adjacent in k `k_stride` units. Units have at most 14 bits, as their fields do.
@@ -263,10 +252,6 @@ DEVICE Element from_float(float x) { return __float2half_rn(x); }
 #else
 DEVICE Element from_float(float x) { return x; }
 #endif
-DEVICE void st_shared(uint32_t at, Element v) {
-    if (ELEMENT_BYTES == 4) st_shared_f32(at, to_float(v));
-    else st_shared_b16(at, reinterpret_cast<const uint16_t&>(v));
-}
 constexpr float LARGEST_FP16 = 65504, LARGEST_POWER = 0x1p127f;
 constexpr uint32_t INFINITE = 0x7f800000u;  // magnitudes are ordered as their bits are
 DEVICE uint32_t operand_pair(float a, float b) {  // as the tensor core reads it
@@ -299,7 +284,6 @@ struct Plan {
     bool paired;                             // rows of x begin at multiples of a Pair, and so do pairs of columns that exist
     bool by_rows;                            // lines are rows
     int columns, pitch, rows;                // of a stage
-    int tile_m;                              // units of a tile that are multiplied: TILE_M; or 64, where rows are too few
     int lines, step, outs, stages, blocks;   // lines: of a sample; step: from tile to tile; blocks: of a group of outputs
     int64_t line_size, tiles_per_line, all_tiles;
     const Input* __restrict__ x;
@@ -379,7 +363,7 @@ struct Cursor {
 
     DEVICE Cursor(const Plan& plan, const Tile& tile) : row(tile.row), left(tile.left) {
         sample = plan.x + tile.sample * IN_CHANNELS * plan.x_size();
-        row_pairs = ((tile.column + plan.tile_m - 1 + QUADS - 1) / plan.pitch + TAP_ROWS) * PLANES;
+        row_pairs = ((tile.column + TILE_M - 1 + QUADS - 1) / plan.pitch + TAP_ROWS) * PLANES;
     }
     // Moves to the next batch; returns whether it lies in the next stage.
     DEVICE bool next(const Plan& plan) {
@@ -402,11 +386,21 @@ struct Block {
     DEVICE void run(const uint4* __restrict__ packed) const {
         const int group = blockIdx.x % plan.groups();
         if (threadIdx.x == 0) {
-            mbarrier_init(shared_address(&shared.weights_full), 1);
+            const uint32_t weights_full = shared_address(&shared.weights_full);
+            mbarrier_init(weights_full, 1);
             for (int consumer = 0; consumer < CONSUMERS; ++consumer)
                 for (Pipeline each = pipeline_of(consumer); each.parity == 0; each.advance())
                     mbarrier_init(each.full(), WARPGROUP), mbarrier_init(each.empty(), WARPGROUP);
             fence_mbarrier_init();
+            mbarrier_arrive_expect_tx(weights_full, sizeof(shared.weights));
+            const uint4* const from = packed + group * weight_units(OUTS);
+            cp_async_bulk_load(shared_address(shared.weights), from, sizeof(shared.weights), weights_full);
+        }
+        if (threadIdx.x < OUTS) {
+            const int o = group * OUTS + threadIdx.x;
+            const uint4* const after_weights = packed + plan.groups() * weight_units(OUTS);
+            shared.unscales[threadIdx.x] = reinterpret_cast<const float*>(after_weights)[o];
+            shared.biases[threadIdx.x] = plan.bias && o < OUT_CHANNELS ? to_float(plan.bias[o]) : 0;
         }
         __syncthreads();
         const int warpgroup = uniform(static_cast<int>(threadIdx.x / WARPGROUP));
@@ -415,20 +409,6 @@ struct Block {
             plan.paired ? produce<true>(warpgroup - CONSUMERS) : produce<false>(warpgroup - CONSUMERS);
         } else {
             warpgroup_reg_alloc<CONSUMER_REGISTERS>();
-            griddepcontrol_wait();  // for pack_weights
-            if (threadIdx.x == 0) {
-                const uint32_t weights_full = shared_address(&shared.weights_full);
-                mbarrier_arrive_expect_tx(weights_full, sizeof(shared.weights));
-                const uint4* const from = packed + group * weight_units(OUTS);
-                cp_async_bulk_load(shared_address(shared.weights), from, sizeof(shared.weights), weights_full);
-            }
-            if (threadIdx.x < OUTS) {
-                const int o = group * OUTS + threadIdx.x;
-                const uint4* const after_weights = packed + plan.groups() * weight_units(OUTS);
-                shared.unscales[threadIdx.x] = reinterpret_cast<const float*>(after_weights)[o];
-                shared.biases[threadIdx.x] = plan.bias && o < OUT_CHANNELS ? to_float(plan.bias[o]) : 0;
-            }
-            bar_sync(5, CONSUMERS * WARPGROUP);
             consume(warpgroup);
         }
     }
@@ -506,8 +486,7 @@ struct Block {
                 const int x = uniform(static_cast<int>(pipeline.address() / UNIT_BYTES) + tile.column);
                 const int weights = first_weight + channel * STEPS * 2 * OUTS;
                 if constexpr (!STRICT) {
-                    if (plan.tile_m == TILE_M) multiply_stage<M_TILES>(x, weights, !info.is_first, sums);
-                    else multiply_stage<1>(x, weights, !info.is_first, sums);
+                    multiply_stage(x, weights, !info.is_first, sums);
                     wgmma_commit_group();
                     wgmma_wait_group<0>();
                     mbarrier_arrive(pipeline.empty());
@@ -515,13 +494,12 @@ struct Block {
                     // The tensor core rounds sums towards zero, always: so each stage begins at zero, small terms first.
                     const int low_x = plan.part_bytes() / UNIT_BYTES, low_weights = IN_CHANNELS * STEPS * 2 * OUTS;
                     UNROLL for (int m = 0; m < M_TILES; ++m) {
-                        if (64 * m >= plan.tile_m) break;
                         float part[1][OUTS / 2];
                         UNROLL_1 for (int k = 0; k < 3; ++k)  // low * high, high * low, high * high
-                            multiply_stage<1>(x + 64 * m + (k ? 0 : low_x), weights + (k == 1 ? low_weights : 0), k, part);
+                            multiply_stage(x + 64 * m + (k ? 0 : low_x), weights + (k == 1 ? low_weights : 0), k, part);
                         wgmma_commit_group();
                         wgmma_wait_group<0>();
-                        if (64 * (m + 1) == plan.tile_m) mbarrier_arrive(pipeline.empty());
+                        if (m == M_TILES - 1) mbarrier_arrive(pipeline.empty());
                         UNROLL for (int i = 0; i < OUTS / 2; ++i) sums[m][i] = part[0][i] + (info.is_first ? 0 : sums[m][i]);
                     }
                 }
@@ -608,7 +586,7 @@ struct Block {
     // sums += (or, where `accumulate` is 0, =) the products of a stage's taps, at TILES x 64 units. `x` and `weights` count
     // units of shared memory, x from the tile's first position on. An odd last unit is read twice, then with zero weights.
     template <int TILES>
-    DEVICE void multiply_stage(int x, int weights, int accumulate, float (*sums)[OUTS / 2]) const {
+    DEVICE void multiply_stage(int x, int weights, int accumulate, float(&sums)[TILES][OUTS / 2]) const {
         const int pitch = plan.pitch, plane = plan.rows * pitch;
         wgmma_fence();
         const auto offset_of = [&](int unit) {
@@ -620,7 +598,8 @@ struct Block {
             UNROLL for (int m = 0; m < TILES; ++m) {
                 const uint64_t a = descriptor(x + 64 * m + first, second - first);
                 const uint64_t b = descriptor(weights + 2 * step * OUTS, OUTS);
-                multiply(sums[m], a, b, accumulate || step > 0);
+                if constexpr (OUTS == 96) wgmma_m64n96k16(sums[m], a, b, accumulate || step > 0);
+                else wgmma_m64n48k16(sums[m], a, b, accumulate || step > 0);
             }
         }
     }
@@ -754,7 +733,6 @@ DEVICE uint4 operands(const float (&w)[8]) {
 __global__ void __launch_bounds__(WARPGROUP)
     pack_weights(const Element* __restrict__ weight, uint4* __restrict__ packed, int outs) {
     __shared__ uint32_t warp_largest[WARPGROUP / WARP];
-    griddepcontrol_launch_dependents();  // convolve may start
     const int o = blockIdx.x, group = o / outs, groups = ceil_div(OUT_CHANNELS, outs);
     const Element* const mine = weight + static_cast<int64_t>(o) * IN_CHANNELS * TAPS;
     uint32_t largest = 0;
@@ -816,12 +794,7 @@ static int make_plan(Plan& plan, int64_t batch, int64_t height, int64_t width, i
             const int fewest = units / plan.pitch * plan.columns + smaller(units % plan.pitch, plan.columns) - column;
             plan.step = fewest - OVERLAP;
             plan.tiles_per_line = plan.line_size <= fewest ? 1 : 1 + (plan.line_size - fewest + plan.step - 1) / plan.step;
-            plan.tile_m = TILE_M;
             plan.all_tiles = batch * plan.lines * plan.tiles_per_line;
-            // A small batch: more blocks a tile, and a tile for each row if that still leaves one a block.
-            if (outs > FEW_OUTS && plan.all_tiles * ceil_div(OUT_CHANNELS, FEW_OUTS) <= sm_count) continue;
-            if (SCALED && !by_rows && plan.pitch + OVERLAP <= 64 && batch * plan.out_h * plan.groups() <= sm_count)
-                plan.tile_m = 64, plan.step = plan.out_w, plan.tiles_per_line = plan.out_h, plan.all_tiles = batch * plan.out_h;
             plan.blocks = smaller<int64_t>(plan.all_tiles, larger(sm_count / plan.groups(), 1));
             for (plan.stages = MOST_STAGES; plan.stages >= 2; --plan.stages) {
                 const int64_t stage_bytes = plan.stage_bytes() + STAGE_MORE;
@@ -853,11 +826,8 @@ extern "C" int launch_convolve(const Input* x, const Element* weight, const Elem
     const auto kernel = plan.outs == FEW_OUTS ? convolve<FEW_OUTS> : convolve<LARGEST_OUTS>;
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error != cudaSuccess) return error;
-    cudaLaunchAttribute early = {cudaLaunchAttributeProgrammaticStreamSerialization};
-    early.val.programmaticStreamSerializationAllowed = 1;
-    const dim3 blocks(plan.blocks * plan.groups());
-    const cudaLaunchConfig_t config = {blocks, dim3(THREADS), static_cast<size_t>(bytes), stream, &early, 1};
-    return cudaLaunchKernelEx(&config, kernel, static_cast<const Plan&>(plan), static_cast<const uint4*>(units));
+    kernel<<<plan.blocks * plan.groups(), THREADS, bytes, stream>>>(plan, units);
+    return cudaGetLastError();
 }
 """
 

@@ -1,11 +1,11 @@
-"""conv3d_div_max_gap_bias_sum, training on the tensor cores: the forward pass finds each sample's gradient by the weights.
+"""conv3d_div_max_gap_bias_sum, training on the tensor cores: 16 bytes a window are all that backward needs beside the input.
 
-Backward weights these with the upstream gradients and adds them. For the input's gradient, the forward pass also keeps the
-argmax index of each window and channel. Both are products with a one-hot matrix of the indices.
+The forward pass also keeps the argmax index of each window and channel, and the gradients are products with a
+one-hot matrix of these.
 
 Why it is faster
-    PyTorch's gradient writes and reads tensors of the convolution's 441 MB. Here x is read once: a sample's gradient needs no
-    upstream one. Indices are a bit in a byte each, 14 MB; operand a is made of them in registers, by one comparison.
+    PyTorch's gradient writes and reads tensors of the convolution's 441 MB. Here 14 MB of argmax indices are kept, a bit in a
+    byte each; operand a is made of them in registers, by one comparison. The weights' gradient streams x as the forward pass.
 
 Mathematics
     out[b] = sum over o of ((1/N * sum over k of max over window k of y[b,o,.] + sign(d) * conv_bias[o]) / |d| + bias[o])
@@ -15,9 +15,8 @@ Mathematics
     added in fp32. The NaNs that one in x makes may differ from PyTorch's.
 
 Launches
-    conv_max_mean    samples x parts    384 threads   99 KB, strict 209    v4's; for gradients half of the consumer warps hand
-                                                                           indices to the others, 16 x 216 sums each
-    add_gradients    weights / 32       256           1 KB                 over all samples
+    conv_max_mean    samples x parts    384 threads   97 KB, strict 206    v4's, a word of argmax indices a lane and tile
+    weight_gradient  samples x parts    384           97 KB                8 windows x 16 outputs x 216 weights a consumer warp
     input_gradient   SMs                384           7 KB                 2 x 2 x 16 pixels x 8 channels a warp at a time
 
 Floor
@@ -94,19 +93,12 @@ constexpr int TAPS = KERNEL_D * KERNEL_H * KERNEL_W, WEIGHTS = TAPS * IN_CHANNEL
 constexpr int COLUMN_BYTES = CHANNELS * 2, ODD_COLUMNS = COLUMNS / 2 * COLUMN_BYTES, ROW_BYTES = 2 * ODD_COLUMNS;
 constexpr int PLANE_BYTES = 2 * ROW_BYTES, TAP_BYTES = WARP * 8, WEIGHT_BYTES = TAPS * TAP_BYTES;  // of high or low parts
 
-// Argmax indices on their way from a warp to another: of a lane's outputs g and g + 8, two windows each.
-constexpr int SLOTS = 2;
-struct Handover {
-    uint64_t full[SLOTS], empty[SLOTS];  // mbarriers
-    uint2 indices[SLOTS][WARP];
-};
 struct Shared {
     uint64_t full[STAGES], empty[STAGES];      // mbarriers
     float producer_largest[2][PRODUCER_WARPS]; // [at the start, at the end of an attempt]
     int exponents[2];                          // of the power of two that an attempt scaled x by; or REJECTED
     float weight_largest[CONSUMER_WARPS];
     float sums[CONSUMER_WARPS][OUTPUTS];
-    Handover handovers[CONSUMER_WARPS / 2];  // of the pairs of a warp that multiplies by weights and one that adds gradients
     DEVICE int exponent_after(int bands_of_all, int bands) const { return exponents[bands_of_all > bands]; }
 };
 
@@ -119,6 +111,7 @@ struct Problem {
     float* out;  // (batch,), without `bias` (batch, OUT_CHANNELS)
     float divisor;
     int biases;  // 1, OUT_CHANNELS or 0
+    int64_t gradients;  // parts that the weights' gradient is summed in: rows of WEIGHTS values
     __host__ __device__ int64_t windows() const { return static_cast<int64_t>(slabs) * rows * columns; }
 };
 
@@ -283,17 +276,18 @@ struct Tile {
         for (; tile.group >= groups; tile.group -= groups) ++tile.slab;
         return tile;
     }
+    DEVICE static Tile first(const Segment& segment) { return Tile{0, 0}.next(segment, threadIdx.x / WARP); }
     DEVICE int first_window() const { return group * TILE_WINDOWS; }
 };
 
-// Calls visit(tile, its two bands) for the tiles of one of WARPS warps, every WARPS-th, and releases the stages. Warps may be a
-// row apart. n counts the bands. Producers arrive in their order: where a row's second one is full, the first is, too.
-template <int WARPS, class Visit>
+// Calls visit(tile, its two bands) for the warp's tiles, every CONSUMER_WARPS-th, and releases the stages. Warps may be a row
+// apart. n counts the bands. Producers arrive in their order: where a row's second one is full, the first is, too.
+template <class Visit>
 DEVICE void for_tiles(const Segment& segment, const Pipeline& pipeline, unsigned& n, Visit visit) {
-    Tile tile = Tile{0, 0}.next(segment, threadIdx.x / WARP % WARPS);
+    Tile tile = Tile::first(segment);
     UNROLL_1 for (const unsigned end = n + segment.rows; n != end; ++n) {
         pipeline.consumer_wait(n + 1);
-        UNROLL_1 for (; tile.slab < segment.slabs; tile = tile.next(segment, WARPS))
+        UNROLL_1 for (; tile.slab < segment.slabs; tile = tile.next(segment, CONSUMER_WARPS))
             visit(tile, pipeline.band(n), pipeline.band(n + 1));
         tile.slab -= segment.slabs;
         pipeline.consumer_release(n);
@@ -533,52 +527,14 @@ DEVICE void produce(const Problem& problem, const Segment& segment, const Pipeli
     }
 }
 
-// N times the gradient of a sample's averages by the weights: one-hot argmax indices (16 outputs x 8 windows, two positions)
-// times x (8 windows x 8 channels), for each tap and position of a window. The sums of all taps stay in registers.
-using Gradient = float[TAPS][4];  // [element: channel 2t, 2t + 1 of output g, then of g + 8]
-
-// Whether the lower byte of each of the two 16-bit words in `bytes` is 1 << i: two fp16 values, 1 or 0. Words are compared as
-// the subnormal fp16 values that they are.
-DEVICE uint32_t one_hot(uint32_t bytes, int i) {
-    const uint32_t hot = 0x00010001u << i;
-    const __half2 equal = __heq2(*reinterpret_cast<const __half2*>(&bytes), *reinterpret_cast<const __half2*>(&hot));
-    return *reinterpret_cast<const uint32_t*>(&equal);
-}
-DEVICE void add_gradient(uint2 indices, uint32_t band, uint32_t next_band, Gradient& gradient) {
-    uint2 hot[8];
-    UNROLL for (int i = 0; i < 8; ++i) hot[i] = make_uint2(one_hot(indices.x, i), one_hot(indices.y, i));
-    UNROLL for (int plane = 0; plane < SIDE; ++plane)
-        UNROLL for (int i = 0; i < SIDE; ++i) {
-            if (plane % 2 == 0 && i % 2 == 0) __syncwarp();
-            const uint4 v = ldmatrix_m8n8_x4_trans((i < 2 ? band : next_band) + i % 2 * ROW_BYTES + plane * PLANE_BYTES);
-            const uint32_t columns[SIDE] = {v.x, v.y, v.z, v.w};
-            UNROLL for (int dh = 0; dh < 4; ++dh) {
-                const int r = plane - dh / 2, s = i - dh % 2;
-                if (r < 0 || r > 2 || s < 0 || s > 2) continue;
-                UNROLL for (int k = 0; k < 3; ++k)
-                    mma_pair(gradient[9 * r + 3 * s + k], hot[2 * dh], hot[2 * dh + 1], columns[k], columns[k + 1]);
-            }
-        }
-}
-
-// `part_sums` (parts, batch, OUTPUTS) where a sample has several, else null. `argmax` (batch, slabs, rows, columns, 4) or null.
-// GRADIENT: `gradients` (parts, batch, WEIGHTS). Half of the consumer warps find the maxima of tiles and hand their indices
-// over to the other half, which adds up x at these: registers do not hold both sums. So both are in turn on the tensor core.
-template <bool STRICT, bool INDICES, bool GRADIENT>
+// `part_sums` (parts, batch, OUTPUTS) where a sample has several, else null; `argmax` (batch, slabs, rows, columns, 4).
+template <bool STRICT, bool INDICES>
 __global__ void __launch_bounds__(THREADS, 1)
-    conv_max_mean(const Problem problem, float* __restrict__ part_sums, uint32_t* __restrict__ argmax,
-                  float* __restrict__ gradients) {
-    constexpr int WARPS = CONSUMER_WARPS / (GRADIENT ? 2 : 1);  // that have the same tiles
+    conv_max_mean(const Problem problem, float* __restrict__ part_sums, uint32_t* __restrict__ argmax) {
     extern __shared__ __align__(128) char memory[];
     __shared__ Shared shared;
     __shared__ Segment segment;  // in no registers, which are short
-    if (threadIdx.x == 0) {
-        segment.set(problem);
-        for (int i = 0; i < WARPS * SLOTS && GRADIENT; ++i) {
-            mbarrier_init(shared_address(&shared.handovers[i / SLOTS].full[i % SLOTS]), WARP);
-            mbarrier_init(shared_address(&shared.handovers[i / SLOTS].empty[i % SLOTS]), WARP);
-        }
-    }
+    if (threadIdx.x == 0) segment.set(problem);
     const Pipeline pipeline(memory, shared, problem.band_bytes);
     if (threadIdx.x >= CONSUMERS) return produce<STRICT>(problem, segment, pipeline, shared, threadIdx.x - CONSUMERS);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
@@ -591,53 +547,11 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (!STRICT) UNROLL for (int tap = 0; tap < TAPS; ++tap) weights[tap] = stored[tap * WARP + lane];
     pipeline.consumer_release(STAGES - 1);
 
-    float totals[2] = {};  // of outputs g and g + 8
-    unsigned n = 0, tiles = 0;
-    Handover& handover = shared.handovers[warp % WARPS];
-    const auto store_argmax = [&](const Tile& tile, const uint32_t (&indices)[4]) {
-        const uint32_t word = argmax_word(g, indices);
-        const int column = tile.first_window() + 2 * t + g / 4;
-        if (column < segment.columns)
-            argmax[segment.window(problem, tile.slab, segment.row_of_band(n), column) * 4 + g % 4] = word;
-    };
-    const auto wait = [&](uint64_t (&barriers)[SLOTS], int passed) {  // passed: 1 if the first ones pass at once
-        mbarrier_test_wait(shared_address(&barriers[tiles % SLOTS]), tiles / SLOTS & 1 ^ passed);
-    };
-    if (GRADIENT && warp >= WARPS) {
-        Gradient gradient;
-        do {
-            UNROLL for (int i = 0; i < TAPS * 4; ++i) gradient[i / 4][i % 4] = 0;
-            for_tiles<WARPS>(segment, pipeline, n, [&](const Tile& tile, uint32_t band, uint32_t next_band) {
-                const uint32_t offset = matrix_row(lane, tile, lane / 8);
-                wait(handover.full, 0);
-                const uint2 indices = handover.indices[tiles % SLOTS][lane];
-                mbarrier_arrive(shared_address(&handover.empty[tiles++ % SLOTS]));
-                add_gradient(indices, band + offset, next_band + offset, gradient);
-                if (argmax) store_argmax(tile, {indices.x & 0xffff, indices.x >> 16, indices.y & 0xffff, indices.y >> 16});
-            });
-        } while (shared.exponent_after(n, segment.bands()) == REJECTED);
-        // The sum of the warps' gradients, in their order, where the pipeline was.
-        float* const sums = reinterpret_cast<float*>(memory);
-        bar_sync(2, CONSUMERS);  // nobody reads bands
-        UNROLL_1 for (int turn = 0; turn < WARPS; ++turn) {
-            if (turn == warp - WARPS)
-                UNROLL for (int i = 0; i < TAPS * 4; ++i) {
-                    float& sum = sums[i * WARP + lane];
-                    sum = turn ? sum + gradient[i / 4][i % 4] : gradient[i / 4][i % 4];
-                }
-            bar_sync(3, WARPS * WARP);
-        }
-        const float unscale = power_of_2(-shared.exponent_after(n, segment.bands()));
-        for (int i = threadIdx.x - WARPS * WARP; i < WEIGHTS; i += WARPS * WARP) {
-            const int tap = i % TAPS, c = i / TAPS % IN_CHANNELS, o = i / TAPS / IN_CHANNELS;
-            gradients[static_cast<int64_t>(blockIdx.x) * WEIGHTS + i] =
-                sums[(tap * 4 + o / 8 * 2 + c % 2) * WARP + o % 8 * 4 + c / 2] * unscale;
-        }
-        return;
-    }
+    float totals[2];  // of outputs g and g + 8
+    unsigned n = 0;
     do {
         totals[0] = totals[1] = 0;
-        for_tiles<WARPS>(segment, pipeline, n, [&](const Tile& tile, uint32_t band, uint32_t next_band) {
+        for_tiles(segment, pipeline, n, [&](const Tile& tile, uint32_t band, uint32_t next_band) {
             const uint32_t offset = matrix_row(lane, tile, lane / 8 % 2 * 2 + lane / 16);
             Sums sums;
             if constexpr (STRICT)
@@ -650,15 +564,13 @@ __global__ void __launch_bounds__(THREADS, 1)
             UNROLL for (int i = 0; i < 4; ++i) {
                 const bool exists = tile.first_window() + 2 * t + i % 2 < segment.columns;
                 totals[i / 2] += exists ? maxima[i].value : 0;
-                indices[i] = exists ? maxima[i].index : 0;
+                indices[i] = maxima[i].index;
             }
-            if constexpr (GRADIENT) {
-                wait(handover.empty, 1);
-                const uint2 packed = {indices[0] | indices[1] << 16, indices[2] | indices[3] << 16};
-                handover.indices[tiles % SLOTS][lane] = packed;
-                mbarrier_arrive(shared_address(&handover.full[tiles++ % SLOTS]));
-            } else if constexpr (INDICES) {
-                store_argmax(tile, indices);
+            if constexpr (INDICES) {
+                const uint32_t word = argmax_word(g, indices);
+                const int column = tile.first_window() + 2 * t + g / 4;
+                if (column < segment.columns)
+                    argmax[segment.window(problem, tile.slab, segment.row_of_band(n), column) * 4 + g % 4] = word;
             }
         });
     } while (shared.exponent_after(n, segment.bands()) == REJECTED);
@@ -671,27 +583,102 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (warp > 0) return;
     float sum = 0;
     if (lane < OUTPUTS)
-        for (int other = 0; other < WARPS; ++other) sum += shared.sums[other][lane];
+        for (int other = 0; other < CONSUMER_WARPS; ++other) sum += shared.sums[other][lane];
     sum = ldexpf(sum, -shared.exponent_after(n, segment.bands()) - weight_exponent);
     if (!part_sums) write_result(problem, segment.sample, sum);
     else if (lane < OUTPUTS) part_sums[static_cast<int64_t>(blockIdx.x) * OUTPUTS + lane] = sum;
 }
 
-// A block adds the parts of a sample, in order: `sums`, and with `gradients` those, too.
-__global__ void __launch_bounds__(CONSUMERS) finish_samples(const float* __restrict__ sums, const float* __restrict__ gradients,
-                                                            float* __restrict__ sample_gradients, const Problem problem) {
-    const auto add = [&](const float* from, int size, int i) {
-        float sum = 0;
-        for (int part = 0; part < problem.parts; ++part)
-            sum += from[(static_cast<int64_t>(part) * gridDim.x + blockIdx.x) * size + i];
-        return sum;
-    };
-    if (threadIdx.x < WARP) write_result(problem, blockIdx.x, threadIdx.x < OUTPUTS ? add(sums, OUTPUTS, threadIdx.x) : 0);
-    for (int i = threadIdx.x; gradients && i < WEIGHTS; i += CONSUMERS)
-        sample_gradients[static_cast<int64_t>(blockIdx.x) * WEIGHTS + i] = add(gradients, WEIGHTS, i);
+// A warp adds the parts of a sample, in order.
+__global__ void __launch_bounds__(WARP) finish_samples(const float* __restrict__ sums, const Problem problem) {
+    float sum = 0;
+    for (int part = 0; part < problem.parts; ++part)
+        if (threadIdx.x < OUTPUTS) sum += sums[(static_cast<int64_t>(part) * gridDim.x + blockIdx.x) * OUTPUTS + threadIdx.x];
+    write_result(problem, blockIdx.x, sum);
 }
 
 // ---- gradients
+// The gradient of the weights: one-hot argmax indices (16 outputs x 8 windows, two positions) times x (8 windows x 8 channels),
+// for each tap and position of a window. The sums of all taps stay in registers.
+using Gradient = float[TAPS][4];  // [element: channel 2t, 2t + 1 of output g, then of g + 8]
+
+// Whether the lower byte of each of the two 16-bit words in `bytes` is 1 << i: two fp16 values, 1 or 0. Words are compared as
+// the subnormal fp16 values that they are.
+DEVICE uint32_t one_hot(uint32_t bytes, int i) {
+    const uint32_t hot = 0x00010001u << i;
+    const __half2 equal = __heq2(*reinterpret_cast<const __half2*>(&bytes), *reinterpret_cast<const __half2*>(&hot));
+    return *reinterpret_cast<const uint32_t*>(&equal);
+}
+
+// gradients (parts, batch, WEIGHTS): a segment's, weighted by the gradient of its sample's averages.
+__global__ void __launch_bounds__(THREADS, 1)
+    weight_gradient(const Problem problem, const uint32_t* __restrict__ argmax, const Upstream upstream,
+                    float* __restrict__ gradients) {
+    extern __shared__ __align__(128) char memory[];
+    __shared__ Shared shared;
+    __shared__ Segment segment;
+    if (threadIdx.x == 0) segment.set(problem);
+    const Pipeline pipeline(memory, shared, problem.band_bytes);
+    if (threadIdx.x >= CONSUMERS) return produce<false>(problem, segment, pipeline, shared, threadIdx.x - CONSUMERS);
+    pipeline.consumer_release(STAGES - 1);
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    Gradient gradient;
+    unsigned n = 0;
+    do {
+        UNROLL for (int i = 0; i < TAPS * 4; ++i) gradient[i / 4][i % 4] = 0;
+        uint32_t words[2];  // of a tile's windows 2t and 2t + 1, with outputs g and g + 8; the next tile's are under way
+        const auto load = [&](Tile tile, int row) {
+            for (; tile.slab >= segment.slabs; tile.slab -= segment.slabs) ++row;
+            const int column = tile.first_window() + 2 * t;
+            const uint32_t* const from = argmax + segment.window(problem, tile.slab, row, column) * 4 + g % 4;
+            UNROLL for (int i = 0; i < 2; ++i)
+                words[i] = row < segment.rows && column + i < segment.columns ? __ldg(from + 4 * i) : 0;
+        };
+        load(Tile::first(segment), 0);
+        for_tiles(segment, pipeline, n, [&](const Tile& tile, uint32_t band, uint32_t next_band) {
+            // Bytes of both words, for output g and for g + 8.
+            const int byte = g / 4;
+            const uint32_t left = words[0] >> 8 * byte & 0x00ff00ff, right = words[1] >> 8 * byte & 0x00ff00ff;
+            const uint32_t bytes[2] = {__byte_perm(left, right, 0x5410), __byte_perm(left, right, 0x7632)};
+            uint2 hot[8];
+            UNROLL for (int i = 0; i < 8; ++i) hot[i] = make_uint2(one_hot(bytes[0], i), one_hot(bytes[1], i));
+            load(tile.next(segment, CONSUMER_WARPS), segment.row_of_band(n));
+            const uint32_t offset = matrix_row(lane, tile, lane / 8);
+            UNROLL for (int plane = 0; plane < SIDE; ++plane)
+                UNROLL for (int i = 0; i < SIDE; ++i) {
+                    if (plane % 2 == 0 && i % 2 == 0) __syncwarp();
+                    const uint32_t row = (i < 2 ? band : next_band) + i % 2 * ROW_BYTES + offset + plane * PLANE_BYTES;
+                    const uint4 v = ldmatrix_m8n8_x4_trans(row);
+                    const uint32_t columns[SIDE] = {v.x, v.y, v.z, v.w};
+                    UNROLL for (int dh = 0; dh < 4; ++dh) {
+                        const int r = plane - dh / 2, s = i - dh % 2;
+                        if (r < 0 || r > 2 || s < 0 || s > 2) continue;
+                        UNROLL for (int k = 0; k < 3; ++k)
+                            mma_pair(gradient[9 * r + 3 * s + k], hot[2 * dh], hot[2 * dh + 1], columns[k], columns[k + 1]);
+                    }
+                }
+        });
+    } while (shared.exponent_after(n, segment.bands()) == REJECTED);
+
+    // The sum of the warps' gradients, in their order, where the pipeline was.
+    float* const sums = reinterpret_cast<float*>(memory);
+    UNROLL_1 for (int turn = 0; turn < CONSUMER_WARPS; ++turn) {
+        bar_sync(2, CONSUMERS);
+        if (turn == warp)
+            UNROLL for (int i = 0; i < TAPS * 4; ++i) {
+                float& sum = sums[i * WARP + lane];
+                sum = turn ? sum + gradient[i / 4][i % 4] : gradient[i / 4][i % 4];
+            }
+    }
+    bar_sync(2, CONSUMERS);
+    const int exponent = shared.exponent_after(n, segment.bands());
+    for (int i = threadIdx.x; i < WEIGHTS; i += CONSUMERS) {
+        const int tap = i % TAPS, c = i / TAPS % IN_CHANNELS, o = i / TAPS / IN_CHANNELS;
+        const float sum = sums[(tap * 4 + o / 8 * 2 + c % 2) * WARP + o % 8 * 4 + c / 2] * power_of_2(-exponent);
+        gradients[blockIdx.x * WEIGHTS + i] = upstream.at(segment.sample, o) * sum;
+    }
+}
+
 // The gradient of the input: one-hot argmax indices (16 pixels x 16 outputs) times weights (16 outputs x 8 channels).
 // A warp has the pixels of 8 windows' columns in two planes and two rows, [plane][row]: even columns are rows 0 to 7 of the
 // product, odd ones rows 8 to 15. All lie within reach of the windows at and before them in each direction. The product's inner
@@ -812,44 +799,44 @@ __global__ void __launch_bounds__(WARPS * WARP, 1)
     }
 }
 
-// found = scale * the sum of the samples' gradients times the upstream ones. A thread adds every SUM_ROWS-th sample.
+// grad_weight = scale * the sum of the parts' gradients. A thread adds every SUM_ROWS-th part of a weight.
 constexpr int SUM_COLUMNS = 32, SUM_ROWS = 8;
 __global__ void __launch_bounds__(SUM_COLUMNS * SUM_ROWS)
-    add_gradients(const float* __restrict__ gradients, int64_t batch, const Upstream upstream, float* __restrict__ found) {
+    add_gradients(const float* __restrict__ gradients, int64_t parts, float scale, float* __restrict__ grad_weight) {
     __shared__ float row_sums[SUM_ROWS][SUM_COLUMNS];
     const int row = threadIdx.x / SUM_COLUMNS, column = threadIdx.x % SUM_COLUMNS;
     const int64_t k = blockIdx.x * static_cast<int64_t>(SUM_COLUMNS) + column;
     float sum = 0;
     if (k < WEIGHTS)
-        _Pragma("unroll 8") for (int64_t sample = row; sample < batch; sample += SUM_ROWS)
-            sum += upstream.at(sample, k / (IN_CHANNELS * TAPS)) * gradients[sample * WEIGHTS + k];
+        _Pragma("unroll 8") for (int64_t part = row; part < parts; part += SUM_ROWS) sum += gradients[part * WEIGHTS + k];
     row_sums[row][column] = sum;
     __syncthreads();
     if (row > 0 || k >= WEIGHTS) return;
     for (int other = 1; other < SUM_ROWS; ++other) sum += row_sums[other][column];
-    found[k] = upstream.scale * sum;
+    grad_weight[k] = scale * sum;
 }
 
-// The samples' gradients in fp32 (strict), (batch, WEIGHTS): a warp for a sample and a plane of the kernel, in a channel and an
-// output.
-constexpr int GROUPS = WEIGHTS / PLANE_TAPS, MOST_SAMPLES = 65535;  // a grid's second size
+// The gradient of the weights in fp32 (strict), gradients (splits, WEIGHTS): a warp for a plane of the kernel, in a channel and
+// an output, and for every splits-th sample.
+constexpr int GROUPS = WEIGHTS / PLANE_TAPS;
 __global__ void __launch_bounds__(WARP)
-    sample_gradients_fp32(const Problem p, const uint8_t* __restrict__ argmax, float* __restrict__ gradients) {
-    const int64_t group = blockIdx.x, windows = p.windows();
+    weight_gradient_fp32(const Problem p, const uint8_t* __restrict__ argmax, const Upstream upstream,
+                         float* __restrict__ gradients) {
+    const int64_t splits = p.gradients, group = blockIdx.x / splits, windows = p.windows();
     const int r = group % 3, c = group / 3 % IN_CHANNELS, o = group / 3 / IN_CHANNELS, lane = threadIdx.x;
-    for (int64_t sample = blockIdx.y; sample < p.batch; sample += gridDim.y) {
-        float sums[PLANE_TAPS] = {};
+    float sums[PLANE_TAPS] = {};
+    for (int64_t sample = blockIdx.x % splits; sample < p.batch; sample += splits)
         for (int64_t window = lane; window < windows; window += WARP) {
             const int position = __ffs(argmax[(sample * windows + window) * OUTPUTS + o % 4 * 4 + o / 4]) - 1;
             const int z = window / p.columns / p.rows * 2 + position / 4 + r;
             const int y = window / p.columns % p.rows * 2 + position / 2 % 2, x = window % p.columns * 2 + position % 2;
             const Element* const from = p.x + (((sample * IN_CHANNELS + c) * p.depth + z) * p.height + y) * p.width + x;
-            UNROLL for (int k = 0; k < PLANE_TAPS; ++k) sums[k] += from[static_cast<int64_t>(k / 3) * p.width + k % 3];
+            UNROLL for (int k = 0; k < PLANE_TAPS; ++k)
+                sums[k] += upstream.at(sample, o) * from[static_cast<int64_t>(k / 3) * p.width + k % 3];
         }
-        UNROLL for (int k = 0; k < PLANE_TAPS; ++k) {
-            const float sum = warp_sum(sums[k]);
-            if (lane == 0) gradients[sample * WEIGHTS + group * PLANE_TAPS + k] = sum;
-        }
+    UNROLL for (int k = 0; k < PLANE_TAPS; ++k) {
+        const float sum = warp_sum(sums[k]);
+        if (lane == 0) gradients[blockIdx.x % splits * WEIGHTS + group * PLANE_TAPS + k] = sum;
     }
 }
 
@@ -878,6 +865,8 @@ static Problem planned(int64_t batch, int depth, int height, int width, bool str
         least = waves * (rows + 2), p.part_rows = rows, p.row_parts = row_parts;
     }
     p.parts = p.slab_parts * p.column_parts * p.row_parts;
+    const int64_t splits = ceil_div(8000, GROUPS);  // for 8000 warps
+    p.gradients = strict ? (splits < batch ? splits : batch) : batch * p.parts;
     return p;
 }
 
@@ -885,38 +874,44 @@ extern "C" int64_t count_blocks(int64_t batch, int64_t depth, int64_t height, in
     return batch * planned(batch, depth, height, width, strict, device).parts;
 }
 
-// argmax (batch, slabs, rows, columns, OUTPUTS bytes) and sample_gradients (batch, WEIGHTS) may be null; strict, gradients need
-// argmax. scratch: OUTPUTS floats a block, with gradients WEIGHTS more.
+extern "C" int64_t count_gradients(int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t strict,
+                                   int64_t device) {
+    return planned(batch, depth, height, width, strict, device).gradients;
+}
+
+// argmax (batch, slabs, rows, columns, OUTPUTS bytes) may be null. scratch: OUTPUTS floats a block.
 extern "C" int launch_conv_max_mean(const Element* x, const Element* weight, const Element* conv_bias, const Element* bias,
-                                    float* scratch, float* out, uint32_t* argmax, float* sample_gradients, double divisor,
-                                    int64_t biases, int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t strict,
+                                    float* scratch, float* out, uint32_t* argmax, double divisor, int64_t biases,
+                                    int64_t batch, int64_t depth, int64_t height, int64_t width, int64_t strict,
                                     int64_t device, cudaStream_t stream) {
     Problem p = planned(batch, depth, height, width, strict, device);
     p.x = x, p.weight = weight, p.conv_bias = conv_bias, p.bias = bias, p.out = out, p.divisor = divisor, p.biases = biases;
-    const bool fused = sample_gradients && !strict, in_parts = p.parts > 1;
-    const auto kernel = strict   ? (argmax ? conv_max_mean<true, true, false> : conv_max_mean<true, false, false>)
-                        : fused  ? conv_max_mean<false, true, true>
-                        : argmax ? conv_max_mean<false, true, false>
-                                 : conv_max_mean<false, false, false>;
+    const auto kernel = strict ? (argmax ? conv_max_mean<true, true> : conv_max_mean<true, false>)
+                               : (argmax ? conv_max_mean<false, true> : conv_max_mean<false, false>);
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.dynamic_bytes);
     if (error != cudaSuccess) return error;
-    float* const gradients = in_parts && fused ? scratch + batch * p.parts * OUTPUTS : nullptr;
-    kernel<<<batch * p.parts, THREADS, p.dynamic_bytes, stream>>>(
-        p, in_parts ? scratch : nullptr, argmax, gradients ? gradients : sample_gradients);
-    if (in_parts) finish_samples<<<batch, CONSUMERS, 0, stream>>>(scratch, gradients, sample_gradients, p);
-    if (sample_gradients && strict)
-        sample_gradients_fp32<<<dim3(GROUPS, batch < MOST_SAMPLES ? batch : MOST_SAMPLES), WARP, 0, stream>>>(
-            p, reinterpret_cast<const uint8_t*>(argmax), sample_gradients);
+    kernel<<<batch * p.parts, THREADS, p.dynamic_bytes, stream>>>(p, p.parts > 1 ? scratch : nullptr, argmax);
+    if (p.parts > 1) finish_samples<<<batch, WARP, 0, stream>>>(scratch, p);
     return cudaGetLastError();
 }
 
-// grad (batch,), or with `by_channel` (batch, OUT_CHANNELS), of the averages.
-extern "C" int launch_weight_gradient(const float* sample_gradients, const float* grad, float* grad_weight, double divisor,
-                                      int64_t by_channel, int64_t batch, int64_t depth, int64_t height, int64_t width,
-                                      int64_t strict, int64_t device, cudaStream_t stream) {
-    const Problem p = planned(batch, depth, height, width, strict, device);
+// grad (batch,), or with `by_channel` (batch, OUT_CHANNELS), of the averages. scratch: WEIGHTS floats each of count_gradients.
+extern "C" int launch_weight_gradient(const Element* x, const uint32_t* argmax, const float* grad, float* scratch,
+                                      float* grad_weight, double divisor, int64_t by_channel, int64_t batch, int64_t depth,
+                                      int64_t height, int64_t width, int64_t strict, int64_t device, cudaStream_t stream) {
+    Problem p = planned(batch, depth, height, width, strict, device);
+    p.x = x;
     const Upstream upstream = {grad, !by_channel, static_cast<float>(1 / (p.windows() * divisor))};
-    add_gradients<<<ceil_div(WEIGHTS, SUM_COLUMNS), SUM_COLUMNS * SUM_ROWS, 0, stream>>>(sample_gradients, batch, upstream,
+    if (strict) {
+        const auto bytes = reinterpret_cast<const uint8_t*>(argmax);
+        weight_gradient_fp32<<<GROUPS * p.gradients, WARP, 0, stream>>>(p, bytes, upstream, scratch);
+    } else {
+        constexpr auto LIMIT = cudaFuncAttributeMaxDynamicSharedMemorySize;
+        const cudaError_t error = cudaFuncSetAttribute(weight_gradient, LIMIT, p.dynamic_bytes);
+        if (error != cudaSuccess) return error;
+        weight_gradient<<<p.gradients, THREADS, p.dynamic_bytes, stream>>>(p, argmax, upstream, scratch);
+    }
+    add_gradients<<<ceil_div(WEIGHTS, SUM_COLUMNS), SUM_COLUMNS * SUM_ROWS, 0, stream>>>(scratch, p.gradients, upstream.scale,
                                                                                         grad_weight);
     return cudaGetLastError();
 }
@@ -973,9 +968,9 @@ def check(name, tensor, shape, device, dtype=torch.float32):
 
 
 # ---- What is this file's own.
-INPUTS = "Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor, int[3] pool"
-SCHEMA = f"({INPUTS}, int needs) -> (Tensor, Tensor, Tensor)"
-GRADIENT = f"(Tensor grad, {INPUTS}, Tensor argmax, Tensor of_samples, int needs) -> (Tensor, Tensor, Tensor, Tensor)"
+SCHEMA = "(Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor, int[3] pool, int needs) -> (Tensor, Tensor)"
+INPUTS = "Tensor grad, Tensor x, Tensor weight, Tensor conv_bias, Tensor bias, float divisor, int[3] pool"
+GRADIENT = f"({INPUTS}, Tensor argmax, int needs) -> (Tensor, Tensor, Tensor, Tensor)"
 capability = functools.cache(torch.cuda.get_device_capability)
 
 
@@ -1016,14 +1011,10 @@ def original(x, weight, conv_bias, bias, divisor, pool):
 
 
 def saved(x, weight, conv_bias, bias, divisor, pool, needs, library_for=library_for):
-    """Return room for the output, the argmax indices (needs & 1) and the weights' gradient of each sample (needs & 2).
-
-    The last two are empty where they are not needed, or PyTorch computes.
-    """
+    """Return room for the output and the argmax indices, which are empty where no gradient is wanted, or by PyTorch."""
     windows, served = [(size - 2) // 2 for size in x.shape[2:]], needs and library_for(weight, pool).is_served()
-    argmax = x.new_empty((x.shape[0], *windows, 16) if served and needs & 1 else 0, dtype=torch.uint8)
-    of_samples = x.new_empty((x.shape[0], *weight.shape) if served and needs & 2 else 0)
-    return x.new_empty((x.shape[0], *([] if bias.numel() else weight.shape[:1]), 1, 1, 1)), argmax, of_samples
+    argmax = x.new_empty((x.shape[0], *windows, 16) if served else 0, dtype=torch.uint8)
+    return x.new_empty((x.shape[0], *([] if bias.numel() else weight.shape[:1]), 1, 1, 1)), argmax
 
 
 def conv_max_mean(x, weight, conv_bias, bias, divisor, pool, needs, library_for=library_for, saved=saved, original=original):
@@ -1040,30 +1031,27 @@ def conv_max_mean(x, weight, conv_bias, bias, divisor, pool, needs, library_for=
         raise RuntimeError(f"expected fewer than 2^31 pixels a channel; got x of shape {[*x.shape]}")
     if x.is_cuda and capability(x.device) < (8, 0):
         raise RuntimeError("expected a GPU of compute capability 8.0 or later; v3_single_kernel runs on others")
-    library, strict = library_for(weight, pool), is_strict()
-    by_argmax = needs | 1 if needs and strict else needs  # strict gradients of samples take the indices, too
-    out, argmax, of_samples = saved(x, weight, conv_bias, bias, divisor, pool, by_argmax)
+    library, (out, argmax) = library_for(weight, pool), saved(x, weight, conv_bias, bias, divisor, pool, needs)
     if not library.is_served():
         limits = "at most 8 channels in and 16 out, a kernel of 3 x 3 x 3 and windows of 2 x 2 x 2"
         warnings.warn(f"PyTorch computes what these kernels do not take: {limits}", stacklevel=2)
-        return original(x, weight, conv_bias, bias, divisor, pool), argmax, of_samples
+        return original(x, weight, conv_bias, bias, divisor, pool), argmax
     x, weight, conv_bias, bias = x.contiguous(), weight.contiguous(), conv_bias.contiguous(), bias.contiguous()
     if batch:
-        numbers = batch, depth, height, width, strict, x.device.index or 0
+        numbers = batch, depth, height, width, is_strict(), x.device.index or 0
         blocks = count(library.count_blocks, *numbers)
         if blocks >= 2**31:
             raise RuntimeError(f"expected a batch of fewer than 2^31 blocks; got one of {blocks}")
-        scratch = x.new_empty(blocks * (16 + weight.numel() * (blocks > batch and len(of_samples) > 0)))
-        given = x, weight, conv_bias, bias, scratch, out, *(each if len(each) else None for each in (argmax, of_samples))
+        given = x, weight, conv_bias, bias, x.new_empty(16 * blocks), out, argmax if needs else None
         launch(library.launch_conv_max_mean, *given, float(divisor), bias.numel(), *numbers)
-    return out, argmax if needs & 1 else argmax.new_empty(0), of_samples
+    return out, argmax
 
 
 operator = torch.library.custom_op(f"{NAME}::forward", conv_max_mean, mutates_args=(), device_types=DEVICE, schema=SCHEMA)
 operator.register_fake(saved)
 
 
-def gradient(grad, x, weight, conv_bias, bias, divisor, pool, argmax, of_samples, needs, library_for=library_for):
+def gradient(grad, x, weight, conv_bias, bias, divisor, pool, argmax, needs, library_for=library_for):
     """Return the gradients of x (needs & 1) and of the parameters (needs & 2); empty tensors where they are not needed."""
     library, numbers = library_for(weight, pool), (len(x), *x.shape[2:], is_strict(), x.device.index or 0)
     grad, x, weight, rest = grad.contiguous(), x.contiguous(), weight.contiguous(), (not bias.numel(), *numbers)
@@ -1071,7 +1059,8 @@ def gradient(grad, x, weight, conv_bias, bias, divisor, pool, argmax, of_samples
     if found[0].numel():
         launch(library.launch_input_gradient, weight, argmax, grad, found[0], float(divisor), *rest)
     if needs & 2:
-        launch(library.launch_weight_gradient, of_samples, grad, found[1], float(divisor), *rest)
+        scratch = x.new_empty(count(library.count_gradients, *numbers) * weight.numel())
+        launch(library.launch_weight_gradient, x, argmax, grad, scratch, found[1], float(divisor), *rest)
         of_averages = grad.sum(0).reshape(-1).expand(len(weight))
         found[2] = of_averages / divisor
         if bias.numel():
@@ -1079,7 +1068,7 @@ def gradient(grad, x, weight, conv_bias, bias, divisor, pool, argmax, of_samples
     return tuple(found)
 
 
-def gradients(grad, x, weight, conv_bias, bias, divisor, pool, argmax, of_samples, needs):
+def gradients(grad, x, weight, conv_bias, bias, divisor, pool, argmax, needs):
     found = (x, 1), (weight, 2), (conv_bias, 2), (bias, 2)
     return tuple(each.new_empty(each.shape if needs & bit else 0) for each, bit in found)
 
@@ -1090,19 +1079,19 @@ of_gradients.register_fake(gradients)
 
 def backward(ctx, grad, *_, original=original, gradient=gradient):
     """The gradient; PyTorch's, which takes several times 441 MB, where kernels do not serve, and that of a gradient."""
-    *tensors, argmax, of_samples = ctx.saved_tensors
+    *tensors, argmax = ctx.saved_tensors
     wanted = ctx.needs_input_grad[:4]
-    needs, kept = wanted[0] + 2 * any(wanted[1:]), (len(argmax) > 0) + 2 * (len(of_samples) > 0)
-    if torch.is_grad_enabled() or needs & ~kept:
+    needs = wanted[0] + 2 * any(wanted[1:])
+    if torch.is_grad_enabled() or needs & ~ctx.needs or not len(argmax):
         found = torch.func.vjp(lambda *tensors: original(*tensors, ctx.divisor, ctx.pool), *tensors)[1](grad)
         return *found, None, None, None
     function = gradient if is_direct(grad, *tensors) else torch.ops.conv3d_div_max_gap_bias_sum_training_tensor_core.gradient
-    found = function(grad, *tensors, ctx.divisor, ctx.pool, argmax, of_samples, needs)
+    found = function(grad, *tensors, ctx.divisor, ctx.pool, argmax, needs)
     return *[each if is_wanted else None for each, is_wanted in zip(found, wanted, strict=True)], None, None, None
 
 
 def setup_context(ctx, inputs, output):
-    *tensors, ctx.divisor, ctx.pool, _ = inputs
+    *tensors, ctx.divisor, ctx.pool, ctx.needs = inputs
     ctx.save_for_backward(*tensors, *output[1:])
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)

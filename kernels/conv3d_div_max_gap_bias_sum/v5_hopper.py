@@ -188,11 +188,6 @@ DEVICE void tma_load_5d(uint32_t to, const CUtensorMap& map, int i0, int i1, int
                  "r"(barrier)
                  : "memory");
 }
-// The next kernel in the stream, where it is launched with programmatic stream serialization, may start once all blocks have
-// called this, or ended.
-DEVICE void griddepcontrol_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
-// Returns when the kernel before has ended and its writes are visible.
-DEVICE void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEVICE void bar_sync(int name, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
 template <int REGISTERS>
 DEVICE void warpgroup_reg_dealloc() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
@@ -692,7 +687,6 @@ __global__ void __launch_bounds__(THREADS, 1)
     stream_max_mean(const __grid_constant__ CUtensorMap x, const Problem problem, float* __restrict__ segment_sums) {
     extern __shared__ __align__(128) char memory[];
     __shared__ Shared shared;
-    griddepcontrol_launch_dependents();  // finish_samples may start
     const Pipeline pipeline(problem, shared, memory);
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / WARP, 0);
     if (warp >= CONSUMER_WARPS) {
@@ -744,51 +738,32 @@ __global__ void __launch_bounds__(THREADS, 1)
         if (lane < OUTPUTS)
             for (int other = 0; other < CONSUMER_WARPS; ++other) sum += shared.sums[turn][other][lane];
         sum = ldexpf(sum, -exponent - shared.weight_exponent);
-        if (!segment_sums) {
-            write_result(problem, segment.sample, sum);
-        } else if (lane < OUTPUTS) {
-            float* const slot = segment_sums + static_cast<int64_t>(segment.image + blockIdx.x) * OUTPUTS + lane;
-            *slot = sum;
-            if (segment.first_row + segment.rows == problem.rows && line + segment.rows == end) slot[OUTPUTS] = 0;
-        }
+        if (!segment_sums) write_result(problem, segment.sample, sum);
+        else if (lane < OUTPUTS) segment_sums[static_cast<int64_t>(segment.image + blockIdx.x) * OUTPUTS + lane] = sum;
     }
 }
 
-// A block adds the segments of a sample, a row of threads every FINISH_ROWS-th. A segment's slot is image + block: to the next
-// segment's, one or both grow; a slot between holds zeros.
-constexpr int FINISH_ROWS = 16;
-__global__ void __launch_bounds__(FINISH_ROWS * OUTPUTS)
-    finish_samples(const float* __restrict__ segment_sums, const Problem p) {
-    __shared__ float row_sums[FINISH_ROWS][OUTPUTS];
-    const int o = threadIdx.x % OUTPUTS, row = threadIdx.x / OUTPUTS;
-    const int64_t all = p.images() * p.rows;
-    const auto slot_of = [&](int64_t image, int64_t line) { return image + ((line + 1) * p.blocks - 1) / all; };
-    const int64_t image = static_cast<int64_t>(blockIdx.x) * p.parts(), next_image = image + p.parts();
-    const int64_t first = slot_of(image, image * p.rows), last = slot_of(next_image - 1, next_image * p.rows - 1);
+// A warp adds the segments of a sample, in order. A segment's slot is image + block: to the next segment's, one or both grow.
+__global__ void __launch_bounds__(WARP) finish_samples(const float* __restrict__ segment_sums, const Problem p) {
     float sum = 0;
-    griddepcontrol_wait();
-    _Pragma("unroll 8") for (int64_t slot = first + row; slot <= last; slot += FINISH_ROWS)
-        sum += segment_sums[slot * OUTPUTS + o];
-    row_sums[row][o] = sum;
-    __syncthreads();
-    if (threadIdx.x >= WARP) return;
-    sum = 0;
-    for (int other = 0; other < FINISH_ROWS && threadIdx.x < OUTPUTS; ++other) sum += row_sums[other][o];
+    const int64_t all = p.images() * p.rows, first_image = static_cast<int64_t>(blockIdx.x) * p.parts();
+    for (int64_t image = first_image; image < first_image + p.parts(); ++image) {
+        const auto block_of = [&](int64_t line) { return ((line + 1) * p.blocks - 1) / all; };
+        for (int64_t block = block_of(image * p.rows); block <= block_of((image + 1) * p.rows - 1); ++block)
+            if (threadIdx.x < OUTPUTS) sum += segment_sums[(image + block) * OUTPUTS + threadIdx.x];
+    }
     write_result(p, blockIdx.x, sum);
 }
 
 // ---- launches
-// As many slabs an image as shared memory takes, in equal parts, fewer where rows are too few for all SMs; and as many blocks
-// as SMs, or as samples where that keeps at least 95% of the SMs busy: whole samples need no second pass over segments' sums.
+// As many slabs an image as shared memory takes, in equal parts; and as many blocks as SMs, or as samples where that keeps at
+// least 95% of the SMs busy: whole samples need no second pass over their segments' sums.
 static Problem planned(int64_t batch, int depth, int height, int width, int device) {
     Problem p = {batch, depth, height, width, (depth - 2) / 2, (height - 2) / 2, (width - 2) / 2};
     int limit = 0, sm_count = 0;
     cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
-    p.image_columns = p.columns < COLUMNS / 2 ? p.columns : COLUMNS / 2 - 2;  // even, as v4's loads of 16 bytes need it
-    p.column_parts = ceil_div(p.columns, p.image_columns);
     int parts = 0;
-    const auto fills_sms = [&] { return (parts + 1) * p.column_parts * p.rows * batch > sm_count; };
     do {
         p.image_slabs = ceil_div(p.slabs, ++parts), p.slab_parts = ceil_div(p.slabs, p.image_slabs);
         const int planes = 2 * p.image_slabs + 2;
@@ -796,7 +771,9 @@ static Problem planned(int64_t batch, int depth, int height, int width, int devi
         p.stage_bytes = CHANNELS * p.stage_planes * 2 * STAGE_ROW_BYTES;
         p.band_bytes = (STRICT ? 2 : 1) * planes * PLANE_BYTES;
         p.dynamic_bytes = STAGES * p.stage_bytes + BANDS * p.band_bytes + WEIGHT_BYTES;
-    } while (p.image_slabs > 1 && (!fills_sms() || p.dynamic_bytes + static_cast<int>(sizeof(Shared)) > limit));
+    } while (p.image_slabs > 1 && p.dynamic_bytes + static_cast<int>(sizeof(Shared)) > limit);
+    p.image_columns = p.columns < COLUMNS / 2 ? p.columns : COLUMNS / 2 - 2;  // even, as v4's loads of 16 bytes need it
+    p.column_parts = ceil_div(p.columns, p.image_columns);
     const int64_t images = p.images(), waves = (images + sm_count - 1) / sm_count, whole_blocks = (images + waves - 1) / waves;
     if (images == p.batch && images % whole_blocks == 0 && whole_blocks * 20 >= 19 * sm_count) p.blocks = whole_blocks;
     else p.blocks = images * p.rows < sm_count ? images * p.rows : sm_count;
@@ -851,13 +828,8 @@ extern "C" int launch_stream_max_mean(const Element* x, const Element* weight, c
     if (error == cudaSuccess) error = encode_map(x, p, &map);
     if (error != cudaSuccess) return error;
     kernel<<<p.blocks, THREADS, p.dynamic_bytes, stream>>>(map, p, segment_sums);
-    if (segment_sums) {
-        cudaLaunchAttribute early = {cudaLaunchAttributeProgrammaticStreamSerialization};
-        early.val.programmaticStreamSerializationAllowed = 1;
-        const cudaLaunchConfig_t config = {dim3(batch), dim3(FINISH_ROWS * OUTPUTS), 0, stream, &early, 1};
-        error = cudaLaunchKernelEx(&config, finish_samples, static_cast<const float*>(segment_sums), p);
-    }
-    return error == cudaSuccess ? cudaGetLastError() : error;
+    if (segment_sums) finish_samples<<<batch, WARP, 0, stream>>>(segment_sums, p);
+    return cudaGetLastError();
 }
 #endif  // SERVED
 """

@@ -90,7 +90,7 @@ class Session:
             prepared.result()
             progress.finished("truth", *task.names("float64"), "ready")
         except WorkerFailure as failure:
-            self._unusable = failure
+            self._unusable = with_shapes(failure, self._referee)
             progress.finished("truth", *task.names("float64"), "error")
         except BaseException:
             self.close()

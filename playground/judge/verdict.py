@@ -43,7 +43,8 @@ def conclude(known: J, complaints: Sequence[Complaint]) -> J:
     kinds: dict[tuple[str, str | None], list[Complaint]] = {}
     for each in complaints:
         kinds.setdefault((each.tag, each.costs), []).append(each)
-    told = [replace(one, text=f"{one.text} (and in {len(more)} more)") if more else one for one, *more in kinds.values()]
+    found = ((one, f" (and in {len(more)} more check{'s' * (len(more) > 1)})" * bool(more)) for one, *more in kinds.values())
+    told = [replace(one, text=one.text + others) for one, others in found]
     ordered = sorted(told, key=lambda each: ((FORWARD, DROP_IN, None).index(each.costs), each.tag != FIRST))
     fatal = [each for each in ordered if each.costs == FORWARD]
     against = {"forward": [each.text for each in fatal], "drop_in": [each.text for each in ordered if each.costs]}

@@ -51,11 +51,13 @@ def folder_for(root, cpp, cuda, has_functions, implicit):
         operators |= found
     bindings = has_functions or bool(BINDS.search(texts[0])), bool(BINDS.search(texts[1]))
     content = _headers(sorted(operators), *bindings)
+    if not any(header.startswith("ATen/") for text in texts for header in INCLUDES.findall(text)):  # those may need the whole
+        content |= {f"ATen/{file.name}": file.read_text() for file in sorted((LIGHT.parent / "ATen").iterdir())}
     folder = Path(root) / "light" / hashlib.sha256(repr((cpp, cuda, content)).encode()).hexdigest()[:16]
     if (folder / REFUSED).exists():
         return None
     for name, text in content.items():
-        file = folder / "torch" / name
+        file = folder / name
         if not file.exists():  # written again, it would be newer than what was built with it
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
@@ -80,10 +82,11 @@ def _operators(text):
 
 
 def _headers(operators, in_cpp, in_cuda):
-    """{name: text} of torch/types.h and torch/extension.h; the latter has pybind11 for the C++ text, the CUDA text, or both."""
+    """{path: text} of torch/types.h and torch/extension.h; the latter has pybind11 for the C++ text, the CUDA text, or both."""
     lines = [*(f"#include <{name}>" for name in STANDARD), f'#include "{LIGHT / "types.h"}"']
     lines += [f"#include <ATen/ops/{name}.h>" for name in operators]
     wanted = {(True, True): "1", (True, False): "!defined(__CUDACC__)", (False, True): "defined(__CUDACC__)"}
     binding = [f"#if {wanted.get((in_cpp, in_cuda), '0')}", "#define LIGHT_PYBIND", "#endif"]
     extension = [*binding, f'#include "{LIGHT / "extension.h"}"']
-    return {name: "\n".join(["#pragma once", *own, ""]) for name, own in (("types.h", lines), ("extension.h", extension))}
+    files = ("torch/types.h", lines), ("torch/extension.h", extension)
+    return {path: "\n".join(["#pragma once", *own, ""]) for path, own in files}

@@ -280,7 +280,7 @@ class WorkerProcess:
                 if COMPILERS.fullmatch(name := psutil.Process(pid).name()):
                     return f": still compiling ({name}); raise --time-limit"
         if self.role == "referee":
-            return ": while the original was run"
+            return ": while the original was run; make it smaller with --set, or raise --time-limit"
         return f": {PHASES[what]}" if self.role == "candidate" and what in PHASES else ""
 
     def _unpaused(self):

@@ -23,6 +23,14 @@ def empty_cache(tmp_path, monkeypatch):
     return tmp_path
 
 
+def test_what_files_share_is_looked_for_without_making_it(empty_cache, monkeypatch):
+    assert not extension.is_made(__file__) and not any(empty_cache.rglob("*.so"))
+    monkeypatch.setattr(extension, "OWN_LIBRARIES", (lambda: toolchain.kept("objects", ".o", "key", Path.touch),))
+    assert not extension.is_made(__file__)
+    toolchain.kept("objects", ".o", "key", Path.touch)
+    assert extension.is_made("")
+
+
 def test_what_several_need_at_once_is_made_once(empty_cache):
     made, together = [], threading.Barrier(4)
 

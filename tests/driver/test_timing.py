@@ -762,9 +762,9 @@ WARM = 3.3  # of cold calls it is 3.5
 LEFT = {"null_ms": 0.3, "control": 1.0, "rounds": 9, "calls": 1}
 
 
-def time_as(timed, trust, is_catalogued=False):
+def time_as(timed, trust, is_catalogued=False, variant=4.0):
     """The result of a file that takes 4 ms, where eager PyTorch takes 14, on these terms."""
-    device = Device(dict.fromkeys(BASELINES, 14.0) | {"variant": 4.0})
+    device = Device(dict.fromkeys(BASELINES, 14.0) | {"variant": variant})
     stopwatch = timed.stopwatch(device, is_catalogued=is_catalogued, trust=trust)
     return dump(stopwatch.time(stopwatch.enter(device, timed.result(training=False))))
 
@@ -786,6 +786,12 @@ def test_of_anybody_s_file_both_figures_are_kept_apart(timed, outside):
     assert found["measured"]["eager"]["ratio"] == pytest.approx(3.5)
     assert found["proved"] == pytest.approx({"ratio": 3.4, "low": 0.95 * 3.4, "high": 1.05 * 3.4})
     assert found["speedup"]["eager"]["low"] == found["proved"]["low"]
+
+
+def test_where_the_outer_clock_counts_the_inner_one_plays_no_rounds_for_the_last_percents(timed, outside):
+    outside(3.4)
+    rounds = {trust: time_as(timed, trust, variant=lambda number: (4.0, 4.15)[number % 2])["rounds"] for trust in TRUST}
+    assert rounds[NOBODY] == race.MIN_ROUNDS < rounds[MINE]
 
 
 def test_what_the_outer_clock_cannot_bear_it_decides(timed, outside):

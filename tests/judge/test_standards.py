@@ -11,7 +11,7 @@ from playground import untrusted
 from playground.judge.checks import DROP_IN, FORWARD
 from playground.judge.evaluation import Evaluation
 from playground.judge.failure import JUDGE_BROKE
-from playground.judge.verdict import UNJUDGED, Complaint, conclude, ended, permitted_to
+from playground.judge.verdict import UNJUDGED, Complaint, conclude, ended, permitted_to, with_shapes
 from playground.record import Accuracy, compose
 from playground.report import figures
 from playground.subject import Subject
@@ -76,7 +76,14 @@ def test_a_wrong_gradient_is_the_first_of_the_caveats():
 
 def test_one_caveat_stands_for_all_of_its_kind():
     result = concluded(*(Complaint("values", f"on {what}", DROP_IN) for what in ("a ramp", "small inputs", "large inputs")))
-    assert [caveat.text for caveat in result.caveats] == ["on a ramp (and in 2 more)"]
+    assert [caveat.text for caveat in result.caveats] == ["on a ramp (and in 2 more checks)"]
+
+
+def test_a_time_limit_names_the_constants_of_a_smaller_size():
+    late = WorkerFailure("in block 1 of 4096: make it smaller with --set, or raise --time-limit", role="candidate")
+    told = with_shapes(late, SimpleNamespace(smaller={"N": 64, "M": 8}))
+    assert str(told) == "in block 1 of 4096: make it smaller with --set N=64 M=8, or raise --time-limit"
+    assert told.role == "candidate" and with_shapes(late, SimpleNamespace(smaller={})) is late
 
 
 def test_what_ends_everything_is_said_under_both_standards():

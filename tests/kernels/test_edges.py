@@ -23,7 +23,7 @@ from playground.judge.precision import forbid_tf32
 PARAMS = project_variants.variants()
 FUSED = [param for param in PARAMS if "::gradient" in project_variants.text_of(param.values[1])]  # gradients of their own
 TRAINED = [param for param in PARAMS if param in FUSED or param.values[1].backend == "cpu"]
-# Their gradient is of the backward pass's precision, as PyTorch's; conv3d's by the weights of the forward pass's.
+# These keep nothing of a precision for their gradient, which is of the backward pass's precision, as PyTorch's.
 KEEP_NOTHING = {"alexnet_conv1/training_tensor_core", "conv3d_div_max_gap_bias_sum/training_tensor_core"}
 NARROW = [p for p in PARAMS if "ELEMENT" in project_variants.text_of(p.values[1])]  # take 16-bit types
 STRICT = [p for p in PARAMS if "STRICT" in project_variants.text_of(p.values[1]) and p.id not in KEEP_NOTHING]
