@@ -1,29 +1,21 @@
 """The stand-in for torch.utils.cpp_extension.load_inline: the same arguments, but the CUDA text runs on the CPU."""
 
-import functools
 import importlib.util
 import inspect
 import re
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from . import c_functions, runtime, toolchain
-from .declarations import ACCEPTED_RACE
-from .diagnostics import describe, errors_in, is_for_want_of_a_header, unexplained
+from . import bindings, c_functions, runtime, toolchain
+from .diagnostics import is_for_want_of_a_header
 from .errors import EmulatorError
-from .program import LINES_OF_A_FILE, Program, in_mirror, numbered
-from .rewrite import rewrite
-from .sourcemap import SourceMap, calling_file
-from .text import UnsupportedError, as_read, tokens_of
+from .prepared import REGISTERS, STAND_IN, LoadedFile, Prepared
+from .program import LINES_OF_A_FILE, Program, in_mirror
+from .sourcemap import calling_file
+from .text import tokens_of
 
 IMPLICIT_CPP = "#include <torch/extension.h>\n"
 IMPLICIT_CUDA = "#include <torch/types.h>\n#include <cuda.h>\n#include <cuda_runtime.h>\n"
-REGISTERS = re.compile(r"#\s*include\s*<torch/library\.h>")
-NAME = re.compile(r"\bTORCH_EXTENSION_NAME\b")
-NAMED_LIBRARY = re.compile(r"\bTORCH_LIBRARY(?:_IMPL|_FRAGMENT)?\s*\(\s*TORCH_EXTENSION_NAME\b")
-NAME_IN_A_VARIABLE = re.compile(r"(=\s*)C10_STRINGIZE\s*\(\s*TORCH_EXTENSION_NAME\s*\)(?=\s*;)")
-STAND_IN = "emulator_stand_in"  # the library's name in a binding that is compiled once for all names
-STAND_IN_FILE = "<cpp_sources>"  # the file of a binding's lines: copies of a file share its object
 # Unlike kernels, without -fno-gnu-unique: what libraries share in a real process, they share here.
 BINDING_FLAGS = (f"-I{toolchain.INCLUDE}", "-O1", *toolchain.LINES_ONLY, "-fPIC", "-w")
 VERSIONS = {}  # an extension's name -> what was given to build each of its versions
@@ -40,29 +32,6 @@ DEVICE_LAMBDA = re.compile(r"\]\s*(?:__host__\s*)?__device__\b")
 
 def as_text(sources):
     return sources if isinstance(sources, str) else "\n".join(sources or [])
-
-
-def pybind_module(functions, with_error_handling):
-    if isinstance(functions, str):
-        functions = [functions]
-    if not isinstance(functions, dict):
-        functions = {name: name for name in functions}
-    wrap = "torch::wrap_pybind_function({})" if with_error_handling else "{}"
-    lines = [f'm.def("{name}", {wrap.format(name)}, "{text}");' for name, text in functions.items()]
-    return "\nPYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {\n" + "\n".join(lines) + "\n}\n"
-
-
-def after_line(text, line, inserted):
-    """`text` with `inserted` behind its `line`-th line (0: in front)."""
-    lines = text.split("\n")
-    return "\n".join([*lines[:line], inserted, *lines[line:]])
-
-
-def operator_headers(text):
-    """Includes for the operators that a text names in full, as in torch::empty_like."""
-    names = sorted(set(re.findall(r"\b(?:torch|at)::(\w+)\s*\(", text)))
-    folders = [Path(flag.removeprefix("-isystem")) for flag in toolchain.torch_flags()[0] if flag.startswith("-isystem")]
-    return [f"#include <ATen/ops/{name}.h>" for name in names if any((f / "ATen/ops" / f"{name}.h").exists() for f in folders)]
 
 
 def versioned(name, given):
@@ -89,107 +58,6 @@ def refuse_device_lambdas(prepared, flags):
         raise EmulatorError(
             f"{prepared.file}:{line}: error: nvcc refuses a __device__ lambda without extra_cuda_cflags=['--extended-lambda']"
         )
-
-
-def is_the_same_under_any_name(text):
-    """Whether a binding uses its library's name for nothing but registering operators, and to keep it in a variable."""
-    named = len(NAMED_LIBRARY.findall(text)) + len(NAME_IN_A_VARIABLE.findall(text))
-    return REGISTERS.search(text) is not None and named > 0 and named == len(NAME.findall(text))
-
-
-class Prepared:
-    """One text made ready for the host compiler. `shared`: it is a binding that serves under any library name."""
-
-    def __init__(self, text, source_file, fallback_name, is_cuda):
-        text = as_read(text)
-        source_map = SourceMap(text, source_file, fallback_name)
-        try:
-            rewritten = rewrite(text)
-        except UnsupportedError as error:
-            place = f"{source_map.file}:{source_map.line(error.line)}"
-            raise EmulatorError(f"{place}: {error.told}") from None
-        self.file, self.given, self.line_of = source_map.file, text, source_map.line
-        self.uses_torch = rewritten.uses_torch or not is_cuda
-        self.shared = not is_cuda and is_the_same_under_any_name(text)
-        self.kernel_lines = {name: source_map.line(found[-1].line) for name, found in rewritten.kernels.items()}
-
-        lines = enumerate(text.split("\n"), 1)
-        self.waiting = {source_map.line(number) for number in rewritten.waiting_lines}
-        self.accepted_races = [source_map.line(number) for number, line in lines if ACCEPTED_RACE.search(line)]
-
-        # The rewriter writes a kernel's line as the text counts it; make it the file's.
-        def renumber(match):
-            return f"{match[1]}{match[2]}{match[3]}{source_map.line(int(match[4]))}"
-
-        launch = r'(::emulator::launch(?:_\w+)?\(")((?:\\.|[^"\\])*)(", )(\d+)'
-        text = re.sub(launch, renumber, rewritten.text)
-        text = NAME_IN_A_VARIABLE.sub(r"\1emulator_library_name", text) if self.shared else text
-        source_map.lines += [None] * (text.count("\n") + 1 - len(source_map.lines))
-        self.rewritten_lines = {
-            line
-            for line, before, after in zip(source_map.lines, self.given.split("\n"), text.split("\n"), strict=False)
-            if before != after
-        }
-        added = [*operator_headers(text), "#include <emulator/torch_overrides.h>"] if self.uses_torch else []
-        added += ["#include <emulator/nvcc_macros.h>"] if is_cuda else []
-        added += ["#include <emulator/library_name.h>"] if self.shared else []
-        at = rewritten.last_include_line
-        text = after_line(text, at, "\n".join(added))
-        source_map.lines[at:at] = [None] * len(added)
-        self.text = source_map.with_directives(text, self.file if is_cuda else STAND_IN_FILE)
-
-    def explain(self, messages):
-        """An exception of the compiler's messages."""
-        return self.described(self.errors(messages), messages)
-
-    def errors(self, messages):
-        return errors_in(messages, {str(self.file), STAND_IN_FILE}.__contains__)
-
-    def described(self, errors, messages):
-        if not errors:
-            return EmulatorError(unexplained(messages))
-        return EmulatorError(
-            describe(
-                errors,
-                place=lambda line: (self.file, line),
-                column_holds=lambda line: line not in self.rewritten_lines,
-                text_lines=self.given.split("\n"),
-            )
-        )
-
-
-class LoadedFile:
-    """One of the files that are given to load, made ready as Prepared does it, with its headers in its program's mirror.
-
-    PyTorch's headers that the program's own include come first: what nvcc defines stands behind them and before the own.
-    """
-
-    TORCH_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<(?:torch|ATen|c10|pybind11)/[^>\n]*>", re.M)
-
-    def __init__(self, program, file):
-        self.program, self.file, self.given = program, str(file.path), file.text
-        self.is_cuda = file.path.suffix == ".cu"
-        self.uses_torch, self.shared = True, False
-        headers = [line for each in program.files if each is not file for line in self.TORCH_INCLUDE.findall(each.text)]
-        added = [*dict.fromkeys(headers), *operator_headers(file.rewritten), "#include <emulator/torch_overrides.h>"]
-        added += ["#include <emulator/nvcc_macros.h>"] if self.is_cuda else []
-        last = file.made.last_include_line
-        at = last % LINES_OF_A_FILE if last else 0
-        more = "\n".join([*added, f"#line {file.first_line + at}"])
-        self.text = after_line(numbered(file), at + 1, more)  # its first line is a #line
-
-    def line_of(self, line):
-        return line
-
-    def errors(self, messages):
-        return errors_in(messages, {str(file.path) for file in self.program.files}.__contains__)
-
-    def described(self, errors, messages):
-        described = describe(errors, self.program.place, self.program.is_compiled_as_it_is) if errors else unexplained(messages)
-        return EmulatorError(described)
-
-    def explain(self, messages):
-        return self.described(self.errors(messages), messages)
 
 
 class NumberedFiles:
@@ -243,7 +111,8 @@ class Builder:
         file = Path(self.source_file or "")
         text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
         includes_all = "load_inline" in text and "no_implicit_headers" not in text
-        light = light_kernel_header, light_binding_header, toolchain.names_in_torch_headers
+        light = [toolchain.bindings_library, light_kernel_header, toolchain.names_in_torch_headers]
+        light += [light_binding_header] * bool(USES_PYBIND.search(text))
         return (
             *OWN_LIBRARIES,
             *(light if includes_all and self.takes_light_header else ()),
@@ -306,8 +175,13 @@ class Builder:
         name = versioned(name, repr(given))
         if not no_implicit_headers:
             cpp, cuda = IMPLICIT_CPP + cpp, IMPLICIT_CUDA + cuda if cuda else ""
+        own = None  # the binding without pybind11
         if functions is not None:
-            cpp += pybind_module(functions, with_pytorch_error_handling)
+            if not USES_PYBIND.search(cpp) and not REGISTERS.search(cpp):
+                own = cpp + bindings.own_module(name, functions, with_pytorch_error_handling)
+                own = Prepared(own, source_file, f"<{name}: cpp_sources>", is_cuda=False)
+                own.is_declared = "{" not in cpp
+            cpp += bindings.pybind_module(functions, with_pytorch_error_handling)
         includes = [f"-I{path}" for path in extra_include_paths or []]
         binding = (
             Prepared(cpp, source_file, f"<{name}: cpp_sources>", is_cuda=False) if cpp.strip() or not cuda.strip() else None
@@ -321,7 +195,7 @@ class Builder:
         cuda_flags = [*filter(KEPT_FLAG.fullmatch, extra_cuda_cflags or []), *includes]
         extra = [flag for flag in extra_ldflags or [] if flag and not re.search(r"cuda|cublas|cudnn", flag)]
         try:
-            library = self._compiled(name, binding, cpp_flags, kernels, cuda_flags, extra)
+            library = self._compiled(name, binding, cpp_flags, kernels, cuda_flags, extra, own)
         except EmulatorError as error:
             raise error.with_traceback(None) from None  # what is wrong is the caller's text
         return name, library, kernels
@@ -397,11 +271,16 @@ class Builder:
     load.emulates_cuda = True
     load_inline.emulates_cuda = True  # what a variant's main asks: whether its kernels run on CPU tensors here
 
-    def _compiled(self, name, binding, cpp_flags, kernels, cuda_flags, linker_flags):
-        """The path of a library of the Prepared texts; one of them may be None."""
+    def _compiled(self, name, binding, cpp_flags, kernels, cuda_flags, linker_flags, own):
+        """The path of a library of the Prepared texts; one of the two may be None. `own`: the binding without pybind11."""
         uses_torch = binding is not None or kernels.uses_torch
         cuda_flags = cuda_flags if uses_torch else [*cuda_flags, *c_functions.FLAGS]
-        jobs = [functools.partial(self.compile_binding, name, binding, cpp_flags)] if binding else []
+
+        def bind():
+            made = own and self.compile_own_binding(name, own, cpp_flags)
+            return made or self.compile_binding(name, binding, cpp_flags, with_pybind=not own)
+
+        jobs = [bind] if binding else []
         jobs += [lambda: [self.compile_kernels(name, kernels, cuda_flags)]] if kernels else []
         with ThreadPoolExecutor() as pool:
             pool.submit(toolchain.runtime_library)  # `link` says what is wrong with it
@@ -418,17 +297,33 @@ class Builder:
         runtime.waits(library, prepared.waiting)
         return library
 
-    def compile_binding(self, name, prepared, flags):
-        """The object files of a binding: it, and its library's name where the one serves all names."""
+    def compile_binding(self, name, prepared, flags, with_pybind=True):
+        """The object files of a binding: it, and its library's name where the one serves all names.
+
+        `with_pybind`: its own text has pybind11's code, whose headers are parsed beforehand.
+        """
         own = list(BINDING_FLAGS)
         if REGISTERS.search(prepared.text):
             own += ["-include", str(binding_header())]
         if not prepared.shared:
-            return [compile_with_torch(name, prepared, [*own, *flags], light_binding_header)]
+            return [compile_with_torch(name, prepared, [*own, *flags], light_binding_header if with_pybind else None)]
         shared = compile_with_torch(STAND_IN, prepared, [*own, *flags, f'-DEMULATOR_STAND_IN="{STAND_IN}"'])
         hidden = '__attribute__((visibility("hidden")))'
         named = f'extern "C" {hidden} const char emulator_library_name[];\nconst char emulator_library_name[] = "{name}";\n'
         return [shared, toolchain.compile_text(named, ".cpp", ["-fPIC"])]
+
+    def compile_own_binding(self, name, prepared, flags):
+        """The object file and library of a binding without pybind11; None where it is wrong, or has an unusual signature."""
+        try:
+            if prepared.is_declared:
+                flags = [f"-I{DECLARED}", *BINDING_FLAGS, toolchain.torch_flags()[0][0], *flags]
+                compiled = toolchain.compile_text(prepared.text, ".cpp", flags)
+            else:
+                compiled = compile_with_torch(name, prepared, [*BINDING_FLAGS, *flags])
+            library = toolchain.bindings_library()
+        except EmulatorError:
+            return None  # what is wrong is told of pybind11's text
+        return [compiled, library] if bindings.has_all(library, compiled) else None
 
     def compile_kernels(self, name, prepared, flags):
         flags = [*toolchain.kernel_flags(self.mode, self.debug), *(HALF_FLAGS if prepared.uses_torch else ()), *flags]
@@ -465,6 +360,7 @@ def _side_by_side(jobs):
 BEYOND_LIGHT = re.compile(r"\btorch::(autograd|nn|indexing|data|optim|jit)\b|\bat::indexing\b|\bTensorIndex\b")
 INCLUDES_ALL = re.compile(r"#\s*include\s*<torch/(extension|types|all|torch)\.h>")
 USES_PYBIND = re.compile(r"\bPYBIND11_|\bpy::|\bpybind11\b")
+DECLARED = toolchain.INCLUDE / "light" / "declared"  # what declarations take in place of PyTorch's headers
 LIGHT = (f"-I{toolchain.INCLUDE / 'light'}",)
 
 

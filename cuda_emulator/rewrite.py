@@ -7,14 +7,14 @@ import functools
 import itertools
 from dataclasses import dataclass
 
-from . import ptx
-from . import sides as sides_of_text
+from . import ptx, refusals
 from .builtin_names import rename_own_builtins
 from .declarations import find_kernels
 from .rewrite_directives import Directives, macros_of
 from .rewrite_functions import Functions
 from .rewrite_launches import Launches
 from .rewrite_variables import Variables
+from .sides import macros_with_qualifiers
 from .text import (
     CLOSING,
     OPENING,
@@ -59,8 +59,8 @@ class Rewriter(Launches, Variables, Functions, Directives):
     def __init__(self, text, first_line=1, elsewhere=None, program=None, is_own_header=lambda header: False):
         self.tokens = tokens_of(text, first_line)
         join_spaced_launches(self.tokens)
-        macros, whole = program or (sides_of_text.macros_with_qualifiers(self.tokens), None)
-        self.sides, self.refused = sides_of_text.find(self.tokens, macros, whole)
+        macros, whole = program or (macros_with_qualifiers(self.tokens), None)
+        self.sides, self.refused = refusals.find(self.tokens, macros, whole)
         self.is_own_header = is_own_header
         self.device_bodies = {f.open: f.close for f in self.sides.functions if f.device and self.may_size_at_run_time(f)}
         rename_own_builtins(self.tokens)

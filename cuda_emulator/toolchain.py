@@ -370,14 +370,22 @@ def runtime_library():
 
 def torch_glue_library():
     """The part of the runtime that knows PyTorch: exceptions, and the guarded allocator."""
+    return _library_with_torch("glue", "-libemulator_torch.so")
+
+
+def bindings_library():
+    """pybind11's code for the usual functions of load_inline."""
+    return _library_with_torch("bindings", "-libemulator_bindings.so", f"-I{INCLUDE / 'light'}", "-DLIGHT_PYBIND")
+
+
+def _library_with_torch(name, suffix, *own):
     flags, link = torch_flags()
 
     def make(path):
-        source = RUNTIME / "torch" / "glue.cpp"
-        how = ["-O1", "-fPIC", "-shared", OWN_SYMBOLS, f"-I{INCLUDE}"]
-        run_compiler([*compiler()[0], *flags, *how, str(source), "-o", str(path), *link])
+        how = [*own, "-O1", "-fPIC", "-shared", OWN_SYMBOLS, f"-I{INCLUDE}"]
+        run_compiler([*compiler()[0], *how, *flags, str(RUNTIME / "torch" / f"{name}.cpp"), "-o", str(path), *link])
 
-    return kept("runtime", "-libemulator_torch.so", ("glue", torch_identity()), make)
+    return kept("runtime", suffix, (name, torch_identity()), make)
 
 
 # Lines are wanted, values of variables are not: following those takes a third of the time.

@@ -25,7 +25,7 @@ from playground.driver import plan
 from playground.driver.runner import Runner
 from playground.driver.task import Options, Task
 from playground.machine import build_locks, requirements
-from playground.record import NOBODY, Caveat, Ratio
+from playground.record import ERROR, NOBODY, Caveat, Ratio
 from playground.report import suite
 from playground.report.figures import meets
 from playground.report.progress import Progress
@@ -98,8 +98,8 @@ def compare(
     deviation, with which a solution is timed all the same.
 
     What is wrong with the solution is in the Comparison. Processes that have imported PyTorch stay for the next call, and end
-    with the caller's. Raises CatalogError for a path or a setting that stands for nothing, CannotCompare where the machine
-    lacks what `device` needs, TypeError and ValueError for other arguments.
+    with the caller's. Raises CatalogError for a path or a setting that stands for nothing and for a problem that does not run,
+    CannotCompare where the machine lacks what `device` needs, TypeError and ValueError for other arguments.
     """
     options = Options(
         device=device,
@@ -139,6 +139,8 @@ def _run(model, variant, settings, options):
         runner = Runner(options, progress)
         runner.measured.ceilings = _ceilings
         (result,) = runner.run(tasks)
+    if result.verdict == ERROR:
+        plan.require_originals(tasks, options)  # it may be the problem's fault
     return result
 
 

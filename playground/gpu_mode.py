@@ -41,7 +41,7 @@ def read(folder, submissions, has_gpu, settings=None):
     """
     found, pairs = problems(folder), []
     for each in found:
-        name = each.absolute().name if found == [Path(folder)] else each.relative_to(folder).as_posix()
+        name = _name(each, folder)
         files = submissions or [file for pattern in SOLUTIONS for file in sorted(each.glob(pattern))]
         for file in sorted((files / name).glob("*.py")) if isinstance(files, Path) else map(Path, files):
             solution = file.relative_to(each) if file.is_relative_to(each) else Path(file.name)
@@ -57,8 +57,32 @@ def read(folder, submissions, has_gpu, settings=None):
     return Suite(tuple(pairs))
 
 
-def _pairs(folder, file, names, has_gpu, settings):
-    task, text, pairs = _task(folder), file.read_text(encoding="utf-8"), []
+def alone(folder):
+    """Return [(name, file, settings of each test, the smallest first)] of the problems in a folder, whoever solved them.
+
+    In place of its file a faulty one has the CatalogError.
+    """
+    found = []
+    for each in problems(folder):
+        try:
+            file, _, kinds = _problem(each, has_gpu=False, settings={})
+            found.append((_name(each, folder), file, sorted(kinds["test"], key=_size)))
+        except CatalogError as complaint:
+            found.append((_name(each, folder), complaint, [{}]))
+    return found
+
+
+def _name(problem, folder):
+    return problem.absolute().name if problem == Path(folder) else problem.relative_to(folder).as_posix()
+
+
+def _size(given):
+    return math.prod(n for key, n in given.items() if key != "seed" and type(n) is int)
+
+
+def _problem(folder, has_gpu, settings):
+    """Write the file of a problem. Return it, what task.yml says, and the settings of its tests and benchmarks."""
+    task = _task(folder)
     if unknown := [key for key in settings if not all(key in each for each in task["tests"] + task["benchmarks"])]:
         raise CatalogError(f"--set: {folder.name} has no {', '.join(unknown)}; it has: {', '.join(task['tests'][0])}")
     kinds = {kind: [each | settings for each in task[kind + "s"]] for kind in KINDS}
@@ -66,14 +90,20 @@ def _pairs(folder, file, names, has_gpu, settings):
     constants = "\n".join(f"{key} = {kinds['test'][0].get(key, ...)!r}" for key in known)
     arguments, device = ", ".join(f"{key!r}: {key}" for key in known), "cuda" if has_gpu else "cpu"
     problem = PROBLEM.format(constants=constants, files=task["files"], arguments=arguments, device=device)
-    names |= {"problem": Path(_kept(problem).name, f"{folder.absolute().name}.py"), "solution": file}
-    names["problem"].write_text(problem, encoding="utf-8")
+    file = Path(_kept(problem).name, f"{folder.absolute().name}.py")
+    file.write_text(problem, encoding="utf-8")
+    return file, task, kinds
+
+
+def _pairs(folder, file, names, has_gpu, settings):
+    text, pairs = file.read_text(encoding="utf-8"), []
+    problem, task, kinds = _problem(folder, has_gpu, settings)
+    names |= {"problem": problem, "solution": file}
     case = {"ranking": str(task.get("ranking_by", "last")), "benchmarks": len(kinds["benchmark"])}
     if not has_gpu:
         if m := ON_GPU_ONLY.search(text):
             return [Pair(**names, settings=kinds["test"][0], skipped=f"it imports {m[1]}, whose kernels run on a GPU only")]
-        sizes = [math.prod(n for key, n in given.items() if key != "seed" and type(n) is int) for given in kinds["test"]]
-        kinds = {"test": [kinds["test"][sizes.index(min(sizes))]] if "__global__" in text else kinds["test"]}
+        kinds = {"test": [min(kinds["test"], key=_size)] if "__global__" in text else kinds["test"]}
     for kind, given in ((kind, given) for kind, cases in kinds.items() for given in cases):
         name = " ".join([kind, *(f"{key}={value}" for key, value in given.items() if key != "seed")])
         if kind == "benchmark" or all(pair.case.name != name for pair in pairs):  # another seed is no other test

@@ -23,7 +23,7 @@ Floor
 
 Takes
     float32 CPU tensors (batch, in_channels, height, width); any channels, kernel, stride, zero padding, bias or none. The
-    gradient is PyTorch's. Bits do not depend on the number of threads.
+    gradient is PyTorch's. Bits do not depend on the number of threads. MIT; copy it.
 """
 
 import copy

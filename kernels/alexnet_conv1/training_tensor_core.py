@@ -24,7 +24,7 @@ Floor
 Takes
     float32 CUDA tensors (batch, in_channels, height, width); any channels, kernel, stride, zero padding, bias or none,
     on compute capability 8.0 or later; PyTorch computes what visit_forward does not serve, the input's gradient and second
-    ones. Deterministic for a number of SMs.
+    ones. Deterministic for a number of SMs. MIT; copy it.
 """
 
 import copy

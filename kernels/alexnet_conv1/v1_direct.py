@@ -19,6 +19,7 @@ Floor
 Takes
     float32 CUDA tensors (batch, in_channels, height, width), batch 0 included; any channels, kernel, stride, padding, bias or
     none. Dilation, groups and other padding modes raise, as does anything else. The gradient is PyTorch's. Deterministic.
+    MIT; copy it.
 """
 
 import copy

@@ -23,7 +23,7 @@ Floor
 
 Takes
     float32 CUDA tensors (batch, in_channels, height, width); any channels, kernel, stride, zero padding, bias or none,
-    channels below 2^31 pixels with their padding. Anything else raises. The gradient is PyTorch's. Deterministic.
+    channels below 2^31 pixels with their padding. Anything else raises. The gradient is PyTorch's. Deterministic. MIT; copy it.
 """
 
 import copy

@@ -21,6 +21,7 @@ Takes
     float32, float16 or bfloat16 CUDA tensors (batch, in_channels, height, width); any channels, kernel, stride, padding, bias
     or none, channels below 2^31 pixels with their padding, compute capability 7.5 or later (before 8.0 without cp.async).
     Kernels whose width is a large prime, and images narrower than a tile, are slow. The gradient is PyTorch's. Deterministic.
+    MIT; copy it.
 """
 
 import copy

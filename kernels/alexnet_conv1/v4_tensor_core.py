@@ -24,6 +24,7 @@ Floor
 Takes
     float32, float16 or bfloat16 CUDA tensors (batch, in_channels, height, width); any channels, kernel, stride, padding, bias
     or none, on compute capability 8.0 or later; PyTorch computes what Choice does not take. The gradient is PyTorch's.
+    MIT; copy it.
 """
 
 import copy

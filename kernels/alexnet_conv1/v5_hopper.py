@@ -1,29 +1,29 @@
 """alexnet_conv1, v5: implicit GEMM by Hopper's wgmma, on rows of scaled fp16 in shared memory.
 
 Why it is faster
-    wgmma reads both operands from shared memory and reaches 767 TFLOP/s; v4's mma.sync, fed from registers, 622. v4's units,
-    4 columns of 2 rows of x, are wgmma's left operand as they are, and another tap is another address. TF32 would need no
-    conversion, but half the rate: 0.18 ms of products. Two consumer warpgroups have tiles and a producer warpgroup each: one
-    writes while the other multiplies. Issue bound: fewer instructions alone made 0.195 ms of 0.230. An H200: 0.200, v4 0.214.
+    wgmma reads both operands from shared memory and reaches 767 TFLOP/s; v4's mma.sync, fed from registers, 622. x lies there
+    in v4's units, 4 columns of 2 rows: a core matrix of wgmma's left operand is 8 of them, and another tap is another address.
+    TF32 needs no conversion, but its products take 0.18 ms. Each of two consumer warpgroups has its own tiles and producer
+    warpgroup: one writes while the other multiplies. H200: 0.200 ms, v4 0.214. Bound by issue and waits, not products.
 
 Mathematics
     out[b,o,i,j] = bias[o] + sum over c,u,v of weight[o,c,u,v] * x[b, c, i*stride_h - pad_h + u, j*stride_w - pad_w + v]
     A tile of x is fp16 times a power of two, and so are an output's weights. x is off by at most 2^-11 of itself, as in TF32,
     or 2^-35 of the tile's largest; a weight by 2^-11 of itself or 2^-38 of its output's largest. Strict (PyTorch forbids TF32):
-    high and low parts (fp16x3), low * high + high * low + high * high; an infinite weight may give NaN, since a low part has
-    either sign. A tile that reads a NaN or an infinity in x is computed in plain fp32. 16-bit types have no scales.
+    x and weights are high + low, three products (fp16x3); an infinite weight may give NaN, since low parts of x have both
+    signs. A tile that reads a NaN or an infinity in x is computed in plain fp32. 16-bit types have no scales.
 
 Launches
     convolve: one block of 512 threads per SM, 219 KiB (strict: 218); persistent and warp-specialized: two producer warpgroups
-    (x to fp16), two consumer warpgroups (wgmma, bulk copies out). Before it, each call: pack_weights, 128 per output channel.
+    (x to fp16), two consumer warpgroups (wgmma, bulk copies out). First pack_weights: 128 threads per output channel.
 
 Floor
-    451 MB take an H200 0.103 ms at 4.39 TB/s, half in 16 bits; 54 GFLOP 0.070 at 767 TFLOP/s (in whole tiles: 0.090).
+    H200: 451 MB, 0.103 ms at 4.39 TB/s (16-bit: half). 54 GFLOP, 0.070 ms at 767 TFLOP/s; with tiles' padding 0.090.
 
 Takes
     float32, float16 or bfloat16 CUDA tensors (batch, in_channels, height, width) on compute capability 9.0. PyTorch computes
-    the backward pass and, with a warning, what make_plan refuses: strides not 4 across and even down, too many weights, strict
-    also images 247 to 250 or over 286 columns wide.
+    the backward pass and, with a warning, what make_plan refuses: strides other than 4 across and even down, and what shared
+    memory is too small for: many weights; strict, images 247 to 250 or over 286 columns wide. MIT; copy it.
 """
 
 import copy

@@ -23,6 +23,7 @@ Floor
 Takes
     What the original takes, in float32 on the CPU; PyTorch computes other kernels and pools, with a warning, and the gradient
     of a gradient. Anything else raises. Deterministic. AVX-512, AVX or any other: -march=native. Needs GCC or Clang.
+    MIT; copy it.
 """
 
 import copy

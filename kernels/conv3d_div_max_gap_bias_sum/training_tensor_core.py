@@ -25,7 +25,7 @@ Floor
 Takes
     float32 CUDA tensors, a channel below 2^31 pixels, on compute capability 8.0 or later; what SERVED says: up to 8 channels in
     and 16 out, a kernel of 3, windows of 2. PyTorch computes the rest, and the gradient of a gradient. Deterministic for a
-    number of SMs.
+    number of SMs. MIT; copy it.
 """
 
 import copy

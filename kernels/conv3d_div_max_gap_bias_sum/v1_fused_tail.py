@@ -20,7 +20,7 @@ Floor
 
 Takes
     What the original takes, in float32 on CUDA; for other `sum_dim` or `bias` than one value, or one a channel, summed over
-    channels, PyTorch sums the kernel's averages. Anything else raises. The gradient is PyTorch's. Deterministic.
+    channels, PyTorch sums the kernel's averages. Anything else raises. The gradient is PyTorch's. Deterministic. MIT; copy it.
 """
 
 import copy

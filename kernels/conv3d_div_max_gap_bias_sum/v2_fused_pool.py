@@ -22,9 +22,9 @@ Floor
     Memory bound: 441 MB written by the convolution and read once by this kernel.
 
 Takes
-    What the original takes, in float32 on CUDA, a sample of the convolution's output below 2^31 values; for other `sum_dim` or
-    `bias` than one value, or one a channel, summed over channels, PyTorch sums averages. Anything else raises. The gradient is
-    PyTorch's. Deterministic.
+    What the original takes, in float32 on CUDA, a sample of the convolution's output below 2^31 values. The kernel adds one
+    value, or one a channel, and sums over channels; for another `bias` or `sum_dim` it gives averages, and PyTorch adds.
+    Anything else raises. The gradient is PyTorch's. Deterministic. MIT; copy it.
 """
 
 import copy

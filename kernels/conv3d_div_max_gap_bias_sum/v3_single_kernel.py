@@ -1,18 +1,18 @@
 """conv3d_div_max_gap_bias_sum, v3: the convolution, too; one kernel from the input to one number a sample.
 
-A thread computes the convolution at all positions of one pooling window, keeps their maximum in registers, and
-only sums leave the chip: the convolution's output is never written.
+A thread computes the convolution at all positions of a pooling window and keeps their maximum in a register. Only sums leave
+the chip. A sample's last block, by an atomic counter, adds its blocks' sums in fixed order.
 
 Why it is faster
-    v2 waits for 441 MB that the convolution has just written. Here only the input is read. A thread has 8 positions x 8
-    channels of sums in registers: 16 loads of the input and 6 of weights feed 192 multiply-adds. What it costs: fp32 where
-    PyTorch uses tensor cores. Predicted 1.25 ms on an H200, measured 1.55 (v2 1.98, eager 2.34).
+    v2 waits for 441 MB that the convolution has just written. Here only the input is read. A thread's 64 sums, 8 positions x 8
+    channels, are in registers: per kernel row 16 loads of x and 6 of weights feed 192 multiply-adds. What it costs: fp32,
+    where PyTorch uses tensor cores. Predicted 1.25 ms on an H200, measured 1.55 (v2 1.98, eager 2.34).
 
 Mathematics
     out[b] = sum over o of ((1/N * sum over k of max over window k of y[b,o,.] + sign(d) * conv_bias[o]) / |d| + bias[o])
-    y: the convolution with weights * sign(d), without its bias: exact, since floating point is symmetric in sign.
-    A position's value is one chain of fused multiply-adds, so equal inputs give equal bits. A window with
-    a NaN has the maximum NaN; d is a normal float32.
+    d is the divisor, a normal float32; N the number of windows k; y the convolution with weights * sign(d), which is exact, and
+    without its bias. A position's value is one chain of fused multiply-adds, so equal inputs give equal bits. A NaN makes its
+    window's maximum NaN.
 
 Launches
     kernel         grid                                              block  shared  work of a thread
@@ -22,10 +22,9 @@ Floor
     47.6 GFLOP in fp32, 0.93 ms at the 51 TFLOP/s that an H200 reaches: compute bound. 269 MB in are 0.06 ms.
 
 Takes
-    What the original takes, in float32, fp16 or bf16 on CUDA, a channel below 2^31 pixels; any size, in slices of the weights.
-    The bias, whose type the sum has, may be float32, as under autocast, which casts no such x. For other `sum_dim` or `bias`
-    than one value, or one a channel, summed over channels, PyTorch sums averages. Anything else raises. The gradient is
-    PyTorch's. Deterministic.
+    What the original takes, in float32, fp16 or bf16 on CUDA, a channel below 2^31 pixels. The sum has the bias's type: x's, or
+    float32, as under autocast. The kernel adds one value, or one a channel, and sums over channels; for another `bias` or
+    `sum_dim` it gives averages, and PyTorch adds. Anything else raises. The gradient is PyTorch's. Deterministic. MIT; copy it.
 """
 
 import copy

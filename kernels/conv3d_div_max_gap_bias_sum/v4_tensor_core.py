@@ -26,7 +26,7 @@ Takes
     float32, fp16 or bf16 CUDA tensors, a channel below 2^31 pixels, on compute capability 8.0 or later; the bias, whose type
     the sum has, may be float32, as under autocast, which casts no such x. What SERVED says: up to 8 channels in and 16 out, a
     kernel of 3, windows of 2. PyTorch computes the rest, with a warning. The gradient is PyTorch's. Deterministic for a number
-    of SMs.
+    of SMs. MIT; copy it.
 """
 
 import contextlib

@@ -24,7 +24,7 @@ Takes
     float32, fp16 or bf16 CUDA tensors on compute capability 9.0, else RuntimeError; the bias, whose type the sum has, may be
     float32, as under autocast, which casts no such x. PyTorch computes what SERVED excludes, and warns. An empty batch launches
     nothing. For other bias_shape or sum_dim, torch.sum follows. x whose rows are no multiple of 16 bytes is copied first. The
-    gradient is PyTorch's. Deterministic for a number of SMs.
+    gradient is PyTorch's. Deterministic for a number of SMs. MIT; copy it.
 """
 
 import contextlib

@@ -21,7 +21,7 @@ Floor
 
 Takes
     float32 CPU tensors (batch, in_channels, height, width), any sizes that the original takes; others raise. The bits do not
-    depend on the number of threads. AVX-512 (with DQ), AVX2 or any other: -march=native. Needs GCC or Clang.
+    depend on the number of threads. AVX-512 (with DQ), AVX2 or any other: -march=native. Needs GCC or Clang. MIT; copy it.
 """
 
 import copy

@@ -24,7 +24,7 @@ Floor
 
 Takes
     float32 CUDA tensors (batch, in_channels, height, width) on compute capability 9.x; what is_served says, with x's gradient
-    at most 96 windows wide. PyTorch computes the rest, and the gradient of a gradient.
+    at most 96 windows wide. PyTorch computes the rest, and the gradient of a gradient. MIT; copy it.
 """
 
 import copy

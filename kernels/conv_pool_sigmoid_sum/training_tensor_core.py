@@ -24,7 +24,7 @@ Floor
 
 Takes
     float32 CUDA tensors (batch, in_channels, height, width) on compute capability 8.0 or later; what SERVED says, in images of
-    any size. PyTorch computes the rest, and the gradient of a gradient. Deterministic for a number of SMs.
+    any size. PyTorch computes the rest, and the gradient of a gradient. Deterministic for a number of SMs. MIT; copy it.
 """
 
 import copy

@@ -1,28 +1,28 @@
 """conv_pool_sigmoid_sum, v5: a persistent, warp-specialized kernel; single pass, TMA-fed wgmma.
 
 Why it is faster
-    v4's warps copy, sum and multiply in turn; in half of the cycles no warp is ready. Here one thread of a producer warpgroup
-    keeps a multistage pipeline full: a TMA instruction fills a stage of 26 KiB, and up to 6 are in flight. Three consumer
-    warpgroups make box sums in registers, operand a of wgmma. A warpgroup's four warps share one read of the weights, b.
-    Memory bound at batch 128: 0.146 ms on an H200, 94% of the floor's speed; latency bound at batch 1 to 32.
+    v4's warps copy, sum and multiply in turn; in half of the cycles no warp is ready. Here one producer thread keeps a
+    multistage pipeline full: a TMA instruction fills a stage of 26 KiB, and up to 6 are in flight. Three consumer warpgroups
+    make box sums in registers, which are wgmma's operand a. Operand b, the weights, stays in shared memory: a warpgroup reads
+    it once for its four warps. H200, batch 128: 0.148 ms, 93% of the floor, memory bound; batch 1 to 32: latency bound.
 
 Mathematics
     out[sample] = sum of sigmoid(z[o]) over outputs o and windows. box[t] is the sum of a window's p pixels, shifted by
     the kernel's tap t; m is the middle tap. Differences from box[m] are free of the mean, so TF32 loses less:
     z[o] = bias[o] + 1/p * sum over channels of [sum over t != m of w[t] * (box[t] - box[m]) + (sum over t of w[t]) * box[m]]
-    Products are TF32 (11 bits). Weights and box[m] are split, high + low; strict mode (PyTorch forbids TF32) splits all sums.
+    Products are TF32 (11 bits). Weights and box[m] are high + low, two TF32 numbers; strict (TF32 forbidden): all sums, too.
 
 Launches
-    conv_pool_sum: at most a block per SM, 512 threads, 193 KiB. add_segments, a warp per sample: only if samples are split.
+    conv_pool_sum: at most a block per SM, 512 threads, 193 KiB. add_segments, a warp per sample: if samples have several parts.
 
 Floor
-    604 MB in at 4.39 TB/s: 0.138 ms; 22.5 GFLOP (19 products for 9 taps) at 355 TFLOP/s, TF32: 0.06. Measured H200 rates.
-    16-bit: 302 MB, 0.069 ms; 13 GFLOP (11 products: 16-bit weights are TF32 numbers), 0.037.
+    604 MB at an H200's measured 4.39 TB/s: 0.138 ms (16-bit: 0.069). Products at 355 TFLOP/s, TF32: 19 (9 taps, low parts of
+    9 weights and of box[m]), 0.06 ms; 16-bit 11 (only box[m] and its weight have low parts), 0.037.
 
 Takes
     CUDA tensors (batch, in_channels, height, width) of float32, fp16 or bf16, any strides, on compute capability 9.x; others
-    raise RuntimeError. Sums are fp32, as is the output under autocast, where float32 x is rounded to TF32. PyTorch computes the
-    gradient and, with a warning, what is_served refuses. Deterministic; bits vary with SM count.
+    raise RuntimeError. Sums are fp32, as is the output under autocast; float32 x is never strict there. PyTorch computes the
+    gradient and, with a warning, shapes that is_served refuses. Deterministic for a number of SMs. MIT; copy it.
 """
 
 import contextlib
@@ -758,7 +758,7 @@ def conv_pool_sum(x, weight, bias, pool, dtype=None, kernels=kernels, original=o
     if x.is_cuda and capability(x.device)[0] != 9:
         raise RuntimeError("expected a GPU of compute capability 9 (Hopper); v4_tensor_core runs on 8.0 and later")
     channels, pools = {"IN_CHANNELS": in_channels, "OUT_CHANNELS": out_channels}, {"POOL_H": pool_h, "POOL_W": pool_w}
-    strict = x.dtype == torch.float32 and is_strict() and not torch.is_autocast_enabled(DEVICE)  # it permits less than TF32
+    strict = x.dtype == torch.float32 and is_strict() and not torch.is_autocast_enabled(DEVICE)  # which permits less than TF32
     build = {"ELEMENT": ELEMENTS[x.dtype], "STRICT": int(strict)}
     library = kernels(HOPPER, **channels, KERNEL_H=kernel_h, KERNEL_W=kernel_w, **pools, **build)
     if not library.is_served(ctypes.c_int64(width)):
@@ -771,7 +771,7 @@ def conv_pool_sum(x, weight, bias, pool, dtype=None, kernels=kernels, original=o
     x, weight, bias, out = x.contiguous(), weight.contiguous(), bias.contiguous(), x.new_empty(batch, dtype=dtype)
     if batch:
         x = x.clone() if x.data_ptr() % 16 else x  # TMA reads 16 bytes at a time
-        # For tiles, and SMs: no GPU has as many.
+        # A float for each tile and each block; no GPU has 1024 SMs.
         scratch = x.new_empty(batch * (width // (96 * pool_w) + 1) + 1024, dtype=torch.float32)
         is_float = int(out.dtype == torch.float32)
         launch(library.launch_conv_pool_sum, x, weight, bias, scratch, out, is_float, batch, height, width)

@@ -33,8 +33,8 @@ def run(given):
     try:
         if output:
             output.claim()
-        for name, path, settings in problems:
-            found.append({"problem": name} | _examined(path, settings, precision, seed, given))
+        for name, path, tests in problems:
+            found.append({"problem": name} | _examined(path, tests, precision, seed, given))
             print_folded(console, lint.line(found[-1]), hanging=INDENT)
     finally:
         if found:
@@ -48,30 +48,44 @@ def run(given):
 
 
 def named(path):
-    """Return [(name, file, settings)] of the problems at a path: a file, or a folder in one of the formats of --suite."""
+    """Return [(name, file or what is wrong with it, settings of its tests)] of the problems at a path.
+
+    That is a file, or a folder in one of the formats of --suite.
+    """
     if path.is_file():
-        return [(path.stem, catalog.find_model(str(path)).path, {})]
+        return [(path.stem, catalog.find_model(str(path)).path, [{}])]
     if not path.is_dir():
         raise catalog.CatalogError(f"--lint {path}: there is no such file or folder")
-    if gpu_mode.problems(path) or definitions.problems(path):
-        pairs = (gpu_mode if gpu_mode.problems(path) else definitions).read(
-            path, None, *[False] * bool(gpu_mode.problems(path))
-        )
-        return list({pair.problem_name: (pair.problem_name, pair.problem, pair.settings) for pair in pairs.pairs}.values())
+    if gpu_mode.problems(path):
+        return gpu_mode.alone(path)
+    if definitions.problems(path):
+        pairs = definitions.read(path, None).pairs
+        return list({pair.problem_name: (pair.problem_name, pair.problem, [pair.settings]) for pair in pairs}.values())
     known = suite.problems_in(path)
     if not known:
         raise catalog.CatalogError(f"--lint {path}: no problem such as level1/3_Name.py is in there")
-    return [(f"level{level}/{file.stem}", file, {}) for (level, _), file in sorted(known.items())]
+    return [(f"level{level}/{file.stem}", file, [{}]) for (level, _), file in sorted(known.items())]
 
 
-def _examined(path, settings, precision, seed, given):
-    """What the referee's process says of a problem; "error" is why it says nothing."""
+def _examined(path, tests, precision, seed, given):
+    """What the referee's process says of a problem; "error" is why it says nothing. What passes, passes each of its tests."""
     began, nothing = time.monotonic(), {"settings": {}, "passes": [], "notes": [], "mutants": None}
     how = {"elements": ELEMENTS[given.quick], "seconds": SECONDS[given.quick], "with_mutants": not given.quick}
+    if isinstance(path, catalog.CatalogError):
+        return nothing | {"error": one_line(str(path)), "seconds": 0.0}
+    how |= {"path": str(path), "precision": precision, "seed": seed}
     with WorkerProcess("referee", given.time_limit, UNTIMED) as worker:
         try:
-            told = worker.ask("lint", path=str(path), settings=settings, precision=precision, seed=seed, **how)
-            found = told | {"error": None}
+            found = worker.ask("lint", settings=tests[0], **how) | {"error": None}
+            mutants = found["mutants"] or {"passed": [], "untried": 0}
+            for settings in tests[1:]:
+                if only := found["passes"] + mutants["passed"]:
+                    told = worker.ask("lint", settings=settings, only=only, **how)
+                    found["passes"] = told["passes"]
+                    if given.quick:
+                        continue
+                    mutants["passed"] = told["mutants"]["passed"]
+                    mutants["untried"] += told["mutants"]["untried"]
         except WorkerFailure as failure:
             where = re.match(r".+:\d+(?=: in )", failure.details or "")
             found = nothing | {"error": one_line(f"{f'{where[0]}: ' if where else ''}{failure}")}

@@ -106,7 +106,7 @@ class Originals:
         """Return a Side for each baseline that runs, under the settings, too; those in `not_graphed` without a graph."""
         given, place, step = self._options, self._task.place, step_of(mode)
         unavailable = self.unavailable.setdefault(mode, dict(self.unavailable.get(step, {})))
-        names = names_for(place, step, given.quick, given.max_autotune, given.strict or given.precision)
+        names = names_for(place, step, given.quick, given.max_autotune, given.precision != "default")
         names = under(settings, distinct(names, self._referee.has_layouts, self._referee.uses_tf32))
         while not self.are_given_up:  # one that fails takes the process of all with it
             modes = {name: step if name in not_graphed else mode for name in names if name not in unavailable}

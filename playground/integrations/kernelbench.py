@@ -27,9 +27,10 @@ _device_lock = threading.Lock()
 class KernelExecResult:
     """What came of a solution. Times are in milliseconds, -1 where nothing was timed or may be claimed.
 
-    `correctness` is the standard `forward`. `runtime` is the median of the calls, `runtime_stats` has median, p20, p80 and
-    num_trials. `metadata` has the verdict, the caveats' tags and the reason, as "compilation_error", "runtime_error" or
-    "correctness_issue"; "excessive_speedup" where the speed-up over eager is above the threshold.
+    `correctness` is the standard `forward`. `runtime` is the median of the calls, `runtime_stats` has median, p20 and p80 where
+    KernelBench's has mean, std, min and max. `metadata` has the verdict, the caveats' tags and the reason: "correctness_issue",
+    or "compilation_error" or "runtime_error", each of these with "..._name" and "..._traceback"; "excessive_speedup" where the
+    speed-up over eager is above the threshold.
     """
 
     compiled: bool = False
@@ -64,8 +65,8 @@ def eval_kernel_against_ref(
     its own: `seed_num`, `num_correct_trials`, `num_perf_trials`, `timing_method` and `build_dir` change nothing. Triton and
     other languages within Python need no `backend`. Calls that name a GPU's index wait for one another.
 
-    A solution's faults, and a problem's, are in the result. Raises ValueError for a device, a backend or a precision that
-    cannot be judged, CannotCompare where the machine lacks what `device` needs.
+    A solution's faults are in the result. Raises CatalogError for a problem that does not run, ValueError for a device, a
+    backend or a precision that cannot be judged, CannotCompare where the machine lacks what `device` needs.
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision is {precision}, expected one of {', '.join(map(str, PRECISIONS))}")
@@ -74,8 +75,8 @@ def eval_kernel_against_ref(
     place, index = _place(device)
     with _only_visible(index):
         found = compare(
-            original_model_src,
-            custom_model_src,
+            original_model_src + "\n",  # a line alone would be a name
+            custom_model_src + "\n",
             device=place,
             standard="forward",
             precision=PRECISIONS[precision],
@@ -83,8 +84,6 @@ def eval_kernel_against_ref(
         )
     hardware = requirements.ask_gpu("name") if found.ran_on == "cuda" else found.ran_on
     told = KernelExecResult(**eval_entry(load_result(found.result), hardware))
-    if not told.compiled and "runtime_error" in told.metadata:
-        told.metadata["compilation_error"] = told.metadata.pop("runtime_error")
     eager = found.speedups.get("eager")
     if check_for_excessive_speedup and eager and eager.ratio > excessive_speedup_threshold:
         told.metadata["excessive_speedup"] = True

@@ -19,6 +19,8 @@ from playground.judge.sizes import BATCH_NAMES, REDUCED_BATCH
 
 TOLERANCE = {None: 1e-4, "fp16": 1e-2, "bf16": 1e-2}  # KernelBench's get_tolerance_for_precision, absolute and relative
 DRAWS = 2
+WEIGHTS = 1 << 24  # elements of parameters: with more they shrink, too
+WIDTH = 64  # a smaller constant is no width of a layer, but its kernel, or how many there are
 MOST = 1 << 28  # elements of a problem's inputs: with more it is not examined
 LOWER = {"bf16": torch.bfloat16, "fp16": torch.float16}
 ZEROS, CONSTANT, ANOTHER = "zeros", "a constant", "the result of another draw"
@@ -27,8 +29,8 @@ SHORT = 5e-6  # seconds: what a launch takes
 SAME = 0.1  # the exponent of a constant with which outputs grow: below it they stay
 
 
-def examine(path, settings, precision, elements, seconds, seed, with_mutants=True):
-    """Return what came of a problem's test, as JSON: see report/lint.py.
+def examine(path, settings, precision, elements, seconds, seed, with_mutants=True, only=None):
+    """Return what came of a problem's test, as JSON: see report/lint.py. `only` are the names of answers to try; None: all.
 
     The problem runs on the CPU at `settings`, with its constants made smaller until its inputs have so many elements, and
     mutants are tried for so many seconds.
@@ -36,8 +38,10 @@ def examine(path, settings, precision, elements, seconds, seed, with_mutants=Tru
     own = tensors.in_precision(catalog.load_problem(path, settings), precision)
     size, floor = sizing.measure(own, by_running=True), _floor(own)
     changes = shrink(path, settings, elements)
-    problem = tensors.in_precision(catalog.load_problem(path, settings | changes), precision)
-    case = Case(problem, precision, seed)
+    try:
+        case = Case(tensors.in_precision(catalog.load_problem(path, settings | changes), precision), precision, seed)
+    except Exception:  # a size that makes no sense to the file, which shapes did not show
+        changes, case = {}, Case(own, precision, seed)
     notes = list(case.notes())
     if floor is not None and floor < SHORT:
         notes.append(f"too small to time: an H100 needs {1e6 * floor:.2g} us")
@@ -46,60 +50,69 @@ def examine(path, settings, precision, elements, seconds, seed, with_mutants=Tru
     own_elements, used = size.inputs // item, sum(value.numel() for value in case.inputs[0] if torch.is_tensor(value))
     if changes and case.tolerance and math.isfinite(largest) and largest:
         expected *= _growth(path, settings, precision, seed, changes, case.magnitude)
-    passes = [name for name, answer in case.answers() if case.accepts(answer)]
+    passes = [name for name, answer in case.answers() if (only is None or name in only) and case.accepts(answer)]
     if case.tolerance and ZEROS not in passes and expected <= case.tolerance < largest:
         passes.insert(0, f"{ZEROS} (expected at the own size)")
     found = {"settings": changes, "elements": used, "own_elements": own_elements, "floor_us": floor and 1e6 * floor}
     found |= {"largest": largest, "expected_largest": expected, "passes": passes, "notes": notes}
-    found["mutants"] = case.mutants(time.monotonic() + seconds) if with_mutants else None
+    found["mutants"] = case.mutants(time.monotonic() + seconds, only) if with_mutants else None
     return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in found.items()}
 
 
 def shrink(path, settings, elements):
-    """Return {constant: value} with which neither inputs nor outputs have more elements, weights as before; the batch first.
+    """Return {constant: value} with which neither inputs nor outputs have more elements; the batch first.
 
-    Raises CatalogError where no constant makes them small enough to try.
+    Weights stay as they are, unless they have more than WEIGHTS elements, and constants change that: then they shrink first.
+    Raises CatalogError where no constant makes inputs and outputs small enough to try.
     """
-    problem, changes, stuck = catalog.load_problem(path, settings), {}, set()
+    problem, changes = own = catalog.load_problem(path, settings), {}
     names = [name for name in catalog.constants(path) if _size(getattr(problem, name, None)) > 1]
-    weights, shapes = _weights(problem), _shapes(problem)
     batch = next((name for usual in BATCH_NAMES for name in names if name.lower() == usual), None)
-    while _elements(shapes) > elements:
-        values = {name: getattr(problem, name) for name in names if _size(getattr(problem, name)) > 1}
-        alone = {name: value for name, value in values.items() if name not in stuck}
-        name = batch if batch in alone else max(alone, key=lambda name: _size(alone[name]), default=None)
-        halved = {each: _half(value, each == batch) for each, value in values.items() if name in (None, each)}  # or all at once
-        try:
-            changed = catalog.load_problem(path, settings | changes | halved)
-            found = _shapes(changed)
-            fits = _weights(changed) == weights and _elements(found) < _elements(shapes)
-        except Exception:  # the file's own, at a size that makes no sense to it
-            fits = False
-        if fits:
-            problem, shapes, changes = changed, found, changes | halved
-        elif name is None:
-            break
-        else:
-            stuck.add(name)
+    shapes = _shapes(problem)
+    for of_weights in (True, False):
+        weights, stuck = _weights(problem), {batch} if of_weights else set()
+        while shapes[2] > WEIGHTS if of_weights else _elements(shapes) > elements:
+            values = {name: getattr(problem, name) for name in names}
+            values = {name: value for name, value in values.items() if _size(value) > (WIDTH if of_weights else 1)}
+            alone = {name: value for name, value in values.items() if name not in stuck}
+            name = batch if batch in alone else max(alone, key=lambda name: _size(alone[name]), default=None)
+            halved = {each: _half(value, each == batch) for each, value in values.items() if name in (None, each)}  # or all
+            try:
+                changed = catalog.load_problem(path, settings | changes | halved)
+                found = _shapes(changed)
+                if of_weights:
+                    fits = found[2] < shapes[2] and _elements(found) <= _elements(shapes)
+                else:
+                    fits = _weights(changed) == weights and _elements(found) < _elements(shapes)
+            except Exception:  # the file's own, at a size that makes no sense to it
+                fits = False
+            if fits:
+                problem, shapes, changes = changed, found, changes | halved
+            elif name is None:
+                break
+            else:
+                stuck.add(name)
+        if of_weights and shapes[2] > WEIGHTS:
+            (problem, changes), shapes = own, _shapes(own[0])
     if _elements(shapes) > MOST:
         raise catalog.CatalogError(f"internal limit: no constant makes its {_elements(shapes):.1e} elements few enough to try")
     return changes
 
 
 def _elements(shapes):
-    return max(sum(map(math.prod, each)) for each in shapes)
+    return max(sum(map(math.prod, each)) for each in shapes[:2])
 
 
 def _size(value):
-    """The largest number of a constant, an integer or a tuple of them; 0 of others."""
-    if isinstance(value, tuple) and value and all(type(each) is int for each in value):
+    """The largest number of a constant, an integer or several of them; 0 of others."""
+    if isinstance(value, tuple | list) and value and all(type(each) is int for each in value):
         return max(value)
     return value if type(value) is int else 0
 
 
 def _half(value, is_batch=False):
-    if isinstance(value, tuple):
-        return tuple(max(1, each // 2) for each in value)
+    if isinstance(value, tuple | list):
+        return type(value)(max(1, each // 2) for each in value)
     return min(value, max(REDUCED_BATCH, value // 2)) if is_batch else max(1, value // 2)
 
 
@@ -109,21 +122,27 @@ def _weights(problem):
 
 
 def _shapes(problem):
-    """The shapes of inputs and of outputs, without values where the file needs none. The model's exceptions come through."""
+    """The shapes of inputs and of outputs, and how many elements the parameters have.
+
+    Nothing has values where the file needs none. The model's exceptions come through.
+    """
     try:
         with torch.device("meta"):
             inputs = tensors.make_inputs(problem, 0)
     except Exception:  # it asks for values
         inputs = tensors.make_inputs(problem, 0)
+    parameters = 0
     try:
         with torch.device("meta"), torch.no_grad():
             model = tensors.make_model(problem, problem.Model, 0, "meta")
+            parameters = sum(value.numel() for value in model.parameters())
             outputs = tensors.flatten(model(*tensors.to(inputs, "meta")))
     except RuntimeError as complaint:  # NotImplementedError among them
-        if "meta" not in str(complaint):
+        if "meta" not in str(complaint).lower():
             raise
         outputs = []  # it asks for values, or for an operator that has no shapes
-    return [[tuple(value.shape) for value in values if torch.is_tensor(value)] for values in (inputs, outputs)]
+    shapes = [[tuple(value.shape) for value in values if torch.is_tensor(value)] for values in (inputs, outputs)]
+    return *shapes, parameters
 
 
 def _floor(problem):
@@ -210,8 +229,10 @@ class Case:
         yield ZEROS, lambda draw: [torch.zeros_like(value) for value in self.outputs[draw]]
         yield CONSTANT, lambda draw: [self._constant(value) for value in self.outputs[draw - 1]]
         yield ANOTHER, lambda draw: self.outputs[draw - 1]
-        if not self.precision:
-            for name, kind in LOWER.items():
+        floats = [value for value in (*self.inputs[0], *self.outputs[0]) if tensors.differentiable(value)]
+        step = max((torch.finfo(value.dtype).eps for value in floats), default=math.inf)
+        for name, kind in LOWER.items():
+            if torch.finfo(kind).eps > step:
                 yield name, lambda draw, kind=kind: self._in(kind, draw)
 
     @staticmethod
@@ -239,17 +260,19 @@ class Case:
         floats = self.floats(0)
         if any(not torch.isfinite(value).all() for value in floats):
             yield "outputs are not finite"
-        if floats and all(value.numel() > 1 and value.min() == value.max() for value in floats):
+        drawn = [value for draw in range(DRAWS) for value in self.floats(draw)]
+        if drawn and all(value.numel() > 1 and value.min() == value.max() for value in drawn):
             yield "outputs say nothing: all are equal"
         if not same(self.outputs[0], self.call(self.model, self.inputs[0])):
             yield "the reference is not deterministic"
         elif not same(self.outputs[0], self.call(self.model, self.inputs[0], draws=self._seed + DRAWS)):
             yield "the reference draws random numbers"
 
-    def mutants(self, end):
+    def mutants(self, end, only=None):
         """Return {"counted", "passed"}: of those that differ from the original in float64 the ones that the test takes."""
         oracle = Oracle(self.model, torch.device("cpu"))
         made = [*mutants.skipping(self.model, self.inputs[0]), *mutants.mutants_of(self.model, self.inputs[0], False)]
+        made = [mutant for mutant in made if only is None or mutant.name in only]
         fresh, counted, passed = None, 0, []
         kept = domain.learn(self.problem, self._seed)  # of a symmetric matrix the transposed one is as right
         for number, mutant in enumerate(made):

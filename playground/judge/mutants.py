@@ -142,8 +142,9 @@ def skipping(model: Any, inputs: Sequence[Any]) -> list[Mutant]:
             raise Unfit
         return value.clone()
 
+    copy = tensors.copy_model(model)  # of a buffer the copy would count as a call
     with Patched({}) as recorder, torch.no_grad():
-        tensors.copy_model(model)(*inputs)
+        copy(*inputs)
     sites = recorder.sites
     return [Mutant(_named(sites, at, "skipped"), functools.partial(_patched, {at: skip})) for at in range(len(sites))]
 

@@ -1,5 +1,6 @@
 """What a run over many pairs comes to, under both standards, also as KernelBench's analysis reads it."""
 
+import builtins
 import collections
 import json
 import re
@@ -17,7 +18,8 @@ from playground.serial import dump
 STANDARDS = tuple(record.STANDARDS.values())
 THRESHOLDS = (0.0, 0.5, 1.0, 1.5, 2.0)
 NOT_COMPILED = "does not compile"
-CALLED = re.compile(r".+:\d+: in (forward|__init__)\n")  # begins the details of what a call of the model raised
+CALLED = re.compile(r".+:\d+: (in (forward|__init__)\n|forward (returns|must return) )")  # begins what a call comes to
+RAISED = re.compile(r"(?:.+:\d+: )?([\w.]*(?:Error|Exception)): ")
 FASTEST = "fastest"  # of the baselines that are at least as precise as the solution
 BASELINES = ("eager", "compile", FASTEST)  # KernelBench's two, and ours
 MEETS = {"forward": TIMED, "drop_in": ("pass",)}  # the verdicts of those that do
@@ -148,21 +150,28 @@ def eval_results(report):
 
 def eval_entry(result, hardware):
     """Return what KernelBench's KernelExecResult says of a result that ran on `hardware`; see `eval_results`."""
-    metadata = {"hardware": hardware, "device": result.ran_on, "verdict": result.verdict}
-    if result.reason:
-        metadata["correctness_issue" if result.verdict == "fail" else "runtime_error"] = result.reason
+    has_run = any(map(CALLED.match, (result.details, result.reason or ""))) and NOT_COMPILED not in result.reason
+    compiled = result.check is not None or result.build_seconds is not None or has_run  # a first call belongs to the build
+    place = {"hardware": hardware, "device": result.ran_on}
+    metadata = place | {"verdict": result.verdict}
+    if result.verdict == "fail":
+        metadata["correctness_issue"] = result.reason
+    elif result.verdict not in TIMED:
+        kind, raised = "runtime_error" if compiled else "compilation_error", RAISED.match(result.reason)
+        name = raised[1] if raised else "RuntimeError"
+        metadata |= {kind: result.reason, f"{kind}_name": f"builtins.{name}" if hasattr(builtins, name) else name}
+        metadata |= {f"{kind}_traceback": result.details} if result.details else {}
     if result.caveats:
         metadata["caveats"] = [each.tag for each in result.caveats]
     own, eager = result.time_ms, result.baselines_ms.get("eager")
-    has_run = CALLED.match(result.details) and NOT_COMPILED not in result.reason  # a first call belongs to the build
     return {
-        "compiled": result.check is not None or result.build_seconds is not None or bool(has_run),
+        "compiled": compiled,
         "correctness": is_correct(result, "forward"),
         "metadata": metadata,
         "runtime": own.median if own else -1.0,
-        "runtime_stats": dump(own) | {"num_trials": result.calls} if own else {},
+        "runtime_stats": dump(own) | {"num_trials": result.calls} | place if own else {},
         "ref_runtime": eager.median if eager else -1.0,
-        "ref_runtime_stats": dump(eager) or {},
+        "ref_runtime_stats": dump(eager) | place if eager else {},
     }
 
 

@@ -72,6 +72,54 @@ assert (torch.ops.ops_again.answer(), torch.ops.ops_again_v1.answer()) == (1, 2)
     )
 
 
+# The same functions: declarations alone, with PyTorch's headers for a brace, and with pybind11 in the binding's own text.
+BOUND = r"""
+import re, subprocess
+DECLARED = '''#include <vector>
+at::Tensor twice(torch::Tensor x, int n = 3); std::vector<at::Tensor> both(at::Tensor, at::Tensor);
+void nothing(torch::Tensor); at::Tensor same(const at::Tensor& x);'''
+CUDA = '''
+at::Tensor twice(at::Tensor x, int n) { TORCH_CHECK(n > 0, "n is ", n); return x * n; }
+std::vector<at::Tensor> both(at::Tensor x, at::Tensor y) { return {y, x}; }
+void nothing(at::Tensor) { throw std::out_of_range("nothing"); }
+at::Tensor same(const at::Tensor& x) { return x; }
+'''
+DOCUMENTED = {"twice": "Doubles.", "both": "", "nothing": "none", "same": "same"}
+
+def built(name, more="", declared=DECLARED, functions=DOCUMENTED, **how):
+    return load_inline(name, declared + more, CUDA, functions=functions, **how)
+
+def told(call, *given, **named):
+    try:
+        return call(*given, **named)
+    except Exception as error:
+        return type(error), str(error).splitlines()[:9]
+
+def behaviour(module):
+    twice, both, nothing, same = (getattr(module, name) for name in DOCUMENTED)
+    x, y = torch.rand(3), torch.rand(2)
+    calls = [(twice, x, 2), (twice, x), (twice, x, 1.5), (twice, x, -1), (twice,), (twice, [1], 1)]
+    calls += [(both, y), (both, y, None), (nothing, x), (same, None), (nothing, 1)]
+    said = [repr(told(*call)) for call in calls] + [repr(told(twice, x, arg1=2)), repr(told(twice, x, n=2))]
+    assert same(x) is x and torch.equal(both(x, y)[0], y) and isinstance(both(x, y), list)
+    shown = [(f.__doc__, f.__name__, f.__module__ == module.__name__, type(f)) for f in (twice, both, nothing)]
+    return [re.sub("tensor.*", "tensor", line) for line in said], shown, module.__doc__, sorted(module.__dict__)
+
+for name, how in (("plain", {}), ("unchecked", {"with_pytorch_error_handling": False})):
+    modules = [built(name + str(k), more, **how) for k, more in enumerate(("", "// {}", "// py::"))]
+    libraries = [subprocess.run(["readelf", "-d", module.__file__], stdout=-1, text=True).stdout for module in modules]
+    assert ["libemulator_bindings" in text for text in libraries] == [True, True, False]
+    declared, light, pybinds = map(behaviour, modules)
+    assert declared == light == pybinds, (declared, light, pybinds)
+said = [str(told(built, "wrong", more, "at::Tensor unknow();", ["unknown"])[1]) for more in ("", "// {}", "// py::")]
+assert "unknown" in said[0] and len({re.sub("_v.|// .*", "", text) for text in said}) == 1, said
+"""
+
+
+def test_a_binding_without_pybind11_is_the_module_that_pybind11_makes():
+    run(BUILDS + BOUND)
+
+
 # One build for what is taken: PyTorch's headers of kernels, lines that end as on Windows, a lambda with its flag, a vector.
 TAKEN = r"""
 import subprocess

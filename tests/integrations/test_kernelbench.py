@@ -7,11 +7,13 @@ import os
 import pytest
 import torch
 
+from playground.catalog import CatalogError
 from playground.integrations import kernelbench
 from playground.integrations.kernelbench import KernelExecResult, eval_kernel_against_ref
 from playground.record import Ratio
 from tests.conftest import TINY_PROBLEM as PROBLEM
 
+CPU = torch.device("cpu")
 RIGHT = PROBLEM.replace("class Model(", "class ModelNew(")
 # Of KernelBench's commit 423217d: (name, default) of each parameter in order, and the result's fields with their defaults.
 PARAMETERS = {
@@ -32,7 +34,7 @@ def test_signature_and_fields_are_kernelbenchs():
 
 
 def test_a_right_solution():
-    found = eval_kernel_against_ref(PROBLEM, RIGHT, device=torch.device("cpu"))
+    found = eval_kernel_against_ref(PROBLEM, RIGHT, device=CPU)
     assert (found.compiled, found.correctness, found.runtime, found.ref_runtime) == (True, True, -1.0, -1.0), found
     assert found.metadata["verdict"] == "pass" and found.metadata["device"] == "cpu"
 
@@ -45,16 +47,32 @@ def test_a_right_solution():
         (("super().__init__()", "raise KeyError(3)"), True, "runtime_error", "KeyError"),
         (("class ModelNew(", "class Other("), False, "compilation_error", "ModelNew"),
         (("import torch\n", "import torch ("), False, "compilation_error", "SyntaxError"),
+        (("return torch", "torch"), True, "runtime_error", "forward returns None"),
     ],
 )
 def test_what_is_wrong_is_in_the_metadata(change, compiled, key, says):
-    found = eval_kernel_against_ref(PROBLEM, RIGHT.replace(*change, 1), device=torch.device("cpu"))
+    found = eval_kernel_against_ref(PROBLEM, RIGHT.replace(*change, 1), device=CPU)
     assert not found.correctness and found.compiled is compiled, found
     assert says in found.metadata[key]
+    names = {"ZeroDivisionError", "KeyError", "SyntaxError"}
+    name = f"builtins.{says if says in names else 'RuntimeError'}"
+    assert key == "correctness_issue" or found.metadata[f"{key}_name"] == name, "as KernelBench names them"
+
+
+def test_what_is_missing_of_a_drop_in_is_no_error_of_a_right_solution():
+    found = eval_kernel_against_ref(PROBLEM, RIGHT.replace("return torch", "x = x.detach(); return torch"), device=CPU)
+    assert found.correctness and found.metadata["verdict"] == "forward only", found
+    assert not any("error" in key for key in found.metadata)
+
+
+@pytest.mark.parametrize("problem", ["class (", PROBLEM.replace("return [", "return 1 / 0, [")])
+def test_a_problem_that_does_not_run_is_no_solutions_fault(problem):
+    with pytest.raises(CatalogError, match=r"problem\.py:\d+: (SyntaxError|ZeroDivisionError)"):
+        eval_kernel_against_ref(problem, RIGHT, device=CPU)
 
 
 def test_lower_precision_is_that_of_model_and_inputs():
-    found = eval_kernel_against_ref(PROBLEM, RIGHT, device=torch.device("cpu"), precision=torch.bfloat16)
+    found = eval_kernel_against_ref(PROBLEM, RIGHT, device=CPU, precision=torch.bfloat16)
     assert found.correctness, found
 
 
@@ -70,11 +88,11 @@ def test_times_are_told_and_too_good_ones_marked(monkeypatch):
         return dataclasses.replace(found, result=found.result | times, speedups={"eager": ratio})
 
     monkeypatch.setattr(kernelbench, "compare", timed)
-    found = eval_kernel_against_ref(PROBLEM, RIGHT, device=torch.device("cpu"), measure_performance=True)
+    found = eval_kernel_against_ref(PROBLEM, RIGHT, device=CPU, measure_performance=True)
     assert (found.runtime, found.ref_runtime, found.runtime_stats["num_trials"]) == (0.1, 2.0, 9)
     assert found.metadata["excessive_speedup"] is True
     more = {"measure_performance": True, "excessive_speedup_threshold": 30}
-    found = eval_kernel_against_ref(PROBLEM, RIGHT, device=torch.device("cpu"), **more)
+    found = eval_kernel_against_ref(PROBLEM, RIGHT, device=CPU, **more)
     assert "excessive_speedup" not in found.metadata
 
 

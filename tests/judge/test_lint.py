@@ -1,6 +1,7 @@
 """--lint: which wrong answers the tests of problems let pass, on problems whose answer is known."""
 
 import json
+import shutil
 
 import pytest
 
@@ -15,7 +16,7 @@ from torch import nn
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(8))
+        {layer} = nn.Parameter(torch.ones(8))
 
     def forward(self, x):
         return {forward}
@@ -37,10 +38,18 @@ def examined(tmp_path):
     """examined(forward, inputs, ...) -> what lint.examine finds in a problem."""
 
     def examine(
-        forward, inputs="torch.rand(batch_size, dim)", batch=6, dim=8, elements=1 << 12, seconds=60.0, top="pass", **how
+        forward,
+        inputs="torch.rand(batch_size, dim)",
+        batch=6,
+        dim=8,
+        elements=1 << 12,
+        seconds=60.0,
+        top="pass",
+        layer="self.weight",
+        **how,
     ):
         file = tmp_path / "problem.py"
-        file.write_text(PROBLEM.format(forward=forward, inputs=inputs, batch=batch, dim=dim, top=top))
+        file.write_text(PROBLEM.format(forward=forward, inputs=inputs, batch=batch, dim=dim, top=top, layer=layer))
         how = {"precision": None, "with_mutants": False} | how
         return lint.examine(file, {}, how["precision"], elements, seconds, 7, how["with_mutants"])
 
@@ -78,6 +87,12 @@ def test_an_operator_that_does_nothing_to_these_inputs_can_be_skipped(examined):
     assert examined("torch.relu(x)", with_mutants=True, seconds=0.0)["mutants"]["untried"] > 5
 
 
+def test_the_operator_that_is_skipped_is_the_one_that_is_named(examined):
+    layer = "self.register_buffer('limit', torch.ones(())); self.weight"
+    found = examined("torch.relu(x) - 3 * self.limit", with_mutants=True, layer=layer)["mutants"]
+    assert [name for name in found["passed"] if "skipped" in name] == ["relu: skipped"]
+
+
 def test_what_the_inputs_always_have_in_common_may_be_used(examined):
     symmetric = "(lambda a: a + a.T)(torch.rand(8, 8))"
     found = examined("x @ x.tanh()", inputs=symmetric, with_mutants=True)["mutants"]
@@ -112,11 +127,50 @@ def test_a_problem_that_stays_too_large_is_an_internal_limit(examined, monkeypat
         examined("x * 2", inputs="torch.rand(batch_size, 4096)", batch=2)
 
 
+def test_a_size_that_fails_without_shapes_is_not_taken(examined):
+    """The model asks for values, so that it does not run on shapes."""
+    whole = "x * 2 if x.sum().item() < 1e9 and x.shape[0] == 64 else x.none()"
+    found = examined(whole, batch=64, dim=32, elements=256)
+    assert (found["settings"], found["elements"]) == ({}, 2048)
+
+
 def test_sizes_that_belong_together_are_halved_together(examined):
     found = examined(
         "x * 2", inputs="torch.rand(batch_size, dim) + torch.rand(2 * batch_size // 2, dim // 1)", batch=64, dim=512
     )
     assert found["elements"] <= 1 << 12
+
+
+@pytest.mark.parametrize("most, settings", [(1 << 8, {"batch_size": 16, "dim": 16}), (1 << 20, {"batch_size": 8})])
+def test_weights_shrink_where_they_are_many_and_can(tmp_path, monkeypatch, most, settings):
+    monkeypatch.setattr(lint, "WEIGHTS", most)
+    monkeypatch.setattr(lint, "WIDTH", 1)
+    text = PROBLEM.format(
+        forward="x @ self.weight", batch=64, dim=32, top="pass", layer="self.weight", inputs="torch.rand(batch_size, dim)"
+    )
+    text = text.replace("__init__(self)", "__init__(self, dim)").replace("torch.ones(8)", "torch.ones(dim, dim)")
+    (tmp_path / "a.py").write_text(text.replace("return []", "return [dim]"))
+    assert lint.shrink(tmp_path / "a.py", {}, 256) == settings
+    (tmp_path / "b.py").write_text(text.replace("return []", "return [32]"))
+    assert lint.shrink(tmp_path / "b.py", {}, 256) == {"batch_size": 8}, "the weights stay"
+
+
+def test_lower_is_lower_than_the_problems_own_precision(examined):
+    found = examined("x * 1e-3", inputs="torch.rand(batch_size, dim).half()")["passes"]
+    assert "bf16" in found and "fp16" not in found
+
+
+def test_what_passes_one_test_of_a_problem_and_fails_another_does_not_pass(tmp_path, compare):
+    shutil.copytree("examples/gpu_mode", tmp_path / "p")
+    reference = tmp_path / "p" / "reference.py"
+    text = reference.read_text()
+    for columns, passes in [("columns > 0", True), ("columns == 33", False)]:
+        own = f"\n\ndef check_implementation(data, output):\n    columns = output.shape[1]\n    return {columns}, 'no'\n"
+        reference.write_text(text + own)
+        status, _, err = compare("--lint", tmp_path / "p", "--quick", "--json", tmp_path / "a.json")
+        assert status == 0, err
+        (found,) = json.loads((tmp_path / "a.json").read_text())["lint"]
+        assert ("zeros" in found["passes"]) is passes
 
 
 def test_a_check_of_the_problems_own_is_asked(tmp_path, compare):
@@ -130,7 +184,9 @@ def test_a_folder_is_a_line_each_and_a_table(tmp_path, compare):
     (tmp_path / "level1").mkdir()
     texts = {"1_Small": {"forward": "x * 1e-6"}, "2_Broken": {"forward": "x.none()"}, "3_Right": {"forward": "torch.tanh(x)"}}
     for name, given in texts.items():
-        text = PROBLEM.format(**{"inputs": "torch.rand(batch_size, dim)", "batch": 4, "dim": 8, "top": "pass"} | given)
+        text = PROBLEM.format(
+            **{"inputs": "torch.rand(batch_size, dim)", "batch": 4, "dim": 8, "top": "pass", "layer": "self.weight"} | given
+        )
         (tmp_path / "level1" / f"{name}.py").write_text(text)
     status, out, err = compare("--lint", tmp_path, "--quick", "--json", tmp_path / "a.json")
     assert status == 0, err

@@ -40,6 +40,10 @@ for path in sys.argv[number + 2 :]:
 """
 
 
+def test_each_file_names_its_licence():
+    assert [path.name for path in FILES if "MIT; copy it." not in ast.get_docstring(ast.parse(path.read_text()))] == []
+
+
 def test_what_all_files_write_alike_is_the_same_text():
     different = [str(path.relative_to(catalog.ROOT)) for path in shared_text.different()]
     assert not different, f"python -m playground.command.shared_text writes it into {different}"

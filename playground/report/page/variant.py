@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from playground import catalog
-from playground.report import error_map, facts, figures, terminal
+from playground.report import facts, figures, terminal
 from playground.report.explanation import docstring, sections
 from playground.report.page import sources
 from playground.report.text import NOTHING, with_unit
@@ -30,6 +30,8 @@ def shown(identity, result, path, stale, first=None, with_source=True):
     `stale` is document.is_stale, `first` the id of the place where the same file was shown already: at another size, for
     example. Without `with_source` only the lines around findings are shown.
     """
+    from playground.report import error_map  # matplotlib is wanted for a page alone
+
     found = findings_at_lines(result, path) if path else []
     lines = [(line, without_folders(note, path), f"{identity}-line-{n}") for n, (line, note) in enumerate(found, 1)]
     title, explained = sections(documentation(path) or "\n")
