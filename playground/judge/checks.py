@@ -2,7 +2,7 @@
 
 Judge, terminal, page and docs/what_a_pass_proves.md read this table. A new check is an entry here and a function: of a probe in
 probes.py, of a circumstance in behaviour.StressTests (with an underscore before its name), of a side effect a line in
-behaviour.SideEffects.complaints. `python -m playground.judge.checks` prints the page's tables.
+behaviour.SideEffects.complaints; of a flag only one in global_state.FLAGS. `python -m tools.markdown` prints the page's tables.
 """
 
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ BORROWS = Caveat("uses-problem-names", "define them in the file, or take them fr
 NOT_ITS_OWN_WORK = Caveat("not-its-own-work")
 
 # Complaints too long for their rows.
-WITHIN = "where the samples differ more, within the range of the problem's own inputs"
+APART = "where the samples differ more, within the range of the problem's own inputs"
 SHARE = "elements of a result share memory where the original's do not"
 KEPT = "the result was remembered, not computed"
 IDLE = "its own kernels are not built, not called, or do not account for the result"
@@ -89,7 +89,7 @@ PROBES = (
     Check("own", "", OUTPUTS, FORWARD, "own", OWN),
     Check("fresh", "on fresh inputs", OUTPUTS, FORWARD, "own", OWN),
     Check("fresh again", "on fresh inputs", OUTPUTS, FORWARD, "own", OWN),
-    Check("within", WITHIN, OUTPUTS, FORWARD, "within", OWN),
+    Check("within", APART, OUTPUTS, FORWARD, "within", OWN),
     Check("other weights", "with the weights of another seed", OUTPUTS, FORWARD, "reseeded", OWN),
     Check("scaled", "on normal inputs of another scale for each sample", VALUES, DROP_IN, "scaled", OWN, gradients=True),
     Check("normal", "on normal inputs", SIZES, DROP_IN, "normal", REDUCED, gradients=True),

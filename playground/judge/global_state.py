@@ -1,5 +1,6 @@
 """What is global in PyTorch, Python and NumPy, and could be left changed by a call."""
 
+import gc
 import inspect
 import random
 import time
@@ -24,7 +25,7 @@ TIMERS_AND_CHECKS = NAMES.split()
 BACKENDS = """
     cudnn.enabled cudnn.benchmark cudnn.deterministic mkldnn.enabled fp32_precision cuda.matmul.fp32_precision
     cudnn.fp32_precision cudnn.conv.fp32_precision cudnn.rnn.fp32_precision mkldnn.matmul.fp32_precision
-    mkldnn.conv.fp32_precision
+    mkldnn.conv.fp32_precision cuda.matmul.allow_fp16_accumulation
 """
 
 FLAGS: dict[str, Callable[[], Any]] = {
@@ -34,6 +35,8 @@ FLAGS: dict[str, Callable[[], Any]] = {
     "the inference mode": torch.is_inference_mode_enabled,
     "autocast on the CPU": lambda: torch.is_autocast_enabled("cpu"),
     "autocast on CUDA": lambda: torch.is_autocast_enabled("cuda"),
+    "autocast's type on the CPU": lambda: torch.get_autocast_dtype("cpu"),
+    "autocast's type on CUDA": lambda: torch.get_autocast_dtype("cuda"),
     "autocast's cache": torch.is_autocast_cache_enabled,
     "anomaly detection": torch.is_anomaly_enabled,
     "the deterministic mode": modes.deterministic_mode,
@@ -46,6 +49,10 @@ FLAGS: dict[str, Callable[[], Any]] = {
     "reduced precision sums of bf16": lambda: torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
     "flash attention": torch.backends.cuda.flash_sdp_enabled,
     "memory-efficient attention": torch.backends.cuda.mem_efficient_sdp_enabled,
+    "cuDNN's attention": torch.backends.cuda.cudnn_sdp_enabled,
+    "math attention": torch.backends.cuda.math_sdp_enabled,
+    "reduced precision sums of math attention": torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed,
+    "Python's garbage collector": gc.isenabled,
     "whether numbers below 1.2e-38 become zero": lambda: (torch.tensor(1e-40, device="cpu") * 1).item() == 0,
     "the function modes": lambda: torch._C._len_torch_function_stack(),
     "the dispatch modes": lambda: torch._C._len_torch_dispatch_stack(),

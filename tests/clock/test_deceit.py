@@ -87,7 +87,7 @@ class ModelNew(nn.Module):
         {forward}
 """
 
-# What the file does -> its forward.
+# What the file does -> its forward. In FOUND_OUT and FORGES its results are wrong.
 FOUND_OUT = {
     "returns the result of an earlier call": """
         if self.kept is None:
@@ -157,6 +157,7 @@ FORGES_ON_A_GPU = {
             side._memory.write(side._inputs, 64, 1 << 30)
         return self.work(x)""",
 }
+# No times come of it: what it does -> (why, its forward).
 WITHHELD = {
     "has a debugger that keeps SIGSTOP from its threads": (
         "ran on while they had to be stopped",
@@ -254,6 +255,7 @@ WITHHELD = {
         return self.kept.copy_(self.work(x))""",
     ),
 }
+# Found out, too.
 ON_THE_CPU = {
     "has a second process write its results late": """
         if self.kept is None:
@@ -307,6 +309,7 @@ WITHHELD_ON_A_GPU = {
         return self.work(x)""",
     ),
 }
+# Right, timed, and shown to be no faster for it.
 GAINS_NOTHING = {
     "works ahead in a thread that polls its inputs": """
         if self.seen is None:
@@ -388,6 +391,7 @@ GAINS_NOTHING_ON_A_GPU = {
                     torch.cuda._sleep(20_000_000)
         return out""",
 }
+# Honest, and must be timed.
 RIGHT = {
     "works in memory that it keeps": """
         if self.kept is None or self.kept.shape != x.shape:

@@ -1,9 +1,13 @@
 """What a call does besides returning a result is seen; an honest module does none of it."""
 
+import gc
+from functools import partial
+
 import pytest
 import torch
 import torch.nn as nn
 from judged import referee_of
+from torch.backends import cuda
 
 from playground.judge import behaviour, global_state
 from playground.judge.behaviour import SideEffects, StressTests
@@ -11,6 +15,7 @@ from playground.judge.checks import STRESS_TESTS
 
 CPU = torch.device("cpu")
 X = torch.arange(12.0).reshape(4, 3)
+IN_FP16 = "torch.backends.cuda.matmul.allow_fp16_accumulation"
 
 
 class Module(nn.Module):
@@ -35,6 +40,10 @@ def effects(function, *inputs):
     with torch.no_grad():
         watched = SideEffects(model, inputs)
         return watched.complaints([model(*inputs)])
+
+
+def sum_in_fp16(allowed):
+    cuda.matmul.allow_fp16_accumulation = allowed
 
 
 def test_an_honest_call():
@@ -63,6 +72,13 @@ def test_a_call_that_does_more(function, check, reason):
         ("the number of threads", torch.set_num_threads, torch.get_num_threads() + 1, torch.get_num_threads()),
         ("the deterministic mode", torch.use_deterministic_algorithms, True, False),
         ("the grad mode", torch.set_grad_enabled, False, True),
+        ("autocast's type on the CPU", partial(torch.set_autocast_dtype, "cpu"), torch.float16, torch.bfloat16),
+        ("autocast's type on CUDA", partial(torch.set_autocast_dtype, "cuda"), torch.bfloat16, torch.float16),
+        (IN_FP16, sum_in_fp16, True, False),
+        ("cuDNN's attention", cuda.enable_cudnn_sdp, False, True),
+        ("math attention", cuda.enable_math_sdp, False, True),
+        ("reduced precision sums of math attention", cuda.allow_fp16_bf16_reduction_math_sdp, True, False),
+        ("Python's garbage collector", lambda on: gc.enable() if on else gc.disable(), False, True),
     ],
 )
 def test_flags_are_read_again(name, change, other, usual):
@@ -74,6 +90,21 @@ def test_flags_are_read_again(name, change, other, usual):
     finally:
         change(usual)
     assert global_state.changed(before, global_state.flags()) is None
+
+
+@pytest.mark.parametrize("afterwards", [False, True])
+def test_a_flag_may_be_changed_during_a_call(afterwards):
+    def sums_in_fp16(module, x):
+        sum_in_fp16(True)
+        y = module.linear(x)
+        sum_in_fp16(afterwards)
+        return y
+
+    try:
+        found = effects(sums_in_fp16)
+    finally:
+        sum_in_fp16(False)
+    assert found == ({"global state": f"changes {IN_FP16} from False to True"} if afterwards else {})
 
 
 @pytest.mark.parametrize("name", global_state.TIMERS_AND_CHECKS)
@@ -95,8 +126,13 @@ def test_bits():
     )
 
 
+def in_16_bits_unless_asked(module, x):
+    return module.linear(x).to(module.out_dtype or torch.bfloat16)
+
+
 def trial(name, function=lambda module, x: module.linear(x), declared=None):
     model = Module(function)
+    model.out_dtype = torch.float32  # as the judge asks of what has it
     second = X.flip(0) + 0.5
     done = StressTests(model, [X.clone()], [second], CPU, declared).run(name)
     return done, {"first": model.linear(X).detach(), "second": model.linear(second).detach()}
@@ -104,7 +140,7 @@ def trial(name, function=lambda module, x: module.linear(x), declared=None):
 
 @pytest.mark.parametrize("name", [check.name for check in STRESS_TESTS])
 def test_an_honest_module(name):
-    done, expected = trial(name)
+    done, expected = trial(name, in_16_bits_unless_asked) if name == "out_dtype" else trial(name)
     assert done.complaint is None
     if done.outputs is None:
         assert done.note.startswith("not run: ")
