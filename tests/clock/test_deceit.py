@@ -582,8 +582,8 @@ def test_nothing_is_claimed_of_what_cannot_be_timed(measured, what):
 def test_whoever_comes_after_a_call_that_never_ends_is_timed(measured):
     """And after the judge's own process has been ended, which is nobody's fault but the judge's."""
     measured.renew()
-    measured._worker.limit = 10
-    with pytest.raises(outer.WorkerFailure, match="no answer within the time limit of 10 s: in a timed call"):
+    measured._worker.limit = 4
+    with pytest.raises(outer.WorkerFailure, match="no answer within the time limit of 4 s: in a timed call"):
         measured.of("""
         self.count = getattr(self, "count", 0) + 1
         while self.count > 40:
