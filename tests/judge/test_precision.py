@@ -7,7 +7,6 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
-from typed import run
 
 from playground.judge.precision import (
     FAMILIES,
@@ -20,6 +19,7 @@ from playground.judge.precision import (
     tf32_families,
 )
 from playground.judge.tolerance import Reference
+from tests.kernels import apart
 
 # bits of a float32 -> bits of the nearest TF32 value: 13 bits are dropped, 0x1000 is half of the last that stays
 BITS = {
@@ -324,24 +324,22 @@ from playground.clock import baselines, prepared
 def older():
     return torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, torch.get_float32_matmul_precision()
 
-families = precision.FAMILIES.values()
-print(older())
+def of_families():
+    return {setting.fp32_precision for setting in precision.FAMILIES.values()}
+
+usual, without = (True, False, "highest"), (False, False, "highest")
+assert older() == usual
 with precision.without_tf32(torch.device("cuda")):
-    print(older(), {setting.fp32_precision for setting in families})
-for name in ("eager_fp32", "eager+tf32"):
+    assert (older(), of_families()) == (without, {"ieee"})
+for name, expected in (("eager_fp32", without), ("eager+tf32", (True, True, "high"))):
     with prepared.precision_of(baselines.named(name)):
-        print(older())
-print(older())
+        assert older() == expected
+assert older() == usual
 modes.set_fp32_precision({torch.backends.cuda.matmul: "tf32"})
 precision.forbid_tf32()
-print(older(), {setting.fp32_precision for setting in families})
+assert (older(), of_families()) == (without, {"ieee"})
 """
-    status, out, err = run("-c", script)
-    assert status == 0, err
-    usual, without = "(True, False, 'highest')", "(False, False, 'highest')"
-    assert out.splitlines() == [
-        *(usual, f"{without} {{'ieee'}}", without, "(True, True, 'high')", usual, f"{without} {{'ieee'}}")
-    ]
+    apart.run(script)
 
 
 @pytest.mark.parametrize("name, dtype", [("fp16", torch.float16), ("bf16", torch.bfloat16)])
