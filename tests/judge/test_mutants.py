@@ -243,8 +243,9 @@ def test_the_value_of_a_wrong_gradient_is_right():
 
 
 def test_a_stale_output_is_that_of_the_first_call_of_its_shape():
-    mutant = next(each for each in mutants._OF_THE_WHOLE if each.name == "output of an earlier call")
-    mutated = mutants.MutatedModel(Net(lambda self, x: 2 * x), mutant.make())
+    model = Net(lambda self, x: 2 * x)
+    mutant = next(each for each in mutants.mutants_of(model, [ROWS], False) if each.name == "output of an earlier call")
+    mutated = mutants.MutatedModel(model, mutant.make())
     first = mutated(ROWS)
     assert torch.equal(first, 2 * ROWS)
     assert torch.equal(mutated(ROWS + 1), first)
@@ -253,7 +254,7 @@ def test_a_stale_output_is_that_of_the_first_call_of_its_shape():
 
 def test_collections_of_outputs_keep_their_form():
     model = Net(lambda self, x: {"a": x + 1, "b": (x * 2, 3)})
-    for mutant in mutants._OF_THE_WHOLE[:2]:
+    for mutant in mutants.mutants_of(model, [ROWS], False)[:2]:  # of the whole
         result = mutants.MutatedModel(model, mutant.make())(ROWS)
         assert result["a"].shape == result["b"][0].shape == ROWS.shape and result["b"][1] == 3
 

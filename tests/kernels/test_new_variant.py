@@ -60,7 +60,7 @@ def test_any_other_is_the_original_and_a_copy_of_its_result(folder, model, name)
     build = re.search(r'^module = load_inline\("(\w+)"', text, re.MULTILINE)
     assert build[1] == f"{model if model in MODELS else f'problem_7_{STRANGER}'}_{name}"
     assert "class Model(" in text and "class ModelNew(Model):" in text and "# WORK" in text and "$" not in text
-    assert catalog._variant(path).backend == KINDS[name]
+    assert catalog.find_any_variant(str(path)).backend == KINDS[name]
 
 
 @pytest.mark.parametrize("model", MODELS)
