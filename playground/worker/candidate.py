@@ -322,7 +322,7 @@ class Candidate(Clocked):
         if self.builds.failure:
             found["build"] = f"its CUDA did not compile, and the file went on without it: {self.builds.failure}"
         if self.device.type == "cuda" and (error := work.pending_cuda_error()):
-            found["launch"] = f"a launch failed and nobody checked its error: {error}"
+            found["launch"] = f"a launch failed and nobody looked: {error}"
         return found
 
     @contextlib.contextmanager

@@ -375,7 +375,7 @@ Verdict: fail: the output has the shape \(0,\) instead of \(6, 3, 5, 6\)
 [forward]
 return x.new_empty(0)""",
     "wrong/failed_launch": """Launches with more threads than a block can have, and does not ask how it went.
-Verdict: fail: a launch failed and nobody (checked its error|looked): invalid (configuration )?argument
+Verdict: fail: a launch failed and nobody looked: invalid (configuration )?argument
 Needs: a GPU
 Like: honest/own_cuda_kernel
 [edit]
