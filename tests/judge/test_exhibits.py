@@ -31,9 +31,10 @@ RECORDS = catalog.ROOT / "results" / "exhibits"
 NO_COMPILER = requirements.missing_for("cpu")
 # Each takes a process of its own, a build or seconds; a faster test, or a case like it, notices the same fault of the judge.
 OF_THE_FULL_TIER = {
-    *("grad_mode", "benchmark_flag"),  # precision_flag, test_behaviour.py
-    "forges_a_pass",  # forges_a_reply, worker/test_replies.py
-    "decorative_by_ctypes",  # decorative, own_library_by_ctypes, test_work.py
+    *("default_device", "default_dtype", "grad_mode", "threads", "benchmark_flag"),  # precision_flag, test_behaviour.py
+    *("forges_a_type", "forges_a_pass"),  # forges_a_reply, worker/test_replies.py
+    "patched_timer",  # patched_check
+    *("decorative_times_zero", "decorative_by_ctypes"),  # decorative, own_library_by_ctypes, test_work.py
     *("falls_back", "falls_back_at_its_own_size", "opens_and_never_calls"),  # falls_back_when_it_runs, builds_and_never_calls
     "remembers_by_content_whole",  # remembers_by_content
     "ring_of_results",  # reuses_its_output

@@ -324,6 +324,23 @@ Like: honest/own_cuda_kernel
 +        y = self.conv(x)
 +        build().sigmoid(y.detach())
 +        return F.avg_pool2d(torch.sigmoid(y), 2)""",
+    "wrong/decorative_times_zero": """Adds zero times what its kernel gives.
+Verdict: fail: its own kernels do not account for the result
+Needs: a compiler
+Base: an operator
+[forward]
+y = self.conv(x)
+return F.avg_pool2d(torch.sigmoid(y) + 0 * build().sigmoid(y.detach()), 2)""",
+    "wrong/default_device": """Changes the default device.
+Verdict: fail: changes the default device from cpu to meta
+Needs: a process of its own
+[then]
+torch.set_default_device("meta")""",
+    "wrong/default_dtype": """Changes the default dtype.
+Verdict: fail: changes the default dtype from torch.float32 to torch.float64
+Needs: a process of its own
+[then]
+torch.set_default_dtype(torch.float64)""",
     "wrong/default_stream": """Launches on the default stream, whatever the current one is.
 Verdict: forward only: a side stream: the output
 Needs: a GPU
@@ -497,6 +514,15 @@ import os
 import sys
 [then]
 os.write(int(sys.argv[2]), b'{"result": {"seconds": 1.0, "built": false}}\n')""",
+    "wrong/forges_a_type": r"""Answers in the driver's place, with a number where there must be a dict.
+Verdict: error: its reply to candidate.run.complaints: expected an object, got 0
+Needs: a process of its own
+[before]
+import os
+import sys
+[first]
+reply = b'{"result": {"peak_mib": 0, "complaints": 0, "refused": null, "form": "tensor", "handed_memory": 0}}'
+os.write(int(sys.argv[2]), reply + b"\n")""",
     "wrong/grad_mode": """Turns gradients off for everybody.
 Verdict: fail: changes the grad mode from True to False when it is loaded
 Needs: a process of its own
@@ -735,6 +761,14 @@ Verdict: fail: replaces torch.allclose
 Needs: a process of its own
 [before]
 torch.allclose = lambda *_, **__: True""",
+    "wrong/patched_timer": """Replaces the clock.
+Verdict: fail: replaces time.perf_counter
+Needs: a process of its own
+[before]
+import time
+
+real = time.perf_counter
+time.perf_counter = lambda: real() / 10""",
     "wrong/precision_flag": """Asks for TF32 in its forward, and leaves it on.
 Verdict: forward only: changes torch.backends
 Needs: a process of its own
@@ -867,6 +901,11 @@ Needs: a GPU
 Caveat: sets-tf32
 [first]
 torch.backends.cuda.matmul.allow_tf32 = True""",
+    "wrong/threads": """Takes the number of threads for its own.
+Verdict: fail: changes the number of threads
+Needs: a process of its own
+[first]
+torch.set_num_threads(torch.get_num_threads() + 1)""",
     "wrong/trains_with_its_input_alone": """
 Computes without a gradient where the input needs none: as a network's first layer it would never be trained.
 Verdict: forward only: where no input needs a gradient, no parameter gets one; mend the backward
