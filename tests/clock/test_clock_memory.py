@@ -50,7 +50,7 @@ def test_a_side_on_a_cpu_draws_from_the_seeds_that_it_is_given():
     side = Side(Workload(problem, model, "forward", CPU), Host(descriptor))
     side.join(referee.open("side", untrusted.held_at(descriptor)))
     for _ in range(2):
-        turn = referee.draw("side")
+        turn = referee.draw("side", anew=True)
         side.ready(turn)
         referee.release()
         told = side.call(null=False, number=0)

@@ -39,7 +39,7 @@ def test_explain_without_a_name_still_runs(compare):
 def test_diff(compare):
     status, out, err = compare("--model", "conv_pool_sigmoid_sum", "--diff", "v1_fused_tail", "v2_single_kernel")
     assert (status, err) == (0, "")
-    assert "new      ceil_div" in out and "sum_sigmoids (kernel)" in out
+    assert "new      ceil_div" in out and "sum_sigmoids (kernel)" in " ".join(out.split())
     assert re.search(r"^\+__global__ void __launch_bounds__\(THREADS, \w+\)$", out, re.MULTILINE)
     assert "\x1b" not in out
     assert compare("--diff", "conv_pool_sigmoid_sum/v1_fused_tail", "v2_single_kernel") == (0, out, "")
