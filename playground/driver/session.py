@@ -107,7 +107,8 @@ class Session:
         if self._unusable:
             why = named_failure(task.model, self._unusable)
             why = why if why.startswith("internal limit: ") else f"the original does not run: {why}"
-            reason = str(self._unusable) if self._unusable.is_of_machine else why
+            is_of_original = not self._unusable.is_of_machine and self._unusable.role != "compiler"
+            reason = why if is_of_original else str(self._unusable)
             return compose(subject, ended(known, ERROR, reason, self._unusable.details))
         if not build:
             subject = self._described(task, subject)

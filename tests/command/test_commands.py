@@ -59,15 +59,15 @@ def test_one_that_passes(tiny_problem, right, tmp_path):
     assert "\x1b" not in out and "build tiny" not in out, "progress and colours do not belong into a pipe's stdout"
     assert "build tiny/right" in err
     found = document.read(file)
-    (result,) = found["results"]
-    assert result["verdict"] == "pass" and result["ran_on"] == "cpu"
-    assert found["environment"]["options"]["trust"] == "mine"
-    assert result["speedup_proof"] == "by a trusted author" and result["speedup_proof"] in " ".join(out.split())
-    assert set(result["baselines_ms"]) == {"eager", "compile"}
-    assert result["check"]["max_error"] <= result["check"]["allowed"]
-    assert result["floor_ms"] > 0 and result["floor_bound"] in ("memory", "compute")
-    assert set(result["training"]) == {"weights", "weights_and_input"}
-    assert set(result["training"]["weights"]["baselines_ms"]) == {"eager", "compile"}
+    (result,) = found.results
+    assert result.verdict == "pass" and result.ran_on == "cpu"
+    assert found.environment.options["trust"] == "mine"
+    assert result.speedup_proof == "by a trusted author" and result.speedup_proof in " ".join(out.split())
+    assert set(result.baselines_ms) == {"eager", "compile"}
+    assert result.check.max_error <= result.check.allowed
+    assert result.floor_ms > 0 and result.floor_bound in ("memory", "compute")
+    assert set(result.training) == {"weights", "weights_and_input"}
+    assert set(result.training["weights"].baselines_ms) == {"eager", "compile"}
 
 
 @pytest.mark.full
