@@ -44,18 +44,12 @@ class CannotCompare(RuntimeError):
 class Comparison:
     """What came of a solution.
 
-    `verdict` is "pass" (a drop-in replacement), "forward only" (right on the problem's own inputs; the caveats say what is
-    missing), "fail", "error" (it did not run to the end) or "skipped" (it does not run on that device). `is_right` says whether
-    it meets the standard that was asked for.
-
-    `reason` is one sentence, None with "pass"; `details` may hold a compiler's output or a traceback. `accuracy` is its class,
-    such as "as PyTorch" or "float32"; None where it is not known. `ran_on` is "cuda", "cpu" or "emulator", which times nothing.
-
-    `milliseconds` is the median of a forward pass; `baselines` are the medians of PyTorch's, and `speedups` those over each of
-    them and over the "fastest" that is at least as precise. Where nothing is claimed `speedups` is empty, and `not_measured`
-    says why. `proved` is what the outer clock says over eager PyTorch; None where it was not asked, or could not tell.
-
-    `result` is all that is known, as in the JSON of compare.py.
+    `verdict` is "pass", "forward only" (the caveats say what is missing), "fail", "error" (it did not run to the end) or
+    "skipped" (not on that device); `is_right`: it meets the standard asked for. `reason` is one sentence, None with "pass";
+    `details` may hold a compiler's output or a traceback. `accuracy` is its class, such as "as PyTorch"; `ran_on` is "cuda",
+    "cpu" or "emulator", which times nothing. `milliseconds` and `baselines` are medians of a forward pass; `speedups` those
+    over each baseline and the "fastest" as precise: empty where `not_measured` says why. `proved` is what the outer clock says
+    over eager PyTorch, or None. `result` is all, as in the JSON.
     """
 
     verdict: str
@@ -92,14 +86,10 @@ def compare(
     """Judge a solution of a problem, both in KernelBench's format, and time it if it is right.
 
     Either is a path, the name of one of the project's models or variants, the text of a file, or a module that has a file.
-    `settings` are other values for constants of the problem, such as {"batch_size": 4}. `device`, `standard`, `quick`,
-    `check_only`, `training`, `precision`, `time_limit` (seconds for each step), `sandbox` and `trust` are those of compare.py;
-    `quick` leaves out torch.compile, `check_only` times nothing. `accept` is the error, at most 0.01 of the output's standard
-    deviation, with which a solution is timed all the same.
-
-    What is wrong with the solution is in the Comparison. Processes that have imported PyTorch stay for the next call, and end
-    with the caller's. Raises CatalogError for a path or a setting that stands for nothing and for a problem that does not run,
-    CannotCompare where the machine lacks what `device` needs, TypeError and ValueError for other arguments.
+    `settings` are other values for constants of the problem, such as {"batch_size": 4}; `accept` is the error, at most 0.01 of
+    the output's standard deviation, that may be timed; `quick` leaves out torch.compile; the others are compare.py's options.
+    Processes that have imported PyTorch stay for the next call. Raises CatalogError for what stands for nothing or does not
+    run, CannotCompare where the machine lacks what `device` needs, TypeError and ValueError for other arguments.
     """
     options = Options(
         device=device,

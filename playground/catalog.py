@@ -1,8 +1,4 @@
-"""Which models and variants there are, by name or by path, and how a file of either kind is loaded.
-
-A model is a file in KernelBench's format: a class `Model`, `get_inputs()` and `get_init_inputs()`. A variant is a file with
-a class `ModelNew` of the same signatures. The project's own are found by name; any other by its path.
-"""
+"""Which models (`Model`, `get_inputs()`, `get_init_inputs()`) and variants (`ModelNew`) there are, and how they load."""
 
 import ast
 import builtins
@@ -80,10 +76,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Variant:
-    """A file with a ModelNew. `backend` is where its own code runs: "cuda", "cpu", or "any" where the file does not tell.
-
-    It is None of a file that cannot be read.
-    """
+    """A file with a ModelNew; `backend` is "cuda", "cpu", "any" where the file does not tell, or None where it cannot be read."""
 
     name: str
     path: Path
@@ -189,9 +182,9 @@ def find_variant(model, name_or_path):
 
 
 def find_any_variant(name_or_path, model_name=None):
-    """Return the variant of that name, whatever its model, or the one in the file at that path. Raises CatalogError.
+    """Return the variant of that name, or MODEL/VARIANT, or in the file at that path, of `model_name` if given.
 
-    `model_name` says which model's it is; MODEL/VARIANT does, too. A name that only one model has needs neither.
+    Raises CatalogError.
     """
     prefix, _, name = str(name_or_path).rpartition("/")
     if model_name:
@@ -222,9 +215,9 @@ def _existing_file(name_or_path, kind, known):
 
 
 def _variant(path):
-    """The backend is read off the file: what launches kernels of its own needs CUDA, whatever it is called.
+    """The backend is read off the file: what launches kernels of its own needs CUDA;
 
-    An untrusted file without any, such as one of PyTorch's operators, runs on either, unless its name begins with cpu_.
+    what has none runs on either, unless named cpu_*.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
     if CUDA_TEXT.search(text):
@@ -252,9 +245,8 @@ def parse_settings(texts):
 def load_problem(path, settings=None):
     """Return the module of a model's file, with its top-level constants replaced by `settings` where they are assigned.
 
-    They are replaced while the file runs, so that constants computed from them follow. Raises CatalogError for a name that the
-    file does not assign at its top level and for a file without Model, get_inputs and get_init_inputs; whatever the file
-    itself raises comes through.
+    Raises CatalogError for an unknown constant and for a file without Model, get_inputs and get_init_inputs, and what the file
+    itself raises.
     """
     path = Path(path)
     tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
@@ -309,10 +301,10 @@ def require_constants(path, who, names):
 
 
 def load_variant(path, content=None, names=None, model_new_of=None):
-    """Return the module of a variant's file. Raises CatalogError when it defines no ModelNew; its own errors come through.
+    """Return the module of a variant's file, of `content` if given. Raises CatalogError without ModelNew, and its own errors.
 
-    `content`, bytes, is run in the place of what is in the file by now. The module has `names`, {name: value}, beforehand.
-    `model_new_of(module)`, where the problem has it, returns the ModelNew of a file in another format.
+    The module has `names`, {name: value}, beforehand. `model_new_of(module)`, where the problem has it, gives the ModelNew of
+    another format.
     """
     path = Path(path)
     content = path.read_bytes() if content is None else content
@@ -348,11 +340,7 @@ def _may_define(code, path, name):
 
 
 def borrowed_names(variant, problem):
-    """Return the names, sorted, that a variant's file uses without defining them, and that the problem's file defines.
-
-    KernelBench runs a solution in the namespace of its problem. Empty if a file does not parse, or
-    if the problem makes a ModelNew of its solutions itself.
-    """
+    """Return the names, sorted, that a variant's file uses and only its problem's file defines, as KernelBench permits."""
     try:
         own, given = (
             symtable.symtable(Path(path).read_text(encoding="utf-8"), str(path), "exec") for path in (variant, problem)

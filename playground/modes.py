@@ -9,11 +9,7 @@ WARN = 1  # torch.get_deterministic_debug_mode's number for "warn"
 
 @contextlib.contextmanager
 def uninitialised_is_nan():
-    """Have torch fill what it would leave uninitialised with NaN (or the largest integer), as in deterministic mode.
-
-    A file that ends that mode, as some do behind their own use of it, ends it afterwards.
-    torch.use_deterministic_algorithms would import torch._inductor, for a second, and make all that is compiled deterministic.
-    """
+    """Have torch fill what it would leave uninitialised with NaN (or the largest integer), without slow imports."""
     fill = torch.utils.deterministic.fill_uninitialized_memory
     mode = torch.get_deterministic_debug_mode()
     torch.utils.deterministic.fill_uninitialized_memory = True
@@ -37,9 +33,9 @@ def uninitialised_is_nan():
 
 
 def set_fp32_precision(values):
-    """Set `fp32_precision` of some of torch.backends, {cudnn.conv, for example: "ieee", "tf32" or "none"}.
+    """Set `fp32_precision` of some of torch.backends, {cudnn.conv:
 
-    The older flags go along: reading one, as programs written before torch 2.9 do, raises where it says something else.
+    "ieee", "tf32" or "none"}, and the older flags that must agree.
     """
     cudnn, products = torch.backends.cudnn.conv, torch.backends.cuda.matmul
     if cudnn in values:

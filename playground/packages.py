@@ -1,7 +1,4 @@
-"""Says whether this Python will do and which packages it lacks, before anything imports them.
-
-Imports nothing but the standard library, and is written so that a Python that is too old can read it, too.
-"""
+"""Says whether this Python will do and which packages it lacks; an older Python can read it, too."""
 
 import sys
 from importlib.util import find_spec

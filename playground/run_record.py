@@ -138,10 +138,7 @@ class Suite:
 
 @dataclass(frozen=True, kw_only=True)
 class Against:
-    """An earlier document that this one was compared with: `counts` of verdicts, which differ by more than the `margin`.
-
-    `regressions` says in a line each what is slower than then, or less right.
-    """
+    """An earlier document that this one was compared with, and what is slower or less right than then (`regressions`)."""
 
     file: str
     date: str

@@ -1,8 +1,4 @@
-"""The pairs of a suite: KernelBench's problems and the solutions of a run, or a JSON list of pairs.
-
-KernelBench keeps its problems in `level1/3_Batched_matrix_multiplication.py` and the solutions of a run in one folder, as
-`level_1_problem_3_sample_0_kernel.py` (dataset.py and eval_from_generations.py of ScalingIntelligence/KernelBench).
-"""
+"""The pairs of a suite: folders as KernelBench keeps problems and solutions of a run, or a JSON list of pairs."""
 
 import json
 import re
@@ -25,12 +21,9 @@ LIST_FORM = '[{"problem": "a.py", "solution": "b.py"}, ...]'
 class Pair:
     """A problem and a solution of it, by their paths and the names under which they are reported.
 
-    `level`, `problem_id` and `sample_id` are KernelBench's, None where nothing says them. `origin` is where the solution comes
-    from, in the words of the list, and `claimed_speedup` what is said there of its speed over eager PyTorch. `broken` is why it
-    cannot be judged; None where nothing is known against it; `skipped` is why it is not tried here.
-
-    Where a problem lists several sizes, `case` says which this is, and `workload` is it in the words of a definition. What is
-    not `timed` is only judged.
+    `level`, `problem_id` and `sample_id` are KernelBench's or None; `origin` and `claimed_speedup` are the list's words.
+    `broken` is why it cannot be judged, `skipped` why it is not tried here. `case` and `workload` say which of several sizes
+    this is. What is not `timed` is only judged.
     """
 
     problem: Path
@@ -69,9 +62,9 @@ class Suite:
 
 
 def read(problems, solutions=None):
-    """Return the Suite in two folders of KernelBench's layouts or, without `solutions`, in the JSON list `problems`.
+    """Return the Suite in two folders, or in the JSON list `problems`; what is wrong with one pair breaks that alone.
 
-    What is wrong with one pair breaks that pair alone. Raises CatalogError where there are no pairs at all.
+    Raises CatalogError.
     """
     problems = Path(problems)
     if problems.is_dir() and solutions is None:

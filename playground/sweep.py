@@ -49,11 +49,7 @@ def is_refusal(result):
 
 
 def _is_its_own(result):
-    """Whether the exception of a result came from the variant's own text: its operators', or a `raise` in its file.
-
-    Where it was raised is what the traceback in "details" ends with. An operator of PyTorch's that the variant calls ends it in
-    the variant's own line, or in PyTorch's files. Without a traceback nothing says that it was meant.
-    """
+    """Whether the exception of a result came from the variant's own operators, or a `raise` in its file, by its traceback."""
     traceback, found, _ = result.details.partition("\n" + result.reason)
     frames = list(FRAME.finditer(traceback)) if found else []
     if not frames:

@@ -1,8 +1,7 @@
-"""Files in a folder that a judged process can write to, for the processes that judge.
+"""Files in a folder that a judged process can write to, for the processes that judge, which hold it open beforehand.
 
-What lies there may be a link to any file, a pipe that nobody writes to, terabytes of holes, and something else a moment later.
-So such a folder is held open from before the judged process begins (`Folder`), and the functions here alone open, measure and
-remove what is in it.
+What lies there may be a link, a pipe that nobody writes to, terabytes of holes, and something else a moment later: the
+functions here alone open, measure and remove it.
 """
 
 import fcntl
@@ -30,10 +29,7 @@ class File(NamedTuple):
 
 
 class Folder:
-    """A folder that a judged process will write to, held open. Make it before that process begins.
-
-    Below `held`, a path that other processes of this user can take, too, lies this very folder, whatever is at `path` by then.
-    """
+    """A folder that a judged process will write to, held open: make it before that begins. Other processes take `held`."""
 
     def __init__(self, path):
         self.path, self._descriptor = Path(path), os.open(path, FOLDER)
@@ -63,9 +59,8 @@ def held_at(descriptor):
 def opened(path, flags=os.O_RDONLY, most=None, or_new=False):
     """Return a descriptor of the file at a path, which is a File's `held`.
 
-    With O_CREAT among the flags it is a new file, with `or_new` one where there is none. Links are not followed, and nobody is
-    waited for. Raises Refused for what is no regular file of this user's, has another name, too, or more than `most` bytes;
-    OSError where there is none, or, to be made, there is one.
+    With O_CREAT it is a new file, with `or_new` one where there is none. Raises Refused for what is no regular file of this
+    user's alone, or has more than `most` bytes; OSError where there is none, or, to be made, there is one.
     """
     try:
         descriptor = os.open(path, flags | FILE | (os.O_EXCL if flags & os.O_CREAT else 0), 0o600)
@@ -118,10 +113,9 @@ def new_seed(bits=31):
 
 
 def memory(name):
-    """Return the descriptor of new memory without a name in any folder, which may grow.
+    """Return the descriptor of new memory without a name, which may grow and nobody can shorten or seal;
 
-    Nobody can shorten it, or forbid to write to it, so that whoever judges may map what a judged process has, too. On a system
-    that has no such memory it has no room.
+    without memfd, no room.
     """
     if not hasattr(os, "memfd_create"):
         return os.open(os.devnull, os.O_RDWR)

@@ -48,10 +48,7 @@ def run(given):
 
 
 def named(path):
-    """Return [(name, file or what is wrong with it, settings of its tests)] of the problems at a path.
-
-    That is a file, or a folder in one of the formats of --suite.
-    """
+    """Return [(name, file or what is wrong with it, settings of its tests)] of the problems in a file or folder."""
     if path.is_file():
         return [(path.stem, catalog.find_model(str(path)).path, [{}])]
     if not path.is_dir():

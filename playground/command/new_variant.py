@@ -1,7 +1,6 @@
-"""compare.py --new: a new variant's file that is right at once, to start from; and --copy: a file of the project's as it is.
+"""compare.py --new: a variant that is right at once, a copy of a model's v1 or a wrapped original; --copy:
 
-A CUDA variant of one of the project's models starts as a copy of its v1, the simplest kernel of the ladder. Any other start is
-the original itself with a copy of its result behind it. The files in templates/ hold all of that.
+a project's file as it is.
 """
 
 import ast
@@ -24,10 +23,8 @@ NEEDED = {"Model", "get_inputs", "get_init_inputs"}
 
 
 def create(model, name):
-    """Write the file of a new variant called `name` and return its path.
+    """Write a new variant called `name` to kernels/ of the clone, the working folder, or beside its problem; return its path.
 
-    A variant of one of the project's models goes to kernels/<model>/ of the clone, or to the working folder where the project
-    is installed from a wheel; that of any other problem goes beside the problem's file.
     Raises CatalogError for a name that does not fit, one that is taken, a file that is there, and a problem that cannot be
     wrapped.
     """
@@ -43,9 +40,9 @@ def create(model, name):
 
 
 def copy(name):
-    """Copy a model's or a variant's file, or the folder "examples", to the working folder. Returns the path of the copy.
+    """Copy a model's or a variant's file, or the folder "examples", to the working folder, and return its path.
 
-    Raises CatalogError for a name that stands for nothing and for a copy that is there.
+    Raises CatalogError.
     """
     named = {model.name: model.path for model in catalog.models()} | {"examples": catalog.EXAMPLES}
     source = named.get(name) or catalog.find_any_variant(name).path

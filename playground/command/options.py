@@ -169,7 +169,7 @@ def parse(command, arguments=None):
     """Return the arguments of "run_all" or "compare" (those of the command line where they are None) as a namespace.
 
     `does` says what is to be done, MODEL, ALL or one of DOES, `options` are the run's Options. Exits with status 2 where
-    options are unknown or do not go together.
+    options do not go together.
     """
     if command == "run_all":
         given = run_all_parser().parse_args(arguments)

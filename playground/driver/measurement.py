@@ -39,14 +39,11 @@ def measure(
     cluster: Any = None,
     check: Callable[[], None] = lambda: None,
 ) -> Document:
-    """Return the document of a run, here or on a cluster.Cluster.
+    """Return the document of a run, here or on a cluster.Cluster. Raises Impossible where that in `resume` cannot be continued.
 
-    Every result is written to `file`, an Output, as soon as it is there, of a run of thousands by and by, but always before
-    the run ends, interrupted or not. Results that the document in the file `resume` has of these tasks are taken over.
-    "complete" in the environment says whether there is a result of each. What `add` makes of the finished document is what is
-    written last, and returned. `check` is called before anything is judged, once workers have begun to start. `show` is called
-    with the document so far at each new result, and gives what can be drawn of the rest.
-    Raises Impossible where that document cannot be continued.
+    Results are written to `file`, an Output, as they come, and before the run ends, interrupted or not; `add` completes the
+    last document. `check` is called once workers have begun to start; `show`, with the document so far, at each new result, and
+    gives what can be drawn of the rest.
     """
     began = time.monotonic()
     record = _Record(tasks, options, file, show or (lambda document: None), cluster.ask if cluster else operator.call)

@@ -1,8 +1,4 @@
-"""One run: variants are built and checked side by side, and timed one after the other, each in a process of its own.
-
-While one is timed, everything else that the run has started stands still. What runs under the emulator is never timed, so it is
-built and checked in one go.
-"""
+"""One run: variants are built and checked side by side, and timed one after the other, while all else stands still."""
 
 import collections
 import contextlib
@@ -52,10 +48,7 @@ COMPILERS = 2  # of a pair's build: most have a C++ and a CUDA text
 
 
 class Runner:
-    """Runs tasks and gives their Results.
-
-    `judge_slot` is held while a variant is judged, where several runners share a GPU; else a runner has one of its own.
-    """
+    """Runs tasks and gives their Results; `judge_slot`, which runners of a GPU share, is held while a variant is judged."""
 
     def __init__(self, options: Options, progress: Progress, judge_slot: AbstractContextManager[Any] | None = None) -> None:
         self._options = options
@@ -85,10 +78,7 @@ class Runner:
         self._begun, self._judged, self._most_ahead = threading.Condition(), 0, 0  # how many builds are judged; may run ahead
 
     def begin(self, tasks: Sequence[Task]) -> None:
-        """Begin to compile the texts of an only task's file for the emulator: others import PyTorch meanwhile.
-
-        Its process starts here: once a thread waits for one that is forked, none starts until PyTorch is imported.
-        """
+        """Begin to compile an only task's texts for the emulator, in a process that starts before a thread waits for a fork."""
         if not (len(tasks) == 1 and tasks[0].place == "emulator" and not self._options.debug):
             return
         (task,), ours = tasks, owner.set(self)
@@ -117,9 +107,9 @@ class Runner:
         return failure
 
     def run(self, tasks: Sequence[Task], keep: Callable[[list[Result]], None] = lambda results: None) -> list[Result]:
-        """Return one Result a task, in their order. Failures of a variant are its verdict; nothing of it is raised.
+        """Return one Result a task, in order; a failure is a verdict.
 
-        One model comes after the other. `keep` is called with all that are finished whenever there is a new one.
+        `keep` is called with all that are finished at each new one.
         """
         results: dict[int, Result] = {}
         finishing = threading.Lock()  # of those that are finished, by id(task)
@@ -231,10 +221,7 @@ class Runner:
             self._check_and_time(task, _build_alone(built[id(task)].result()), finish)
 
     def _judge(self, build: Future[Any], task: Task, finish: Finish) -> None:
-        """Judge a variant when it is built. Where others are judged meanwhile, reference and baselines are ready then.
-
-        On the CPU they take longest, for torch.compile.
-        """
+        """Judge a variant when it is built; reference and baselines, which take longest on the CPU, are made meanwhile."""
         if self.are_beside and not (self.is_over or (build.done() and isinstance(build.result(), Result))):
             with contextlib.suppress(Exception):  # it is raised again where the session is used
                 self._shared[task.group].session()
@@ -355,8 +342,7 @@ class Runner:
     def room_for_judgement(
         self, task: Task, size_up: Callable[[], Footprint]
     ) -> tuple[AbstractContextManager[Any], float, bool]:
-        """Return (a context in which there is memory for a judgement, the share of all results that has room there, whether
-        there is for the baselines, too, while the reference is computed).
+        """Return (a context with memory for a judgement, the share of results with room, whether baselines have it meanwhile).
 
         What is emulated waits for nobody: it is begun in another order than its originals, and made small.
         """

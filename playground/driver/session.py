@@ -37,10 +37,7 @@ GATHERING = 15.0  # seconds in which a variant that could be timed waits for oth
 
 
 class Session:
-    """What the variants of one model share at one place and size: the reference, the baselines, and the stopwatch.
-
-    `original` are the arguments with which a worker makes the original; `run` is the Runner. Threads may share a session.
-    """
+    """What the variants of one model share at one place and size: reference, baselines, stopwatch. Threads may share it."""
 
     def __init__(self, task: Task, original: dict[str, Any], options: Options, progress: Progress, run: "Runner") -> None:
         self._options = options
@@ -99,7 +96,7 @@ class Session:
             turn.close()
 
     def check_and_time(self, task: Task, subject: Subject, build: bool = False) -> Result:
-        """Return the Result of one of the group's variants, timed where it can be. `build`: it has not been built yet.
+        """Return the Result of one of the group's variants, timed where it can be; `build`: it has not been built yet.
 
         `subject` is what its build told, a Result where that failed, which compute-sanitizer may explain.
         """

@@ -29,9 +29,8 @@ PATIENCE_FOR_A_PAIR = 3.0  # seconds, of a whole run, which would have used up a
 class Task:
     """A variant of a model, and the place where it runs: "cuda", "cpu" or "emulator".
 
-    `point` holds the settings in which the tasks of a run differ. `standard` is the one that the variant has to meet; both are
-    judged. `pair` is what the document says of a pair of a suite. `settled` is the (verdict, reason) of a task that cannot run.
-    `first` is the probe with which the check begins: the variant failed on it before. One that is not `timed` is only judged.
+    `point` holds settings in which tasks differ, `standard` the one to meet, `pair` what the document says of a suite's pair,
+    `settled` the (verdict, reason) of a task that cannot run, `first` the probe on which the variant failed before.
     """
 
     model: catalog.Model

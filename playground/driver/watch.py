@@ -1,7 +1,4 @@
-"""Judges variants again whenever their files are saved.
-
-What the save left as it was is kept: the reference, the baselines, and a process in which PyTorch is imported already.
-"""
+"""Judges variants again whenever their files are saved, with the reference, baselines and processes that are still right."""
 
 import contextlib
 import contextvars
@@ -41,11 +38,7 @@ class Again:
 
 
 class Watch:
-    """Tasks that are judged as often as their files are saved.
-
-    `make_tasks()` gives the tasks as the files are now. It may raise CatalogError, whose text is then shown. `screen` is a
-    playground.report.watch_screen.Screen.
-    """
+    """Tasks that are judged as often as their files are saved: those of `make_tasks()`, which may raise CatalogError."""
 
     def __init__(self, make_tasks: Callable[[], list[Task]], options: Options, progress: Progress, screen: "Screen") -> None:
         self._make_tasks = make_tasks

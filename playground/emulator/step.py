@@ -10,9 +10,9 @@ from playground import catalog
 
 
 def parse(module, about, arguments, *more, sets=True):
-    """Return (model, variant, settings of --set, all arguments) of a `module`'s command; `more` are flags, as (name, help).
+    """Return (model, variant, settings of --set, all arguments) of a `module`'s command.
 
-    Exits with status 2 where the arguments stand for nothing.
+    Exits with status 2 for what is nothing.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about)
     parser.add_argument("--model", metavar="NAME_OR_PATH", required=True)

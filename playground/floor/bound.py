@@ -28,10 +28,7 @@ CPU_CACHES = 1 << 29  # bytes: more than any CPU's
 
 
 def floor(work, ceilings, precision):
-    """Return (the larger of the two times in milliseconds, "memory" or "compute": which one that is).
-
-    `ceilings` is a record.Ceilings; `precision` is "fp32" or a lower one.
-    """
+    """Return (the larger of the two times in milliseconds, "memory" or "compute") at record.Ceilings and a precision."""
     memory = work.bytes / max(ceilings.read_bytes_per_second, ceilings.copy_bytes_per_second) * 1e3
     fast = max(ceilings.tf32_flops or 0, ceilings.fp16_flops or 0)  # 11 bits of each factor, sums in float32
     rate = max(ceilings.fp32_flops, fast / 3 if precision == "fp32" else fast)
@@ -40,10 +37,7 @@ def floor(work, ceilings, precision):
 
 
 def impossible(milliseconds, count, rate, on_cpu):
-    """Return what is wrong with a time in which `count` bytes cannot have moved at `rate`, in bytes a second; None if nothing.
-
-    On a CPU the caches may hold some of them.
-    """
+    """Return what is wrong with a time in which `count` bytes cannot have moved at `rate` bytes a second; None if nothing."""
     beyond = max(0, count - CPU_CACHES) if on_cpu else count
     least = POSSIBLE * beyond / rate * 1e3
     if milliseconds >= least:

@@ -25,10 +25,9 @@ def grade(
     permitted: Callable[[str], Sequence[Results]],
     skipped: Collection[str] = (),
 ) -> str:
-    """Return the class of `outputs`, which are not as exact as PyTorch; `references` are theirs.
+    """Return the class of `outputs`, whose `references` they miss;
 
-    `permitted(name)` gives Outcomes of "float32" in other orders of adding, or of a lower precision. Classes in `skipped` are
-    those that the original has itself.
+    `permitted(name)` gives Outcomes of float32 or a lower precision.
     """
     if [tensors.as_real(value).shape for value in outputs] != [reference.float64.shape for reference in references]:
         return WRONG
@@ -51,11 +50,9 @@ def grade(
 def likely_precision(
     reference: torch.Tensor, actual: torch.Tensor, lowered: Mapping[str, Sequence[torch.Tensor]]
 ) -> str | None:
-    """Return a remark on an error, such as "its error is that of operands in bf16"; None where it resembles nothing.
+    """Return a remark on an error, such as "its error is that of operands in bf16", from {precision:
 
-    `lowered` is {precision: [results in float64 with operands, or everything, rounded to it]}. A result that is nearer to one
-    of them than to float64 was computed in that precision; otherwise the sizes of the errors are compared, where they lie on
-    all elements as those of rounding do.
+    results in float64 rounded to it}; None where it resembles nothing.
     """
     finite = torch.isfinite(reference) & torch.isfinite(actual)
     if not reference.is_floating_point() or not finite.any():

@@ -1,7 +1,6 @@
-"""What a call does besides returning a result: what it changes, remembers, and under which circumstances it works.
+"""What a call changes and remembers, and under which circumstances it works:
 
-All of it runs in the variant's own process. Outputs are judged elsewhere, from raw tensors; the rest (flags, version counters,
-bits of the inputs) is what that process says, and a file that is out to deceive could forge it.
+what the judged process says, which could forge it.
 """
 
 import copy
@@ -86,10 +85,7 @@ class SideEffects:
 
 
 def overlap(tensor: torch.Tensor) -> str | None:
-    """Return what is wrong with a tensor that has several elements in one place of memory; None where it has not.
-
-    Interleaved ones are told apart where they are few.
-    """
+    """Return what is wrong with a tensor that has several elements in one place of memory; None where it has not."""
     pairs = sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
     reach = 0
     for stride, size in pairs if tensor.numel() else ():
@@ -214,10 +210,7 @@ class StressTests:
         return operators.calls + functions.calls, outputs
 
     def _earlier_output(self) -> Trial:
-        """An output that the caller still holds must not change when the model is called again, and again.
-
-        Where the file holds its results' memory, too, as for a ring of buffers, it is called until one comes back.
-        """
+        """An output that the caller still holds must not change in later calls, until a ring of buffers comes round."""
         first = self._call(copies(self._first))
         # Place in memory -> (an output, what it held, after how many others).
         held = {storage(output): (output, output.clone(), 0) for output in first if output.numel()}
@@ -333,10 +326,7 @@ class StressTests:
         return Trial(outputs)
 
     def _second_device(self) -> Trial:
-        """Inputs that are late on a device that is not the current one: only who works on that device sees them.
-
-        The call before leaves NaN in the memory that its intermediate results had, and libraries that have been started.
-        """
+        """Inputs that are late on a device that is not the current one: only who works on that device sees them."""
         if self._device.type != "cuda" or torch.cuda.device_count() < 2:
             return Trial(note="not run: there is no second GPU")
         other = torch.device("cuda", 1)

@@ -124,10 +124,7 @@ class Case:
         return self._referee.compare(what, probe, str(self.outputs.held), self._declared, **more)
 
     def _survive(self, tag: str, circumstance: str | None, check: Callable[[], Any]) -> bool:
-        """Do a check that can only cost drop-in: a crash there is a caveat, and so is what the emulator finds.
-
-        Returns whether the check came to its end.
-        """
+        """Do a check that can only cost drop-in, where a crash is a caveat. Returns whether the check came to its end."""
         try:
             check()
             return True

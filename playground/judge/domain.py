@@ -1,8 +1,6 @@
-"""What a problem's inputs have in common from draw to draw, so that a probe can keep it.
+"""What a problem's inputs have in common from draw to draw, such as zeros, order or sums of one, so that each probe keeps it.
 
-A product of lower triangular matrices may be computed without a look at the upper half, and a loss over probabilities need not
-be right for anything else. What several draws of get_inputs show is part of the problem. A range is not: only where the
-original itself has no finite result beyond it (a logarithm of negative values) are its values kept positive.
+A range is nothing in common: only where the original has no finite result beyond it are its values kept positive.
 """
 
 from collections.abc import Callable, Mapping
@@ -125,11 +123,10 @@ def is_unchanging(problem: Any, seed: int) -> bool:
 
 
 def vary(problem: Any) -> str | None:
-    """Have get_inputs of the problem's module itself give other contents for each seed, those of its one draw in another order.
+    """Have get_inputs of an unchanging problem give the contents of its one draw in another order for each seed of torch.
 
-    For a problem that is_unchanging. Floats that vary are permuted, and keep zeros, symmetry, order and sums of one; what is
-    the same everywhere, but for zero, is changed by up to a quarter; where no float can vary, integers that are not sorted are
-    permuted. Returns why nothing can vary, or None. The seed is the one that torch's generator was given last.
+    What is the same everywhere is changed by up to a quarter; integers are permuted where no float can vary. Returns why
+    nothing can vary, or None.
     """
     original = problem.get_inputs
     why = _varied(list(tensors.inputs_of(problem)), 0)[1]

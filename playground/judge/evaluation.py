@@ -1,9 +1,4 @@
-"""The checks of one variant: what is asked of which process, and what each answer is a complaint about.
-
-There are two standards, and both are always looked at. `forward` is about the problem's own inputs: the outputs are right, they
-are the file's own work, and nothing else is touched or remembered. `drop-in` asks in addition for all that a user of the
-original may do: gradients, other sizes and values, streams, graphs, torch.compile. docs/what_a_pass_proves.md is the long form.
-"""
+"""The checks of one variant under both standards: what is asked of which process, and what each answer is a complaint about."""
 
 from __future__ import annotations
 
@@ -96,11 +91,9 @@ def judge(
 ) -> Judged:
     """Run every check of the variant that `worker` has loaded at a `place`, with the reply `loaded`. Returns a Judged.
 
-    `file` is the variant's. `renew()` gives a worker that has loaded it again, for what is left after a crash. `accept` is the
-    error, of the spread, that the caller accepts. `first` is the probe to begin with, and `tell(complaint)` is called with what
-    is wrong on it, or with None. `borrowed` are the names that it has from the problem's file. `with_mutants` counts, too, how
-    many wrong versions of the original fail the probes. The `failure` is of a worker that failed on the problem's own inputs,
-    where nothing worse was known.
+    `renew()` gives a worker that has loaded the `file` again, after a crash. `accept` is the error, of the spread, that the
+    caller accepts; `tell(complaint or None)` is called after the `first` probe; `borrowed` are names from the problem's file.
+    `with_mutants` counts, too, how many wrong versions of the original fail the probes.
     """
     case, stop = Evaluation(worker, referee, place, loaded, file, renew, accept), None
     if referee.float_outputs and not loaded.out_dtype:
@@ -257,9 +250,9 @@ class Evaluation(Case):
         return f"; {strided} is not contiguous, and its data_ptr is read as if it were: right with .contiguous()"
 
     def _graded(self, probe: str, compared: dict[str, Any]) -> dict[str, Any]:
-        """The comparison on a probe of the problem's own inputs; keeps the class of accuracy, and permits what that does.
+        """The comparison on a probe of the problem's own inputs;
 
-        Float32 in another order of adding is permitted to all, what is less exact only where the caller accepts it.
+        keeps the class of accuracy, and permits what that or `accept` does.
         """
         worst = self._accuracy
         figures = {"error": compared["max_error"], "limit": compared["allowed"]}
@@ -304,9 +297,9 @@ class Evaluation(Case):
         return self._compare("outputs", probe)
 
     def _lost_by_accepting(self) -> str | None:
-        """The name of a wrong version of the original that could not be told from it any more; None without one.
+        """The name of a wrong version of the original, not a look-alike, that could not be told from it any more;
 
-        A function in the place of one that looks alike, such as a GELU by tanh, is what is accepted, and does not count.
+        None without one.
         """
         probes = tuple(probe for probe in OF_MUTANTS if not self._referee.prepared(probe)["unusable"])
         strict, accepting = (self._referee.mutants(probes, False, limit)["survivors"] for limit in (None, self._accept))
@@ -404,9 +397,9 @@ class Evaluation(Case):
         return None
 
     def _probes_to_repeat(self) -> list[str]:
-        """Two probes of one size that the variant passed: of the reduced size, or else of the problem's own.
+        """Two probes of one size that the variant passed, reduced or else the problem's own;
 
-        Where the output is the same everywhere, such as the zeros of a ReLU, an old result is right, and so is none.
+        outputs that are uniform come last.
         """
         names = ("normal", "ramp", "impulse", "large")
         reduced = [name for name in names if name in self._passed and name not in self._left]

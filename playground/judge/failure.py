@@ -14,8 +14,7 @@ JUDGE_BROKE = "internal error (report it): "
 class WorkerFailure(Exception):
     """A request that got no result. The text is one line; `details` may hold a traceback or a compiler's output.
 
-    `is_finding` says that the emulator found a mistake in a kernel, `is_of_machine` that the machine has no room, `is_of_judge`
-    that the judge itself made a mistake, `role` whose process it was.
+    `is_finding`: the emulator found a mistake in a kernel; `role`: whose process it was.
     """
 
     def __init__(self, reason: str, details: str = "", is_finding: bool = False, role: str | None = None) -> None:

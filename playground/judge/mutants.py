@@ -1,14 +1,8 @@
-"""Wrong versions of a model, made from the model itself, and how many of them the check rejects.
+"""Wrong versions of a model, made from its own recorded operators, and how many of them the check rejects.
 
-The original's operators are recorded in one run of its forward. A mutant is the same forward in which one call gives something
-else (see mutations.py), two neighbouring operators change places, only the gradient of one call is wrong, or the inputs or
-outputs as a whole are tampered with. It runs as PyTorch runs the original, on the check's own probes, and is judged by the
-check's own references: a mutant that passes is a wrong kernel that would pass.
-
-Not every change is a mistake: a bias in front of a batch norm may be dropped. So one that passes counts only when it differs
-from the original in float64, on inputs that are not the check's, by more than float32 could hide; one that crashes, or that
-gives outputs of another form, does not count either. One that has passed all cheap probes and crashes on a costly one has not
-been rejected.
+In a mutant one call gives something else (mutations.py), neighbouring operators change places, one gradient is wrong, or inputs
+or outputs are tampered with. One that passes counts only if it differs from the original in float64, on other inputs, by more
+than float32 could hide. One that crashes, or changes the outputs' form, does not count, unless it has passed all cheap probes.
 """
 
 import dataclasses
@@ -268,10 +262,7 @@ _OF_THE_WHOLE = (
 
 
 def fresh(problem: Any, oracle: Any, seed: int, differentiable: bool, domain: Domain = probes.NO_DOMAIN) -> Fresh:
-    """Return [(probe, Results in float64)] on other inputs than the check's, to tell which mutants differ from the original.
-
-    Those that the original does not take, as multinomial takes no negative ones, are left out; there is always one.
-    """
+    """Return [(probe, Results in float64)] on inputs that the check has not, one at least, to tell mutants from the original."""
     varied = probes.make("scaled", problem, seed, {}, domain)
     if domain.is_positive and not _is_finite(oracle, varied):
         varied = probes.make("scaled", problem, seed, {}, domain, positive=True)
@@ -292,10 +283,7 @@ def _is_finite(oracle: Any, probe: probes.Probe) -> bool | None:
 
 
 def score(mutants: list[Mutant], exams: list[Exam], oracle: Any, fresh: Fresh) -> dict[str, Any]:
-    """Return {"counted", "rejected", "survivors"} of a check, a list of Exams: of the mutants that count, the last by name.
-
-    `oracle` runs those of `fresh`, from the function above.
-    """
+    """Return {"counted", "rejected", "survivors": [name]} of a check, a list of Exams; `oracle` runs those of `fresh`."""
     cheap = [exam for exam in exams if exam.elements <= CHEAP] or exams
     costly = [exam for exam in exams if all(exam is not each for each in cheap)]
     fates: Counter[str] = Counter()

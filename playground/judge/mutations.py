@@ -1,7 +1,6 @@
-"""Mistakes that a kernel's author makes, operator by operator: what each makes of one call of PyTorch.
+"""Mistakes that a kernel's author makes, operator by operator: functions of a Call that give a wrong result or raise.
 
-A mutation is a function of a Call that gives a wrong result of it, or raises: Unfit, or whatever PyTorch raises when it does
-not suit the call's sizes. None of them leaves a parameter unused (it is multiplied by 0 instead), so that it keeps a gradient.
+None leaves a parameter unused (it is multiplied by 0 instead), so that it keeps a gradient.
 """
 
 import math

@@ -59,10 +59,7 @@ class NotSeparable(Exception):
 
 
 class Oracle:
-    """The original on one device. `model` is in float32. `emulated`: what is judged runs on an emulated GPU, which has TF32.
-
-    Of what a probe gives, the `sample` (see sample.py) is kept.
-    """
+    """The original on one device, in float32, where `emulated` for a GPU that has TF32; the `sample` of its results is kept."""
 
     def __init__(self, model: Any, device: torch.device, emulated: bool = False, sample: Sample = ALL) -> None:
         self._model = model
@@ -98,9 +95,7 @@ class Oracle:
     def rounded_operands(self, probe: Probe, to: str = "tf32", families: frozenset[str] = frozenset(FAMILIES)) -> list[Results]:
         """Return Results in float64 with operands of these families rounded to a precision; several, if outputs are few.
 
-        The largest error of three outputs says little about the error of another kernel's three; that of many tries does. All
-        but the first are in float32, whose own error is small beside the precision's, several times as fast, and have None for
-        gradients of many elements.
+        All but the first are in float32, which is faster and exact enough, and have None for gradients of many elements.
         """
         first = self._in_float64(probe, RoundedOperands(families, to))
         if sum(output.numel() for output in first.outputs) >= OF_FEWER:
@@ -120,10 +115,7 @@ class Oracle:
         return [*operands, *(self._in_float64(probe, RoundedResults(precision, seed)) for seed in RESULTS)]
 
     def permitted(self, probe: Probe, precision: str) -> list[Results]:
-        """Return results that a precision mode permits: rounded ones for "tf32", and random ones that strict "fp32" permits.
-
-        "fp16" and "bf16" are those of a model that is all in them: each step may be rounded.
-        """
+        """Return results that "tf32", strict "fp32", or a model all in "fp16" or "bf16" permits."""
         if precision in tensors.HALF:
             in_float32 = Oracle(tensors.copy_model(self._model).float(), self._device, sample=self._sample)
             wide = replace(probe, inputs=tensors.in_float32(probe.inputs))
@@ -146,10 +138,9 @@ class Oracle:
     def decisions(self, probe: Probe, reference: Results) -> dict[str, Tensor]:
         """Return {gradient: how far each of its elements goes elsewhere where values nearly as near as rounding change places}.
 
-        Which element of a window is the largest, or on which side of zero a value is, decides where a gradient goes. In
-        float64, everything is off by up to NEARNESS units in float32's last place in one run, and by the opposite in a second.
-        What follows smoothly is then opposite, too, and cancels in their sum; a decision near enough to change does so in one
-        of the two, and what it moves remains. `reference` is the probe's Results. No gradient that is not finite goes anywhere.
+        In float64, everything is off by up to NEARNESS units in float32's last place in one run, and by the opposite in a
+        second: what follows smoothly cancels in their sum, and what a decision moves remains. Gradients that are not finite go
+        nowhere.
         """
         moved = {name: torch.zeros_like(gradient) for name, gradient in reference.gradients.items() if gradient is not None}
         for seed in range(DECISIONS):
@@ -160,9 +151,9 @@ class Oracle:
         return moved
 
     def ties(self, probe: Probe, reference: Results) -> list[Tensor | None]:
-        """Return for each output how far near ties of its rounding move each element; None for one that is not in steps.
+        """Return for each output how far nudges as in `decisions` move each element by ties of its rounding;
 
-        As in `decisions`, everything is nudged: where that changes a number that was rounded to steps, rounding decides it.
+        None for one without steps.
         """
         moved = [torch.zeros_like(tensors.as_real(true)) if tensors.in_steps(true) else None for true in reference.outputs]
         for seed in range(DECISIONS):
@@ -235,11 +226,9 @@ class Oracle:
         return DrawnInFloat32() if self._draws else contextlib.nullcontext()
 
     def _run(self, model: Any, inputs: list[Any], probe: Probe, in_double: bool = False, kept: Kept | None = None) -> Results:
-        """The whole batch at once where it fits into memory; otherwise in chunks, halved until one fits.
+        """The whole batch at once where it fits into memory, otherwise in chunks if its samples are separable.
 
-        Chunks are right only for a model whose samples do not meet (no batch norm, no mean over the batch). That is checked:
-        two chunks of a small batch must give what the small batch gives. Raises NotSeparable. `kept(value)` is what is kept of
-        a value, its sample on the host unless given.
+        Raises NotSeparable.
         """
         kept = kept or functools.partial(self._sampled, probe)
         model = functools.partial(in_eval, model) if probe.evaluates else model
@@ -324,9 +313,9 @@ class Oracle:
 
 
 class FloatOutputs:
-    """The oracle of a model in 16 bits whose outputs are to be float32: they come from it in float32, on the same numbers.
+    """The oracle of a model in 16 bits whose outputs are to be float32;
 
-    Gradients, and outputs under autocast, are those of the model in its own `precision`.
+    gradients, and outputs under autocast, are in `precision`.
     """
 
     def __init__(self, model: Any, device: torch.device, emulated: bool, sample: Sample, precision: str) -> None:

@@ -217,9 +217,7 @@ class Decomposing(Uncompiled):
 class RoundedOperands(Decomposing):
     """While active, operators of the `families` see their operands rounded, and compute in the given type.
 
-    Run in float64 it gives the error that TF32 mode permits: rounding of the operands and nothing else. With a `seed` the
-    numbers are rounded under a random scale between 1/2 and 1: another of the many roundings to the same number of bits that
-    the mode permits.
+    With a `seed` numbers are rounded under a random scale between 1/2 and 1: another rounding that the mode permits.
     """
 
     def __init__(self, families: Collection[str] = frozenset(FAMILIES), to: str = "tf32", seed: int | None = None) -> None:
@@ -235,10 +233,7 @@ class RoundedOperands(Decomposing):
 
 
 class RoundedResults(Decomposing):
-    """While active, every result of an operator, and every operand of a product, is rounded: all is kept in that precision.
-
-    So are the mean and the deviations of a norm, the exponentials of a softmax. `seed` is as above.
-    """
+    """While active, results of operators, steps of norms and softmax, and operands of products are rounded; `seed` is as above."""
 
     def __init__(self, to: str, seed: int | None = None) -> None:
         super().__init__()
@@ -307,9 +302,8 @@ class Wider(Uncompiled):
 class Perturbed(Decomposing):
     """While active, float32 results, and operands of products and sums, are off by +-`units` more in the last place of `dtype`.
 
-    The signs are random, from `seed`. With its own roundings the run then has an error that strict float32 permits: a few
-    roundings of every step, some more of them for sums, and what follows where they decide which element a maximum takes its
-    gradient to. Where the terms of a sum cancel, another order's error is that of the terms, not of the little that is left.
+    The signs are random, from `seed`. The run then has an error that strict float32 permits: a few roundings of every step,
+    more for sums, and the decisions that they change.
     """
 
     UNITS = 3
@@ -355,8 +349,7 @@ class Perturbed(Decomposing):
 class Nudged(Perturbed):
     """While active, float64 results, and operands of products and sums, are off by up to `units` in the last place of float32.
 
-    By how much is random, from `seed`, so that of two values, each nudged once, hardly ever both go the same way as far; by
-    -`units` it is the opposite. Float64 has no other errors of that size.
+    By how much is random, from `seed`; by -`units` it is the opposite.
     """
 
     _OF = torch.float64

@@ -21,10 +21,9 @@ def references_of(
     decisions: Callable[[], Any] | None = None,
     ties: Callable[[], Any] | None = None,
 ) -> Found:
-    """Return (list for the outputs, {name: Reference} for the gradients that the original has).
+    """Return (list for the outputs, {name: Reference} for gradients);
 
-    `decisions()` gives how far near decisions move each gradient, by name, and `ties()` how far near ties of rounding do each
-    output that is in steps.
+    `decisions()` and `ties()` say how far near ones move each.
     """
     outputs = []
     for i, (true, in_eager) in enumerate(zip(reference.outputs, eager.outputs, strict=True)):

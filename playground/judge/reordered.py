@@ -1,9 +1,4 @@
-"""The original in float32, with the terms of its sums added in another order than PyTorch's.
-
-How exact a sum is depends on the order of its terms: a kernel in which one thread adds 65,536 numbers one after another is
-plain float32, and far less exact than PyTorch, which adds in pairs. How far is measured here, on the problem's own terms,
-instead of bounded: a worst case would be orders of magnitude larger, and would permit what is no float32 any more.
-"""
+"""The original in float32, with the terms of its sums added in other orders than PyTorch's, to measure how exact those are."""
 
 import functools
 import math
@@ -35,8 +30,8 @@ _DECOMPOSED = """
 class Reordered(Decomposing):
     """While active, float32 sums add their terms in one of ORDERS: those of reductions, running sums, products, convolutions.
 
-    "in one pass" is the first order, and takes a variance as the mean of the squares less the square of the mean. With a `seed`
-    the terms are shuffled first: another of the many roundings that an order may give.
+    "in one pass" also takes a variance as the mean of the squares less the square of the mean. With a `seed` the terms are
+    shuffled first.
     """
 
     def __init__(self, order: str, seed: int | None = None) -> None:
@@ -166,10 +161,7 @@ def _folded(rows: Tensor, count: int, width: int) -> Tensor:
 
 
 def _sequential(terms: Tensor) -> Tensor:
-    """(rows, terms, lanes) -> (rows, lanes), one term after another in float32.
-
-    NumPy adds in pairs along the axis that is contiguous, and one after another along any other.
-    """
+    """(rows, terms, lanes) -> (rows, lanes), one term after another in float32, as NumPy adds along outer axes."""
     lanes = terms.shape[2]
     wide = terms.permute(1, 0, 2).reshape(terms.shape[1], -1)
     wide = torch.cat([wide, wide], 1) if wide.shape[1] == 1 else wide

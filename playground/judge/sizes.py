@@ -1,7 +1,7 @@
 """The same model at other sizes, through the constants of its file.
 
-A constant is free when another value changes what get_inputs gives, leaves get_init_inputs as it is (so that weights and
-variants stay valid), and the original still runs. Nothing else is known of an untrusted file's constants, not even their names.
+A constant is free when another value changes what get_inputs gives, leaves get_init_inputs as it is, and the original still
+runs.
 """
 
 import functools

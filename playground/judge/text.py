@@ -56,10 +56,9 @@ REPLACES = {"exec", "eval", "globals", "setattr", "vars", "patch"}  # by these l
 
 
 class Builds:
-    """The calls of torch's load_inline in a file's text that are given constants.
+    """The calls of torch's load_inline in a file's text that are given constants, as arguments by name.
 
-    `calls` are their arguments by name. `fails_with_them` says that the file cannot be loaded where one of them fails: each
-    is made as the file is loaded, in no branch and no function.
+    `fails_with_them`: each is made as the file is loaded, so one that fails ends that.
     """
 
     def __init__(self, content: bytes) -> None:

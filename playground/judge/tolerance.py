@@ -58,12 +58,11 @@ SPECIAL_VALUES = {"NaN": torch.isnan, "inf": torch.isposinf, "-inf": torch.isneg
 
 @dataclass(frozen=True)
 class Comparison:
-    """One tensor compared with float64; the largest errors, in units of its spread. `complaint` is None when it is right.
+    """One tensor compared with float64; errors are in units of its spread. `complaint` is None when it is right.
 
-    `permitted_error` is that of the results that the stated precision permits. `decided` says that it is right for near
-    decisions alone: `max_error` is what they leave of it. `unjudged` says that nobody can tell: the original's own result moves
-    by as much. Of special.Contained, `swallowed` says where it is finite and the original's is not, `leaked` that the opposite
-    is.
+    `decided`: it is right for near decisions alone, whose part is not in `max_error`. `unjudged`: the original's own result
+    moves by as much. Of special.Contained, `swallowed` says where it is finite and the original's is not, `leaked` that the
+    opposite is.
     """
 
     max_error: float | None
@@ -80,12 +79,11 @@ class Comparison:
 class Reference:
     """A true tensor in float64, with what eager PyTorch makes of it and what is allowed.
 
-    `permitted` are results that the precision mode may give. `spread` is the standard deviation of the finite elements;
-    their largest magnitude where they do not vary; the size of the terms that cancel where they are zero but for rounding; 1
-    where there is no rounding either. `others`, results for further inputs of the kind, join in the deviation, which may be
-    tiny by chance. Elements that overflow in eager alone count as not finite. `decisions()` gives how far near decisions may
-    move each element, in the tensor's own units; it is called when the tensor would be wrong without them, and None has none.
-    Of complex tensors the two parts are compared: `float64` has them along a last dimension.
+    `permitted` are results that the precision mode may give. `spread` is the standard deviation of the finite elements, and of
+    `others`, results for further inputs; where they do not vary, their largest magnitude; where they are zero but for rounding,
+    the size of the terms that cancel; or else 1. Elements that overflow in eager alone count as not finite. `decisions()`,
+    called when the tensor would be wrong without, gives how far near decisions move each element. Of complex tensors `float64`
+    has the two parts along a last dimension.
     """
 
     def __init__(
@@ -151,10 +149,7 @@ class Reference:
         return count >= max(SOME, MANY * self.float64.numel())
 
     def lost(self, actual: Tensor) -> tuple[float, float, float] | None:
-        """Return (share of all elements, value given, true value) of small values without a right digit; None where few are.
-
-        `actual` is a result that is right otherwise; the values are those of the largest such element.
-        """
+        """Return (share of all, value given, true value) of lost small values, of the largest; None where few are."""
         if self._small is None:
             return None
         true = self.float64[self._small]
@@ -183,11 +178,7 @@ class Reference:
         return wider
 
     def beside(self, reference: Tensor, eager: Tensor, decisions: Callable[[], Tensor] | None = None) -> "Reference":
-        """Return a Reference for other inputs of the same distribution, which allows twice what this one does, at least.
-
-        A timed call that gives another answer (an old one, none, a constant) is off by about the spread itself. What a
-        precision mode permits costs too much to be computed again for each timing.
-        """
+        """Return a Reference for other inputs of the same distribution, which allows twice what this one does, at least."""
         other = Reference(reference, eager, others=[self.float64, *self.others], decisions=decisions)
         other.allowed = max(other.allowed, SLACK * self.allowed)
         other.allowed_rms = max(other.allowed_rms, SLACK * self.allowed_rms)
@@ -228,8 +219,8 @@ class Reference:
     def _undecided(self, actual: Tensor, moved: Tensor) -> Tensor:
         """It, each element nearer to float64 by as much as near decisions may have moved it, and not beyond.
 
-        Two decisions that always change together may cancel in an element, where a variant changes one of them. So a few that
-        are still too far off may have been moved as far as all that are moved, in the root mean square.
+        A few that are still too far off, where two decisions may cancel, may have moved by the root mean square of all that are
+        moved.
         """
         difference, moved = actual - self.float64, moved.double()
         if self.is_in_steps:

@@ -36,9 +36,9 @@ class Complaint:
 
 
 def conclude(known: J, complaints: Sequence[Complaint]) -> J:
-    """Return the judgment that follows from all complaints: first those that cost most, and of the others a wrong gradient.
+    """Return the judgment that follows from all complaints:
 
-    Of each kind the first is told, with the number of the others.
+    the first of the kind that costs most, with the number of the others.
     """
     kinds: dict[tuple[str, str | None], list[Complaint]] = {}
     for each in complaints:
@@ -92,11 +92,7 @@ def doubted(result: Result) -> Result:
 
 
 def with_shapes(failure: WorkerFailure, referee: "RefereeClient") -> WorkerFailure:
-    """Return the failure with what the referee knows of it.
-
-    Where an element was never written of a result whose shape is none of the original's, that comes first; "with --set" names
-    the constants of a smaller size.
-    """
+    """Return the failure with what the referee knows of it: a shape that is none of the original's, and constants for `--set`."""
     if WITH_SET in str(failure) and referee.smaller:
         settings = " ".join(f"{name}={value}" for name, value in referee.smaller.items())
         reason = str(failure).replace(WITH_SET, f"{WITH_SET} {settings}")

@@ -1,8 +1,4 @@
-"""Locks that a killed build has left behind, on which the next build of the same extension would wait for ever.
-
-torch.utils.cpp_extension (before 2.14.1) locks a build directory by creating a file named `lock` in it. The builder keeps
-that file open until it removes it, so a lock that no process has open is stale, unless its builder is out of sight.
-"""
+"""Locks of torch.utils.cpp_extension (before 2.14.1) that a killed build has left: the next build would wait for ever."""
 
 import contextlib
 import os
@@ -43,9 +39,8 @@ def extensions_root() -> Path:
 def clear_stale_locks(root: Path | None = None, grace: float = 2.0) -> Locks:
     """Remove the locks below `root` (torch's own directory if None) whose builder is dead; leave and report the others.
 
-    A lock is stale when, in two looks, no process had it open and none worked in its directory (a ninja outlives the Python
-    that started it). The second look comes when the lock is `grace` seconds old. Another user's locks, and those on a network
-    file system, stay.
+    Dead: in two looks, the second when the lock is `grace` seconds old, no process had it open or worked in its directory.
+    Another user's locks, and those on a network file system, stay.
     """
     root = extensions_root() if root is None else root
     cleared = []

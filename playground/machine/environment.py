@@ -18,10 +18,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 
 def describe() -> Environment:
-    """Return the Environment of a report. What the machine lacks or does not tell is None (GPUs: an empty list).
-
-    Initialises CUDA where there is a GPU.
-    """
+    """Return the Environment of a report, None for what the machine lacks. Initialises CUDA where there is a GPU."""
     commit, dirty = _git_state()
     import torch
 

@@ -15,10 +15,9 @@ LEAST_SHARE = 0.1  # of a processor: who uses less is not named
 
 
 class OtherLoad:
-    """What all processes but those of `pids`, and the descendants that these have now, use of the processors.
+    """What all processes but `pids`, and their present descendants, use of the processors, under `watched()`.
 
-    Counted are the blocks under `watched()` and the processors that this process may run on. A system whose counters stand
-    still (some sandboxes) counts as one on which nothing else runs.
+    On a system whose counters stand still (some sandboxes) nothing else seems to run.
     """
 
     def __init__(self, *pids):
@@ -61,10 +60,7 @@ class Others:
         self._seconds = {process.pid: _seconds(process, children=False) for process in self._strangers()}
 
     def busiest(self, least_steal, most=2):
-        """Return ['python3 train.py, pid 4242, used 0.98 cores'] of those that used a tenth of a processor since then.
-
-        Other virtual machines are named where they took `least_steal` processors.
-        """
+        """Return ['python3 train.py, pid 4242, used 0.98 cores'] above a tenth since then, and other virtual machines' steal."""
         wall = time.perf_counter() - self._began
         used = []
         for process in self._strangers():
@@ -114,10 +110,7 @@ def _scheduled(pids):
 
 
 def usable_processors():
-    """Return the processors that this process may run on.
-
-    They are places in psutil's list, which some containers make shorter than the numbers of the processors are high.
-    """
+    """Return the processors that this process may run on, as places in psutil's list, which containers may shorten."""
     known = range(len(psutil.cpu_times(percpu=True)))
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else known
     return [i for i in known if i in allowed] or list(known)
@@ -146,9 +139,9 @@ def is_traced(pid):
 
 
 def _all_processes(but):
-    """Yield (its id, its parent's, its session's) of each process but those.
+    """Yield (its id, its parent's, its session's) of each process but those;
 
-    On Linux without psutil, which takes three times as long: between two turns of a timing this is asked up to three times.
+    on Linux without psutil, which is three times as slow.
     """
     if not Path("/proc/self/stat").exists():
         for process in psutil.process_iter(["ppid"]):

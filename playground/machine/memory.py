@@ -43,10 +43,7 @@ def judged_at_once(shared_by=1):
 
 
 def limit(pid, share):
-    """Have an allocation of a process beyond this share of what is free raise there from now on.
-
-    Linux gives it otherwise, and ends some process when it is used. Elsewhere nothing is limited, nor is one that has ended.
-    """
+    """On Linux, have a living process's allocations beyond this share of what is free raise there from now on."""
     if not hasattr(psutil.Process, "rlimit"):
         return
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -72,10 +69,7 @@ class Shares:
 
     @contextlib.contextmanager
     def taken(self, kind, need, is_over=lambda: False):
-        """Wait until there is room for `need` beside all others, or none of this kind, and have it under `with`.
-
-        So one that takes more than there is has it alone. `is_over()` says that nobody needs to wait any more.
-        """
+        """Wait for room for `need` beside all others, or to be alone of this kind, or `is_over()`, and have it under `with`."""
         me = object()
         with self._changed:
             while not (self._fits(kind, need) or is_over()):
@@ -95,10 +89,7 @@ class Shares:
 
 
 class Processors(Shares):
-    """The processors of a run: a build waits for its part of them, or until no other build is under way.
-
-    A judgement takes its part at once, since its variant is built and the GPU waits for it.
-    """
+    """The processors of a run: a build waits for its part, or to be the only one; a judgement takes its part at once."""
 
     def __init__(self, count):
         super().__init__({"processors": count})
@@ -113,19 +104,16 @@ class Processors(Shares):
 
 
 class Memory(Shares):
-    """Bytes of the "host", of "files" and of the "device", which all runs of a process share.
-
-    `shared_by`: so many processes of this host have an equal part of its memory.
-    """
+    """Bytes of the "host", of "files" and of the "device", shared by a process's runs; `shared_by` processes divide a host."""
 
     def __init__(self):
         super().__init__()
         self.shared_by = 1
 
     def capacity(self, folder, on_gpu):
-        """Return {"host", "files", "device"}: the bytes that all together may take; read again when nobody has any.
+        """Return {"host", "files" (in `folder`), "device"}:
 
-        Files are in `folder`.
+        the bytes that all together may take, read again when none is taken.
         """
         with self._changed:
             if not self._taken or not self._capacity:

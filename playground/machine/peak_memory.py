@@ -11,11 +11,7 @@ _glibc = ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None
 
 
 def peak_memory(step, device):
-    """Return (result of step(), MiB that it took at its peak on top of what was in use), None where that cannot be measured.
-
-    On CUDA what torch's allocator handed out; on Linux the growth of the process's resident memory (VmHWM, reset through
-    clear_refs as proc(5) describes), which leaves out memory that the allocator already held.
-    """
+    """Return (result of step(), MiB at its peak above what was in use: torch's on CUDA, VmHWM on Linux, proc(5), or None)."""
     if device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()

@@ -40,9 +40,8 @@ def missing():
 class Run:
     """One run of the target, as a context manager: leaving it ends the target and all that it started.
 
-    `request` is what target.py takes; its "limit", in seconds, holds for this run. `under` is the command line of the program
-    that watches the target; without one the target runs alone. `environment` is added to this process's. The files of the run
-    are in `folder`, and their names begin with `name`.
+    `request` is what target.py takes; its "limit", in seconds, holds for this run. `under` is the command line of the watching
+    program, `environment` is added to this process's, and files in `folder` begin with `name`.
     """
 
     def __init__(self, name, request, folder, under=(), environment=None):

@@ -1,14 +1,8 @@
-"""Is a run faster or slower than an earlier one? Two documents compared row by row, and what is said about it.
+"""Is a run faster or slower than an earlier one? Two documents compared row by row.
 
-Times alone prove nothing, since two runs differ by clocks, temperature and whatever else runs; nor do speed-ups, since a
-baseline, too, can have a bad day. So a row has two ratios, above 1 where the new run is faster:
-
-- old time over new, with the interval from old p20 / new p80 to old p80 / new p20;
-- new speed-up over old, over one baseline of both runs, eager where there is one: what slows a whole run cancels. Its interval
-  is one 95% interval divided by the other, end by end.
-
-The interval shown holds both. A row is faster or slower where all of it is more than MARGIN from 1. Where the two ratios
-contradict each other, or the runs were not made alike, the row is not comparable, and says why.
+A row has two ratios above 1 where the new run is faster: old time over new, from old p20 / new p80 to old p80 / new p20, and
+new speed-up over old, end by end, over one baseline of both. The interval holds both; all of it more than MARGIN from 1 is a
+difference. Contradictions, and runs not made alike, are not comparable.
 """
 
 import dataclasses

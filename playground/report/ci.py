@@ -13,9 +13,9 @@ TOOL = "kernel-playground"
 
 
 def cases(report, files, axes=None):
-    """Return a ci_files.Case for each result of a run_record.Document.
+    """Return a ci_files.Case for each result of a Document; `files` are {(model, variant): path};
 
-    `files` are {(model, variant): the variant's path}. In a sweep, one with `axes`, a refused size is skipped.
+    with `axes` refused sizes are skipped.
     """
     return [_case(result, files.get((result.model, result.variant)), axes) for result in report.results]
 

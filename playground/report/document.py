@@ -60,9 +60,9 @@ def write_whole(path, text):
 
 
 def is_stale(result, variant_file, model_file):
-    """Return whether the variant's file, but for its docstring, or the model's is another than was measured, or missing.
+    """Return whether variant's file, but for its docstring, or model's is another than was measured, or missing.
 
-    Of a file that has changed around the same kernels the forward pass stays, if it takes as long as LAUNCHES_COUNT_BELOW_MS.
+    Around the same kernels the forward pass stays, if it takes as long as LAUNCHES_COUNT_BELOW_MS.
     """
     if not (variant_file.is_file() and model_file.is_file()):
         return True

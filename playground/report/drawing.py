@@ -65,10 +65,9 @@ def sheet(made):
 
 
 def svg(drawn, name, title, description, colours=PAGE):
-    """Return a figure as an <svg> element, `colours` {name: what is written}.
+    """Return a figure as an <svg> element, escaped, `colours` {name: what is written}; `name` keeps its ids apart.
 
-    `name` keeps its ids apart from those of other figures on the page. `title` and `description` are for those who cannot see
-    it. Everything that came from elsewhere is escaped. Off the page the element is a file, with fonts and a size of its own.
+    `title` and `description` are for those who cannot see it. Off the page it is a file, with fonts and a size.
     """
     file = io.StringIO()
     drawn.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))

@@ -53,10 +53,7 @@ def labelled(text, result):
 
 
 def proof(timings, name):
-    """Return ', proved 1.21x', the lower end of the outer clock's ratio over the baseline `name`; "" where it has none.
-
-    Where the inner clock claims more than the outer one can bear, this counts: ' by the outer clock, proved 1.21x'.
-    """
+    """Return ', proved 1.21x', the lower end of the outer clock's ratio over `name`, or that it bears less; "" without one."""
     if not (proved := timings.proved_over(name)):
         return ""
     inner = (timings.outer and timings.outer.warm) or timings.measured["eager"]
@@ -144,10 +141,7 @@ def baseline_medians(timings):
 
 
 def headline(timings):
-    """Return (baseline, Ratio) that a variant is measured by; (None, None) where nothing is claimed.
-
-    The fastest baseline that is at least as precise; in documents without an "outcome" the one that is hardest to beat.
-    """
+    """Return (baseline, Ratio) over the fastest one at least as precise, without an "outcome" the hardest to beat, or Nones."""
     outcome, speedup = timings.outcome, timings.ratios
     if outcome:
         return (outcome.against, outcome.measured) if outcome.measured else (None, None)
@@ -156,11 +150,7 @@ def headline(timings):
 
 
 def timing_notes(result, brief=False):
-    """Yield what is worth saying about how a variant was timed: slow clocks, other streams, a share of the floor above 100%.
-
-    `brief` is for a table without intervals: it has that of a ratio that looks like a difference and is none. And it leaves
-    out which baselines ran without the CUDA graph: `under_graphs` says that of the one that counts.
-    """
+    """Yield what is worth saying about how a variant was timed; `brief` for a table without intervals and graph columns."""
     for title, timings in timed_modes(result).items():
         title = "" if title == FORWARD else f"{title.removeprefix(f'{FORWARD}, ')}: "
         outcome, control, notes = timings.outcome, timings.control, list(timings.notes)
@@ -204,9 +194,9 @@ def under_graphs(result):
 
 
 def geometric_means(results):
-    """Return {place: (geometric mean, number of models)} of each model's best variant over the best baseline.
+    """Return {place:
 
-    What computes in a lower precision than the original is left out, as is what does not meet its standard.
+    (geometric mean, number of models)} of each model's best variant that meets its standard in full precision.
     """
     best = {}
     for result in results:

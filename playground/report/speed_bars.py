@@ -1,7 +1,6 @@
-"""PyTorch and a model's variants as bars whose length is their speed, with the floor at the end.
+"""PyTorch and a model's variants as bars of length floor / time (the fastest's time without a floor):
 
-A bar's length is floor / time, on a linear scale from 0: twice as long is twice as fast. On a linear scale of milliseconds the
-slowest step would leave the fast ones no length at all. Where there is no floor, the fastest stands for it.
+twice as long, twice as fast.
 """
 
 import statistics

@@ -28,11 +28,8 @@ MEETS = {"forward": TIMED, "drop_in": ("pass",)}  # the verdicts of those that d
 def summarise(report, unsolved=()):
     """Return the run_record.Suite of a document of pairs.
 
-    Of each standard: how many pairs are correct and how many of them were timed; and over each of BASELINES that was timed
-    `fast_p` and the geometric mean of the speed-ups of the correct and timed pairs, with the geometric means of the lower and
-    of the upper bounds of their intervals. fast_p is KernelBench's (score.py, `fastp`): the share of all pairs that are correct
-    and whose speed-up is greater than p; every correct pair counts for p = 0, and a problem in `unsolved` as a pair that is
-    wrong (benchmark_eval_analysis.py, `patch`).
+    fast_p is KernelBench's (score.py, `fastp`): the share of all pairs, a problem in `unsolved` as a wrong one, that are
+    correct and faster than p; every correct pair counts for p = 0. Means are geometric, also of the intervals' ends.
     """
     results = report.results
     tags = [dict.fromkeys(each.tag for each in result.caveats) for result in results]  # each once a result
@@ -130,9 +127,8 @@ def _geometric_mean(values):
 def eval_results(report):
     """Return {level: KernelBench's eval_results.json of its pairs} (eval_from_generations.py, add_to_eval_results_file).
 
-    `correctness` is that of the standard `forward`, which is its question. `runtime` is in milliseconds: the median of the
-    calls, where KernelBench has their mean, and -1, as there, of what is wrong. What was skipped is left out, and what is right
-    without a claimed time: KernelBench's script would divide by -1.
+    `correctness` is of the standard `forward`; `runtime` is the median in milliseconds, -1 of what is wrong. Skipped pairs, and
+    right ones without a claimed time, are left out: KernelBench's script would divide by -1.
     """
     levels = {}
     for result in report.results:

@@ -26,9 +26,9 @@ from playground.worker.interface import WrongInterface, joined, undeclared
 class BuildWatch:
     """Wrap torch's two build functions from the moment it is made.
 
-    `seconds` is the time spent in them so far; `built` says whether any of it compiled; `names` are the extensions. `failure`
-    is the reason of the last build where that failed, else None. `own` is what was built, `kernels` are the names of its
-    __global__ functions; `device_code` is what load_inline was given as CUDA text, [{"text", "flags"}].
+    `seconds` were spent in them; `built` says whether any of it compiled; `names` are the extensions, `kernels` their
+    __global__ functions, `own` what was built, `device_code` the CUDA texts, [{"text", "flags"}]. `failure` is the last build's
+    reason, or None.
     """
 
     def __init__(self, emulated=False):

@@ -1,8 +1,4 @@
-"""Messages between the driver and a worker: one JSON object a line over a pair of pipes.
-
-JSON and not pickle, because the worker runs code that the driver does not trust. Its tensors travel as files of raw bytes
-(tensors.py), for the same reason.
-"""
+"""Messages between the driver and an untrusted worker: one JSON object, never a pickle, a line over a pair of pipes."""
 
 import contextlib
 import json
@@ -23,9 +19,9 @@ class Channel:
         self._buffer = b""
 
     def send(self, message, goes_on=lambda: True):
-        """Write one message. Raises BrokenPipeError when nobody can read it.
+        """Write one message.
 
-        Raises TimeoutError where a pipe that does not block is full, and `goes_on()` says to wait no longer.
+        Raises BrokenPipeError without a reader, TimeoutError where the pipe is full and `goes_on()` gives up.
         """
         data = json.dumps(message).encode() + b"\n"
         while data:
@@ -37,9 +33,9 @@ class Channel:
             select.select([], [self._write_fd], [], LOOK_AGAIN)
 
     def receive(self, seconds=None):
-        """Return the next message. Raises TimeoutError after `seconds`, EOFError at the end of the stream.
+        """Return the next message.
 
-        Raises ValueError or RecursionError where it is no JSON, nested too deeply, or longer than LONGEST.
+        Raises TimeoutError after `seconds`, EOFError at the end, ValueError or RecursionError for no JSON.
         """
         deadline = None if seconds is None else time.monotonic() + seconds
         while b"\n" not in self._buffer:

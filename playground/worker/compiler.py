@@ -15,9 +15,9 @@ class Compiler:
         return {}
 
     def compile(self, file, content):
-        """Compile the texts of the file's calls of load_inline; `content` are its bytes, as latin-1.
+        """Compile the texts of the file's load_inline calls;
 
-        Returns {"reason", "details"} of a text that does not compile, where the file cannot be loaded without; else None.
+        returns {"reason", "details"} of one without which it cannot load, or None.
         """
         found = Builds(content.encode("latin-1"))
         if any(map(undeclared, found.calls)):

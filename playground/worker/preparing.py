@@ -35,16 +35,11 @@ class Preparing:
     def load(self, problem, settings, place, weights, seed, strict=False, precision=None, share=1.0, secret=0):
         """Make the original and save its weights to the file `weights`. `strict` forbids TF32; `precision` is one of HALF.
 
-        At the problem's own size a `share` of large results is compared, drawn from the seed `secret`.
-
-        Returns {"inputs": [shape, ...], "precision": "tf32", "fp32" or one of HALF, "domain": what all inputs have in common,
-        "varied": whether the contents are others than the problem's own, which are the same in each draw, "unvaried": why they
-        cannot be where they would have to, "checks_itself": whether the file has a check of its own, "has_layouts": whether an
-        input or a parameter has 4 or 5 dimensions, "smaller": {constant: value} of the reduced size}.
-        The precision is `precision` where given; else that of HALF in which all
-        inputs and parameters are, where there are any; else "tf32" where PyTorch's settings permit it to an operator that the
-        model has. What is in 16 bits, and computed in float32 between, is judged by the limits of the latter. "float_outputs"
-        is why outputs have to be float32 and are judged by its limits: in `precision` they would say nothing; else None.
+        At the problem's own size a `share` of large results is compared, drawn from the seed `secret`. Returns {"inputs":
+        [shape, ...], "precision": the given one, or that of HALF in which all tensors are, "tf32" where PyTorch permits it to
+        an operator of the model, or "fp32"; "domain", "varied": whether contents that no draw changes were changed, "unvaried":
+        why they cannot be, "checks_itself", "has_layouts": whether a tensor has 4 or 5 dimensions, "smaller": {constant:
+        value}, "float_outputs": why outputs have to be float32, or None}.
         """
         self.device = torch.device(tensors.PLACES[place])
         timer.clock_for(self.device).keep_memory()  # or page faults would take as long as the reference itself
@@ -122,10 +117,9 @@ class Preparing:
         return {}
 
     def side_effects(self):
-        """Return what the original itself does in a call, so that a variant may do it, too: {"side_effects": [check, ...]}.
+        """Return {"side_effects":
 
-        And "state", where its result depends on the calls before, checks.EVAL, where it is another one in eval mode, and
-        "inference_mode" and "double()", where it does not run in that.
+        [check, ...]} of the original itself, "state", checks.EVAL, and circumstances in which it does not run.
         """
         inputs = tensors.to(tensors.make_inputs(self.sizes.problem("reduced"), 0), self.device)
         content = behaviour.copies(inputs)  # the original may change them
@@ -158,10 +152,8 @@ class Preparing:
     def prepare(self, probe, size, seed, inputs):
         """Make a probe of checks.PROBES at a size ("own", "reduced", ...), save it to the file `inputs`, compute its reference.
 
-        The scaled and the normal probe also get upstream gradients where the original has any. Returns {"differentiable",
-        "unusable", "form", "shapes", "ways"}: why nothing can be learned from the probe, or None; of the outputs, on the
-        problem's own inputs, tensors.form and the shapes; the ways in which references were computed where they could not be in
-        float64, on the device, at once.
+        Returns {"differentiable", "unusable": why it teaches nothing, or None, "form" and "shapes" of the outputs, "ways" in
+        which references were computed other than in float64 on the device, at once}.
         """
         problem = self.sizes.problem(size)
         why = self.domain.forbids(probe.removesuffix(checks.AT_OWN_SIZE))
@@ -192,10 +184,7 @@ class Preparing:
         return {"differentiable": differentiable, "unusable": unusable, "ways": ways, **of_outputs}
 
     def tells_nothing(self):
-        """Return {"why": the outputs on the problem's own inputs tell no model from a constant, or from no operation; or None}.
-
-        Where only samples of them are kept, they are compared within one probe.
-        """
+        """Return {"why": the outputs on the problem's own inputs tell no model from a constant, or from no operation; or None}."""
         names = [name for name in checks.FORWARD_PROBES if name in self.references]
         outputs = {name: self.references[name][0] for name in names}
         own = [reference.float64 for reference in outputs["own"]]
@@ -271,10 +260,7 @@ class Preparing:
             self.probes[probe.name] = probes.Probe(**tensors.load(file, mapped=True))
 
     def _made(self, probe, problem, seed):
-        """(its Drawing, the probe, the oracle of its weights, the whole Results in eager PyTorch).
-
-        Values stay positive where the problem's are and the original has no finite result, or raises, otherwise.
-        """
+        """(its Drawing, the probe, the oracle of its weights, whole eager Results), positive where the original needs it."""
         for positive in (False, True) if self.domain.is_positive else (False,):
             drawing = probes.Drawing(probe, seed, positive, self.domain.plain)
             made = drawing.make(problem, self.device, dict(self.model.named_parameters()))  # a billion take seconds on a CPU

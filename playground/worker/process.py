@@ -81,11 +81,10 @@ def _variables(environment):
 
 
 class WorkerProcess:
-    """A process that answers requests one at a time, each to the thread that asked. As a context manager, it ends the process.
+    """A process of a `role`, a module of playground.worker, that answers one request at a time within `limit` seconds.
 
-    Its `role` is "candidate", "referee", "baselines", or "compiler", which needs no PyTorch: the module of playground.worker
-    whose class answers. A request may take `limit` seconds. `environment` is added to this process's environment.
-    `bears_a_gpu` says that it disturbs nothing on a GPU. It runs in the `room`, a sandbox.Room, where there is one.
+    `environment` is added to this process's. `bears_a_gpu`: it disturbs nothing on a GPU. It runs in the `room`, a
+    sandbox.Room, where there is one. As a context manager, it ends the process.
     """
 
     def __init__(self, role, limit, environment=None, bears_a_gpu=False, room=None):
@@ -179,10 +178,7 @@ class WorkerProcess:
                 psutil.Process(pid).nice(niceness)
 
     def keep_compilers_off(self):
-        """Leave two processors to what is timed on a GPU, so that this worker's compilers go on beside it; the worker does not.
-
-        Where there are too few processors, nothing changes.
-        """
+        """Leave two of enough processors to what is timed on a GPU, so that this worker's compilers go on beside it."""
         if len(usable := sorted(usable_processors())) >= LEAST_PROCESSORS and hasattr(psutil.Process, "cpu_affinity"):
             for pid in families([self._process]):
                 with contextlib.suppress(psutil.Error):
@@ -210,9 +206,8 @@ class WorkerProcess:
     def ask(self, what, **arguments):
         """Return the reply to the request `what`, a method of its role: a record of replies.FORMS, or a dict.
 
-        Raises WorkerFailure when the request raised, the process died or ended, the limit passed while it was not paused, or
-        what came is no reply (a judged file can write to the pipe); in all but the first case the process is gone and every
-        further request fails.
+        Raises WorkerFailure when the request raised, the process ended, the limit passed, or what came is no reply; but in the
+        first case the process is gone.
         """
         request, failed = f"{self.role}.{what}", functools.partial(WorkerFailure, role=self.role)
         with self._asking:
@@ -343,9 +338,9 @@ class WorkerProcess:
 
 
 def _part_of(file, count):
-    """The first `count` bytes of a file as a text, or, where it is negative, the last; "" of one that is closed.
+    """The first `count` bytes of a file as a text, or, where it is negative, the last;
 
-    The process writes to the file at the place that both have in common, which is left where it is.
+    the file's shared place is left as it is.
     """
     if file.closed:
         return ""
@@ -367,10 +362,8 @@ def in_which_block(reason):
 def pause_others(but, on_gpu=False, beside_compilers=False):
     """Stop all workers of this process except those in `but`, and what they started, compilers too: something is timed.
 
-    If it is timed on a GPU, those that bear it go on; `beside_compilers`, also compilers that were kept off its processors.
-
-    One thread at a time, which may have one within another; the others' new workers wait. Seconds in which a worker is
-    paused count against no time limit.
+    If `on_gpu`, those that bear it go on; `beside_compilers`, also compilers that were kept off its processors. One thread at a
+    time, also within another; paused seconds count against no limit.
     """
     with _alone:
         with _living_lock:
@@ -403,10 +396,7 @@ def submit(pool, call, *arguments):
 
 
 def kill_all(of=None):
-    """End every worker, or those of an `owner`, from any thread; requests under way then fail.
-
-    The owner can start no more workers, so that its threads end.
-    """
+    """End every worker, or those of an `owner`, which can start no more, from any thread; requests under way then fail."""
     if of is not None:
         _over.add(of)
     with _living_lock:

@@ -29,10 +29,10 @@ def describe_machine(limit=300.0):
 
 
 class RefereeClient:
-    """The referee of one model at one size: a process that knows the right results on every probe. Threads may share it.
+    """The referee of one model at one size, which threads may share.
 
-    `folder` holds the tensors that are exchanged; what variants are to see of them is in `given`, below it. `original` are the
-    arguments of `referee.load` but for the weights. A request may take `limit` seconds.
+    `folder` holds the tensors that are exchanged, `given`, below it, what variants see of them. `original` are the arguments of
+    `referee.load` but for the weights; a request may take `limit` seconds.
     """
 
     def __init__(self, original, folder, probe_seed, limit):
@@ -72,10 +72,7 @@ class RefereeClient:
         return sized_up(self.worker, self._original)
 
     def load(self, share=1.0):
-        """Return what referee.load does, which is all that the original's other processes need. Raises WorkerFailure.
-
-        A `share` of large results is kept and compared; it is another secret than the probes' seeds.
-        """
+        """Return what referee.load does, comparing a `share` of large results by another secret seed. Raises WorkerFailure."""
         self._limit_memory()
         secret = untrusted.new_seed(63)
         description = self.ask("load", **self._original, weights=self.weights, share=share, secret=secret)

@@ -1,7 +1,6 @@
-"""Where an untrusted file runs: a worker under bubblewrap, which sees what it needs and writes to two folders of its own.
+"""Where an untrusted file runs: under bubblewrap, with compilers, two folders to write to, no network, nothing of the user's.
 
-It has no network, its own processes, a /tmp and a home that are empty, and none of this user's environment but what is listed
-here. Compilers run inside, too. docs/what_a_pass_proves.md says what that stops, and what it does not.
+docs/what_a_pass_proves.md says what that stops, and what it does not.
 """
 
 import contextlib
@@ -161,13 +160,10 @@ def has_gpu():
 
 
 class Room:
-    """What one judged file is given: it sees `shown`, files and folders, at their own paths, and can write to two folders.
+    """What one judged file is given: it sees `shown` at their own paths, and can write to `exchange` and `builds`, made new.
 
-    Of these `exchange` is for its results and `builds` for its extensions; both are made new, in the folders named so. Every
-    process of the file runs in the same room, and no other file does. `close` removes them. Raises NoRoom where the disk is
-    full.
-
-    `key` says that the builds are kept for the next room of this key: who has the same files, which nobody else has written to.
+    Every process of the file runs in the same room. `close` removes both folders; `key` says that the builds are kept for the
+    next room of this key, of the same files. Raises NoRoom where the disk is full.
     """
 
     def __init__(self, shown, exchange, builds, key=None):
@@ -212,9 +208,9 @@ class Room:
         return folder
 
     def close(self, keep=False):
-        """Remove both, whatever names, modes and depths a file has left there. Safe to call twice.
+        """Remove both folders, whatever a file has left there, but builds that have a key if `keep`, unless large.
 
-        `keep` leaves builds that have a key where they are, unless they are large.
+        Safe to call twice.
         """
         for group in self._groups:
             for _ in range(40):  # the last process may be seen to end a moment before it leaves its group
@@ -271,9 +267,9 @@ class Room:
             admitted |= new
 
     def reached(self, pid, outputs=()):
-        """Return the limit that the processes below `pid` have reached, in words, or None. To be called again and again.
+        """Return the limit that the processes below `pid` have reached, which print to `outputs`, in words, or None;
 
-        `outputs` are the files into which they print.
+        call it repeatedly.
         """
         self._looks += 1
         if any(512 * os.fstat(each.fileno()).st_blocks > MOST_PRINTED for each in outputs):

@@ -1,7 +1,7 @@
-"""A process that has imported PyTorch and forks workers: such a worker starts in some 20 ms, a new process in two seconds.
+"""A process that has imported PyTorch and forks workers in some 20 ms, where a new process takes two seconds.
 
-It loads no file of a user's, keeps no thread and initialises no CUDA. Where a library leaves it a thread, it forks nothing, and
-workers are new processes. So are those in a sandbox, where a judged file could change the server of those after it.
+It loads no file of a user's, keeps no thread and initialises no CUDA. Where a library leaves it a thread, and in a sandbox,
+whose file could change it, workers are new processes.
 """
 
 import contextlib

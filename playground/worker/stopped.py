@@ -45,9 +45,9 @@ class Stopped:
         return found
 
     def since(self, before):
-        """Return the milliseconds that they have used since `used` gave this: none, where they have stood still.
+        """Return the milliseconds that they have used since `used` gave this, 0 where they stand still.
 
-        Raises OSError where one has ended, as none does that stands still.
+        Raises OSError where one ended.
         """
         now = self.used()
         if before.keys() - now.keys():
@@ -55,9 +55,9 @@ class Stopped:
         return sum(used - before.get(pid, used) for pid, used in now.items())
 
     def is_still(self):
-        """Return whether each thread of those that are known is stopped, or has ended.
+        """Return whether each thread known is stopped, by a debugger perhaps not all, or has ended;
 
-        Of a process under a debugger's eyes SIGSTOP may stop one thread alone, and what the kernel does for a thread goes on.
+        kernels may work for one still.
         """
         for pid in self.family:
             for file in Path(f"/proc/{pid}/task").glob("*/stat"):
@@ -112,11 +112,7 @@ def kill_family(process):
 
 
 def families(processes, but=()):
-    """The process ids of Popens that have sessions of their own, and of everything they started.
-
-    Those are their trees, since compilers run in process groups of their own, and their sessions: when a process is dead
-    already, what it started has another parent but is still there.
-    """
+    """The process ids of Popens that have sessions of their own, and of everything in their trees and sessions."""
     alive = {process.pid for process in processes if process.returncode is None}  # a number may be another's afterwards
     return family(alive, {process.pid for process in processes}, but)
 

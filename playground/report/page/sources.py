@@ -43,9 +43,9 @@ class _Lexer(PythonLexer):
 
 
 def highlighted(text, findings=(), around=None):
-    """Return the lines of the file as <span> elements for a <pre>, those of embedded texts with the class "in".
+    """Return the file's lines as <span> elements for a <pre>, embedded texts with the class "in", findings below their lines.
 
-    `findings` are (line, text, id); they are put below their lines. With `around`, only so many lines before and after each.
+    `findings` are (line, text, id); with `around`, only so many lines before and after each are shown.
     """
     lines = lines_of(text.expandtabs(4))
     lines = lines if lines[-1] else lines[:-1]

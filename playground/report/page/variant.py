@@ -27,8 +27,8 @@ def mark(word, state=None):
 def shown(identity, result, path, stale, first=None, with_source=True):
     """Return the values of a row and of variant.html for a result whose file is at `path`, None where that is not known.
 
-    `stale` is document.is_stale, `first` the id of the place where the same file was shown already: at another size, for
-    example. Without `with_source` only the lines around findings are shown.
+    `stale` is document.is_stale, `first` the id where the same file was shown already. Without `with_source` only lines around
+    findings are shown.
     """
     from playground.report import error_map  # matplotlib is wanted for a page alone
 
