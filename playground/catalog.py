@@ -76,7 +76,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Variant:
-    """A file with a ModelNew; `backend` is "cuda", "cpu", "any" where the file does not tell, or None where it cannot be read."""
+    """A file with a ModelNew; `backend` is "cuda", "cpu", "any" where nothing tells, or None where it cannot be read."""
 
     name: str
     path: Path
@@ -215,10 +215,7 @@ def _existing_file(name_or_path, kind, known):
 
 
 def _variant(path):
-    """The backend is read off the file: what launches kernels of its own needs CUDA;
-
-    what has none runs on either, unless named cpu_*.
-    """
+    """Return the variant in a file: what launches kernels needs CUDA, what has none runs on either, unless named cpu_*."""
     text = path.read_text(encoding="utf-8", errors="replace")
     if CUDA_TEXT.search(text):
         return Variant(path.stem, path, "cuda")

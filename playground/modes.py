@@ -33,10 +33,7 @@ def uninitialised_is_nan():
 
 
 def set_fp32_precision(values):
-    """Set `fp32_precision` of some of torch.backends, {cudnn.conv:
-
-    "ieee", "tf32" or "none"}, and the older flags that must agree.
-    """
+    """Set `fp32_precision` of some of torch.backends, and the older flags, which must agree."""
     cudnn, products = torch.backends.cudnn.conv, torch.backends.cuda.matmul
     if cudnn in values:
         torch._C._set_cudnn_allow_tf32(values[cudnn] == "tf32")

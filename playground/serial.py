@@ -57,10 +57,7 @@ def values(record: Any) -> dict[str, Any]:
 
 
 def dump(value: Any) -> Any:
-    """Return a value as JSON can hold it: tuples as lists, what is not finite as None;
-
-    what a record read lacked is left out again.
-    """
+    """Return a value as JSON can hold it; what a record that was read lacked is left out again."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         absent = value.__dict__.get("_absent", _form_of(type(value)).omitted)
         own = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
@@ -74,10 +71,7 @@ def dump(value: Any) -> Any:
 
 
 def load(form: type[T], value: Any, where: str = "", strict: bool = True) -> T:
-    """Return what a value of JSON is in a `form`, a dataclass or other annotation. Raises DocumentError, with the path;
-
-    `strict` refuses more keys.
-    """
+    """Return a value of JSON in a `form`; `strict` refuses more keys. Raises DocumentError, with the path."""
     return typing.cast(T, _load(form, value, where, strict))
 
 

@@ -47,10 +47,7 @@ def save(content, path):
 
 
 def load(path, mapped=False):
-    """Read what `save` wrote, unless by an untrusted process (see load_results); `mapped`:
-
-    large files share memory until written.
-    """
+    """Read what `save` wrote in a trusted process; `mapped`: large files share memory until they are written to."""
     return torch.load(path, weights_only=True, mmap=mapped and Path(path).stat().st_size >= LARGE)
 
 
@@ -199,7 +196,7 @@ def in_precision(problem, precision):
 
 
 def manual_seed(seed):
-    """Seed the generators of the host and of all GPUs, as torch.manual_seed does, without its 0.15 ms for each kind of device."""
+    """Seed the generators of the host and of all GPUs, as torch.manual_seed does, without 0.15 ms for each kind of device."""
     if torch.backends.cuda.is_built() and not torch.cuda.is_initialized():
         torch.manual_seed(seed)
         return
@@ -279,10 +276,7 @@ def make_model(problem, cls, seed, device="cpu"):
 
 
 def copy_model(model):
-    """Return a deep copy whose functions, as in nanoGPT, use its own layers;
-
-    what was computed from parameters is a constant in it.
-    """
+    """Return a deep copy whose functions use its own layers; what was computed from parameters is a constant."""
     attributes = [leaf for module in model.modules() for leaf in torch.utils._pytree.tree_leaves(vars(module))]
     functions, memo = _closures(attributes), {}
     for function in functions:

@@ -113,10 +113,7 @@ def new_seed(bits=31):
 
 
 def memory(name):
-    """Return the descriptor of new memory without a name, which may grow and nobody can shorten or seal;
-
-    without memfd, no room.
-    """
+    """Return the descriptor of new memory, which may grow and nobody can shorten or seal; without memfd, no room."""
     if not hasattr(os, "memfd_create"):
         return os.open(os.devnull, os.O_RDWR)
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

@@ -1,7 +1,4 @@
-"""compare.py --new: a variant that is right at once, a copy of a model's v1 or a wrapped original; --copy:
-
-a project's file as it is.
-"""
+"""compare.py --new, a variant that is right at once, and --copy, a file of the project's as it is."""
 
 import ast
 import re

@@ -1,7 +1,4 @@
-"""A suite on several GPUs or hosts, by Dask:
-
-a task is one pair with the texts of its files, judged as by compare.py, tried again if lost.
-"""
+"""A suite on several GPUs or hosts, by Dask: a task is one pair with its files' texts, tried again if lost."""
 
 import contextlib
 import dataclasses
@@ -199,7 +196,7 @@ def judge(task: Task, texts: tuple[bytes | None, ...], options: Options, run: st
 
 @functools.cache
 def _prepare(shared_by: int) -> threading.BoundedSemaphore:
-    """Make this process, whose threads Dask has set to 1, one like compare.py's. Returns what bounds the pairs judged at once."""
+    """Make this process, whose threads Dask has set to 1, one like compare.py's. Returns what bounds pairs judged at once."""
     for name, value in dask.config.get("distributed.nanny.pre-spawn-environ", {}).items():
         if os.environ.get(name) == str(value):
             del os.environ[name]

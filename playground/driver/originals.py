@@ -24,7 +24,7 @@ ROOM_MIB = 4096
 
 
 class Original:
-    """A process of `make()` in which the original is loaded, by `load(worker)`, when first needed, and again where it failed."""
+    """A process of `make()` in which the original is loaded, by `load(worker)`, when first needed, and again after a failure."""
 
     def __init__(self, make: Callable[[], WorkerProcess], load: Callable[[WorkerProcess], Any]) -> None:
         self.worker: WorkerProcess | None = None

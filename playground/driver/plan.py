@@ -35,7 +35,7 @@ def of_variants(
 
 
 def of_suite(suite: Suite, options: Options, lacks_gpu: bool | None = None) -> list[Task]:
-    """Return a task for each pair of a Suite; those that cannot be judged, where the judging machine `lacks_gpu`, are settled."""
+    """Return a task for each pair of a Suite; those that cannot be judged, where its machine `lacks_gpu`, are settled."""
     return [_of_pair(pair, options, lacks_gpu) for pair in suite.pairs]
 
 

@@ -91,10 +91,7 @@ class _Traffic(TorchDispatchMode):
 
 
 def as_written(model, inputs, mode):
-    """Return the Work of a step whose operators run one by one: bytes of operands and results;
-
-    FLOPs by flop_counter, on meta tensors.
-    """
+    """Return the Work of a step, operator by operator: bytes of operands and results, FLOPs by flop_counter."""
     model = tensors.copy_model(model).to("meta")
     inputs = [value.detach().to("meta") if isinstance(value, torch.Tensor) else value for value in inputs]
     if mode == "weights_and_input":

@@ -25,10 +25,7 @@ def grade(
     permitted: Callable[[str], Sequence[Results]],
     skipped: Collection[str] = (),
 ) -> str:
-    """Return the class of `outputs`, whose `references` they miss;
-
-    `permitted(name)` gives Outcomes of float32 or a lower precision.
-    """
+    """Return the class of `outputs`; `permitted(name)` gives Outcomes of float32 or a lower precision."""
     if [tensors.as_real(value).shape for value in outputs] != [reference.float64.shape for reference in references]:
         return WRONG
 
@@ -50,10 +47,7 @@ def grade(
 def likely_precision(
     reference: torch.Tensor, actual: torch.Tensor, lowered: Mapping[str, Sequence[torch.Tensor]]
 ) -> str | None:
-    """Return a remark on an error, such as "its error is that of operands in bf16", from {precision:
-
-    results in float64 rounded to it}; None where it resembles nothing.
-    """
+    """Return a remark such as "its error is that of operands in bf16", from {precision: results rounded to it}, or None."""
     finite = torch.isfinite(reference) & torch.isfinite(actual)
     if not reference.is_floating_point() or not finite.any():
         return None

@@ -1,7 +1,4 @@
-"""What a call changes and remembers, and under which circumstances it works:
-
-what the judged process says, which could forge it.
-"""
+"""What a call changes and remembers, and when it works: what the judged process says, which could forge it."""
 
 import copy
 import gc

@@ -1,4 +1,4 @@
-"""All checks of a variant: what each looks at, its caveat, and the standard that it costs; the page's tables are made of these."""
+"""All checks of a variant: what each looks at, its caveat, and the standard that it costs, also for the page's tables."""
 
 from dataclasses import dataclass
 from typing import Final

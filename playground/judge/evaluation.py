@@ -250,10 +250,7 @@ class Evaluation(Case):
         return f"; {strided} is not contiguous, and its data_ptr is read as if it were: right with .contiguous()"
 
     def _graded(self, probe: str, compared: dict[str, Any]) -> dict[str, Any]:
-        """The comparison on a probe of the problem's own inputs;
-
-        keeps the class of accuracy, and permits what that or `accept` does.
-        """
+        """The comparison on an own probe; keeps the class of accuracy, and permits what that or `accept` does."""
         worst = self._accuracy
         figures = {"error": compared["max_error"], "limit": compared["allowed"]}
         found = self._class_of(probe, compared) if compared["complaint"] else self._declared or AS_PYTORCH
@@ -297,10 +294,7 @@ class Evaluation(Case):
         return self._compare("outputs", probe)
 
     def _lost_by_accepting(self) -> str | None:
-        """The name of a wrong version of the original, not a look-alike, that could not be told from it any more;
-
-        None without one.
-        """
+        """The name of a wrong version, not a look-alike, that could not be told from the original any more, or None."""
         probes = tuple(probe for probe in OF_MUTANTS if not self._referee.prepared(probe)["unusable"])
         strict, accepting = (self._referee.mutants(probes, False, limit)["survivors"] for limit in (None, self._accept))
         return next((name for name in accepting if name not in strict and LOOK_ALIKE not in name), None)
@@ -397,10 +391,7 @@ class Evaluation(Case):
         return None
 
     def _probes_to_repeat(self) -> list[str]:
-        """Two probes of one size that the variant passed, reduced or else the problem's own;
-
-        outputs that are uniform come last.
-        """
+        """Two probes of one size that the variant passed, reduced or else own; uniform outputs come last."""
         names = ("normal", "ramp", "impulse", "large")
         reduced = [name for name in names if name in self._passed and name not in self._left]
         own = [name for name in (*(name + AT_OWN_SIZE for name in names), *FORWARD_PROBES) if name in self._passed]

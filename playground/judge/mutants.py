@@ -262,7 +262,7 @@ _OF_THE_WHOLE = (
 
 
 def fresh(problem: Any, oracle: Any, seed: int, differentiable: bool, domain: Domain = probes.NO_DOMAIN) -> Fresh:
-    """Return [(probe, Results in float64)] on inputs that the check has not, one at least, to tell mutants from the original."""
+    """Return [(probe, Results in float64)] on inputs that no check has, one at least, to tell mutants from the original."""
     varied = probes.make("scaled", problem, seed, {}, domain)
     if domain.is_positive and not _is_finite(oracle, varied):
         varied = probes.make("scaled", problem, seed, {}, domain, positive=True)

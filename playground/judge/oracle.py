@@ -151,10 +151,7 @@ class Oracle:
         return moved
 
     def ties(self, probe: Probe, reference: Results) -> list[Tensor | None]:
-        """Return for each output how far nudges as in `decisions` move each element by ties of its rounding;
-
-        None for one without steps.
-        """
+        """Return for each output how far nudges move each element by ties of its rounding; None for one without steps."""
         moved = [torch.zeros_like(tensors.as_real(true)) if tensors.in_steps(true) else None for true in reference.outputs]
         for seed in range(DECISIONS):
             for units in (NEARNESS, -NEARNESS):
@@ -313,10 +310,7 @@ class Oracle:
 
 
 class FloatOutputs:
-    """The oracle of a model in 16 bits whose outputs are to be float32;
-
-    gradients, and outputs under autocast, are in `precision`.
-    """
+    """The oracle of a model in 16 bits with outputs in float32, gradients and outputs under autocast in `precision`."""
 
     def __init__(self, model: Any, device: torch.device, emulated: bool, sample: Sample, precision: str) -> None:
         self._own = Oracle(model, device, emulated, sample)

@@ -75,7 +75,7 @@ def _special(put: Callable[[Tensor], Tensor], clean: Callable[[Tensor], Tensor] 
 
 
 def _within(value: Tensor) -> Tensor:
-    """The problem's own inputs, each sample within another eighth or more of their range, so that the samples' outputs differ."""
+    """The problem's own inputs, each sample within another eighth or more of their range, so that their outputs differ."""
     if value.dim() == 0 or value.numel() == 0 or not torch.isfinite(value).all():
         return value
     low, high = value.min(), value.max()
@@ -98,10 +98,7 @@ def _one_a_sample(draw: Callable[..., Tensor], value: Tensor) -> Tensor:
 
 
 def _large(value: Tensor) -> Tensor:
-    """Normal values times 100 000, beyond float16, the last sample's negative;
-
-    times 250 for values that are float16 themselves.
-    """
+    """Normal values times 100 000, the last sample's negative; times 250 for values that are float16 themselves."""
     value = (250 if value.dtype == torch.float16 else 1e5) * torch.randn_like(value)
     if value.dim() and len(value):
         value[-1] = -value[-1].abs()
@@ -145,7 +142,7 @@ def _has_three_samples(value: Tensor) -> bool:
 
 
 def _with_nan(value: Tensor) -> Tensor:
-    """One NaN in the last sample; of three samples or more, half of the first is minus infinity, from the row's beginning on."""
+    """One NaN in the last sample; of three samples or more, half of the first is minus infinity, from its start on."""
     value = _with_one(value, math.nan)
     if _has_three_samples(value):
         first = value[0].view(-1)
@@ -161,10 +158,7 @@ def _with_zeros(value: Tensor) -> Tensor:
 
 
 def _with_infinity(value: Tensor) -> Tensor:
-    """One infinity in the last sample;
-
-    of three or more, the first is minus infinity, and the second, zeros, is there without any.
-    """
+    """One infinity in the last sample; of three or more, the first is minus infinity, the second zeros."""
     value = _with_one(_with_zeros(value), math.inf)
     if _has_three_samples(value):
         value[0] = -math.inf

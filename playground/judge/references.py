@@ -21,10 +21,7 @@ def references_of(
     decisions: Callable[[], Any] | None = None,
     ties: Callable[[], Any] | None = None,
 ) -> Found:
-    """Return (list for the outputs, {name: Reference} for gradients);
-
-    `decisions()` and `ties()` say how far near ones move each.
-    """
+    """Return (list for the outputs, {name: Reference} for gradients)."""
     outputs = []
     for i, (true, in_eager) in enumerate(zip(reference.outputs, eager.outputs, strict=True)):
         moved = _later(ties, i) if tensors.in_steps(true) else None

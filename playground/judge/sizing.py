@@ -22,10 +22,7 @@ def size_up(problem: Any, settings: dict[str, Any], place: str, precision: str |
 
 
 def measure(problem: Any, by_running: bool = True) -> Footprint:
-    """Return the Footprint of a problem's module from shapes alone:
-
-    estimated, or `by_running` the model on them (torch._dynamo, 2 s).
-    """
+    """Return the Footprint of a problem from shapes, estimated, or `by_running` the model on them (torch._dynamo, 2 s)."""
     try:
         with torch.device("meta"):
             inputs = tensors.make_inputs(problem, 0)

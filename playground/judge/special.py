@@ -11,7 +11,7 @@ from playground.tensors import Results, differentiable
 
 
 class Contained(Reference):
-    """A Reference of the outputs that no special value reaches, in float64 or in eager PyTorch; see `_reached` for the others."""
+    """A Reference of the outputs that no special value reaches, in float64 or in eager PyTorch; see also `_reached`."""
 
     def __init__(self, reached: Tensor, reference: Tensor, eager: Tensor, permitted: Sequence[Tensor]) -> None:
         self._reached = reached

@@ -36,10 +36,7 @@ class Complaint:
 
 
 def conclude(known: J, complaints: Sequence[Complaint]) -> J:
-    """Return the judgment that follows from all complaints:
-
-    the first of the kind that costs most, with the number of the others.
-    """
+    """Return the judgment of all complaints: the first of those that cost most, with the number of the others."""
     kinds: dict[tuple[str, str | None], list[Complaint]] = {}
     for each in complaints:
         kinds.setdefault((each.tag, each.costs), []).append(each)
@@ -92,7 +89,7 @@ def doubted(result: Result) -> Result:
 
 
 def with_shapes(failure: WorkerFailure, referee: "RefereeClient") -> WorkerFailure:
-    """Return the failure with what the referee knows of it: a shape that is none of the original's, and constants for `--set`."""
+    """Return the failure with what the referee knows of it: a shape unlike the original's, and constants for `--set`."""
     if WITH_SET in str(failure) and referee.smaller:
         settings = " ".join(f"{name}={value}" for name, value in referee.smaller.items())
         reason = str(failure).replace(WITH_SET, f"{WITH_SET} {settings}")

@@ -83,7 +83,7 @@ def _convolution_rate(size: int) -> float:
 
 @contextlib.contextmanager
 def _setting(place, name: str, value) -> Iterator[None]:
-    """Set a flag of PyTorch's, of precision `fp32_precision` as the older ones cannot be put back, and put back what was set."""
+    """Set a flag of PyTorch's, of precision `fp32_precision` (older ones cannot be put back), and put back what was set."""
     before = getattr(place, name)
     setattr(place, name, value)
     try:

@@ -111,10 +111,7 @@ class Memory(Shares):
         self.shared_by = 1
 
     def capacity(self, folder, on_gpu):
-        """Return {"host", "files" (in `folder`), "device"}:
-
-        the bytes that all together may take, read again when none is taken.
-        """
+        """Return {"host", "files" (in `folder`), "device"}: the bytes that all together may take."""
         with self._changed:
             if not self._taken or not self._capacity:
                 host, files = free_on_host(), shutil.disk_usage(folder).free

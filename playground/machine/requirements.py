@@ -75,7 +75,7 @@ def prepare_environment() -> None:
 
 
 def missing_folder(folders) -> Missing | None:
-    """Return the first folder in which nothing can be kept, of (what for, its variable, what gives it) and the temporary one."""
+    """Return the first folder in which nothing can be kept, of (what for, its variable, a getter) and the temporary one."""
     try:
         tempfile.gettempdir()
     except OSError as error:

@@ -13,10 +13,7 @@ TOOL = "kernel-playground"
 
 
 def cases(report, files, axes=None):
-    """Return a ci_files.Case for each result of a Document; `files` are {(model, variant): path};
-
-    with `axes` refused sizes are skipped.
-    """
+    """Return a ci_files.Case for each result; `files` are {(model, variant): path}; with `axes` refusals are skipped."""
     return [_case(result, files.get((result.model, result.variant)), axes) for result in report.results]
 
 

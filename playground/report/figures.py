@@ -194,10 +194,7 @@ def under_graphs(result):
 
 
 def geometric_means(results):
-    """Return {place:
-
-    (geometric mean, number of models)} of each model's best variant that meets its standard in full precision.
-    """
+    """Return {place: (geometric mean, number of models)} of each model's best variant in full precision."""
     best = {}
     for result in results:
         _, ratio = headline(result)

@@ -1,4 +1,4 @@
-"""How text and tables are laid out in ASCII: folded or stacked on a terminal, whole lines in a pipe; nothing is ever cut off."""
+"""How text and tables are laid out in ASCII: folded or stacked on a terminal, whole lines in a pipe, and never cut off."""
 
 import contextlib
 import itertools

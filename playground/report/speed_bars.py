@@ -1,7 +1,4 @@
-"""PyTorch and a model's variants as bars of length floor / time (the fastest's time without a floor):
-
-twice as long, twice as fast.
-"""
+"""PyTorch and a model's variants as bars of length floor / time: twice as long, twice as fast."""
 
 import statistics
 from dataclasses import dataclass

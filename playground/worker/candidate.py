@@ -274,10 +274,7 @@ class Candidate(Clocked):
         return work.own_share(kernels, self.builds.kernels | self.text.cuda_kernels | self.text.triton_kernels)
 
     def made_contiguous(self, inputs, outputs):
-        """Return {"strided": the first tensor given to its own code that is not contiguous, or None};
-
-        outputs with all contiguous go to a file.
-        """
+        """Return {"strided": the first tensor that is not contiguous, or None}, and outputs with all contiguous in a file."""
         given = tensors.to(self.probe_in(inputs)["inputs"], self.device)
         own = self.builds.own
         with own.watched(contiguous=True):

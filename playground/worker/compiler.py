@@ -15,10 +15,7 @@ class Compiler:
         return {}
 
     def compile(self, file, content):
-        """Compile the texts of the file's load_inline calls;
-
-        returns {"reason", "details"} of one without which it cannot load, or None.
-        """
+        """Compile the file's load_inline texts; returns {"reason", "details"} of one without which it cannot load, or None."""
         found = Builds(content.encode("latin-1"))
         if any(map(undeclared, found.calls)):
             return {"reason": None, "details": ""}

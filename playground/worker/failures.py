@@ -35,10 +35,7 @@ WITHOUT_GPU = "; it asks for a GPU, and there is none here: leave the device out
 
 
 def describe(exception):
-    """Return (reason, details): a line for the table, and `FILE:LINE:
-
-    ...` with the traceback, where it can be of user's frames alone.
-    """
+    """Return (reason, details): a line for the table, and FILE:LINE with a traceback of the user's frames."""
     if is_of_judge(exception):
         return internal_error(exception)
     if type(exception).__name__ == "EmulatorError":  # of a text, in whose lines it says all there is
@@ -173,10 +170,7 @@ def _compiler_error(exception):
 
 
 def _first_error(exception):
-    """(match, file, line) of a compiler's first error, the line that of the text, else of the call;
-
-    the match is None without one.
-    """
+    """(match, file, line) of a compiler's first error, in the text or at its call; the match is None without one."""
     lines = str(exception).splitlines()
     match = next(filter(None, (COMPILER_ERROR.match(line.strip()) for line in lines)), None)
     if not match:

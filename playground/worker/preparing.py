@@ -117,10 +117,7 @@ class Preparing:
         return {}
 
     def side_effects(self):
-        """Return {"side_effects":
-
-        [check, ...]} of the original itself, "state", checks.EVAL, and circumstances in which it does not run.
-        """
+        """Return {"side_effects": [check, ...] of the original itself, "state", EVAL, and where it does not run}."""
         inputs = tensors.to(tensors.make_inputs(self.sizes.problem("reduced"), 0), self.device)
         content = behaviour.copies(inputs)  # the original may change them
         model, unused = tensors.copy_model(self.model), tensors.copy_model(self.model)
@@ -184,7 +181,7 @@ class Preparing:
         return {"differentiable": differentiable, "unusable": unusable, "ways": ways, **of_outputs}
 
     def tells_nothing(self):
-        """Return {"why": the outputs on the problem's own inputs tell no model from a constant, or from no operation; or None}."""
+        """Return {"why": the outputs on the problem's own inputs tell no model from a constant or no operation; or None}."""
         names = [name for name in checks.FORWARD_PROBES if name in self.references]
         outputs = {name: self.references[name][0] for name in names}
         own = [reference.float64 for reference in outputs["own"]]

@@ -338,10 +338,7 @@ class WorkerProcess:
 
 
 def _part_of(file, count):
-    """The first `count` bytes of a file as a text, or, where it is negative, the last;
-
-    the file's shared place is left as it is.
-    """
+    """The first `count` bytes of a file as a text, or, if negative, the last, without moving its shared place."""
     if file.closed:
         return ""
     start = max(0, os.fstat(file.fileno()).st_size + count) if count < 0 else 0

@@ -43,10 +43,7 @@ class Referee(Preparing):
         return super().load(*given, **named)
 
     def outer_open(self, side, shared, mode, declared, calls):
-        """Prepare the outer clock of a mode for a side, with up to `calls` a turn. Returns what the side has to know;
-
-        see clock.referee.
-        """
+        """Prepare the outer clock of a mode for a side, and return what the side has to know; see clock.referee."""
         if not self.outer:
             step = step_of(mode)
             references = self._permitting(self.timed[step], declared)
@@ -180,7 +177,7 @@ class Referee(Preparing):
         return self.oracle.sampled(self.probes[probe], results) if self.sample.is_part else results
 
     def _far_from_eager(self, probe, references, names, actual):
-        """What is wrong with large outputs, NaN and infinities apart, compared with eager PyTorch where no reference is kept."""
+        """What is wrong with large outputs, NaN and infinities apart, compared with eager where no reference is kept."""
         made = self._with_inputs(probe)
         whole = [] if made.clean else self.oracle_of(made).whole(made).outputs
         for reference, name, eager, given in zip(references, names, whole, actual, strict=not made.clean):
@@ -192,10 +189,7 @@ class Referee(Preparing):
         return None
 
     def _stale_weights(self, probe, actual):
-        """The weights, all, the matrices or the others, without whose step the outputs are right, in words;
-
-        None where there are none.
-        """
+        """The weights without whose step the outputs are right, in words, or None."""
         step = self.probes[probe].step
         matrices = frozenset(name for name, change in step.items() if change.dim() > 1)
         for stale in dict.fromkeys(filter(None, (frozenset(step), matrices, frozenset(step) - matrices))):

@@ -267,10 +267,7 @@ class Room:
             admitted |= new
 
     def reached(self, pid, outputs=()):
-        """Return the limit that the processes below `pid` have reached, which print to `outputs`, in words, or None;
-
-        call it repeatedly.
-        """
+        """Return the limit that the processes below `pid` have reached, which print to `outputs`, or None."""
         self._looks += 1
         if any(512 * os.fstat(each.fileno()).st_blocks > MOST_PRINTED for each in outputs):
             return f"{MOST_PRINTED >> 20} MiB of output"

@@ -55,10 +55,7 @@ class Stopped:
         return sum(used - before.get(pid, used) for pid, used in now.items())
 
     def is_still(self):
-        """Return whether each thread known is stopped, by a debugger perhaps not all, or has ended;
-
-        kernels may work for one still.
-        """
+        """Return whether each thread known is stopped, by a debugger perhaps not all, or has ended."""
         for pid in self.family:
             for file in Path(f"/proc/{pid}/task").glob("*/stat"):
                 with contextlib.suppress(OSError):

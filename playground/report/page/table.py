@@ -1,4 +1,4 @@
-"""The table of verdicts, or of a suite's pairs, sorted and filtered by style sheet alone: rows have `--by-<key>` and classes."""
+"""The table of verdicts, or of a suite's pairs, sorted and filtered by style sheet: rows have `--by-<key>` and classes."""
 
 from playground.judge.classes import named as accuracy_named
 from playground.record import VERDICTS
