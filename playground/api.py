@@ -135,7 +135,6 @@ def _run(model, variant, settings, options):
 
 
 def _file(given, text_file):
-    """A path or a name as text. What is the text of a file is written into `text_file`."""
     if isinstance(given, ModuleType):
         try:
             return str(Path(inspect.getfile(given)).resolve())

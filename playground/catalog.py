@@ -270,7 +270,6 @@ def _top_level_names(path):
 
 
 def _assigned_names(statement):
-    """Names that an assignment at the top level binds, through tuples too."""
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     if isinstance(statement, ast.AnnAssign) and statement.value is not None:
         targets = [statement.target]
@@ -327,7 +326,6 @@ def _run(kind, path, code, names, required, model_new_of=None):
 
 
 def _may_define(code, path, name):
-    """Whether a file's text may define a name, which is looked for before a build that would be in vain."""
     nodes = list(ast.walk(ast.parse(code, filename=str(path)))) if b"cpp_extension" in code else []
     for node in nodes:
         defined = getattr(node, "name", None) or getattr(node, "asname", None) or getattr(node, "id", None)

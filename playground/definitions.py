@@ -82,7 +82,6 @@ def _definition(file):
 
 
 def _workloads(file, name):
-    """The workloads of a definition's file, each {"axes", "inputs", "uuid", "tolerance"}."""
     beside = file.with_name(WORKLOADS)
     root = next((parent for parent in file.parents if parent.name == ROOT), file.parent)
     near = [beside] if file.name == DEFINITION else sorted((root.parent / "workloads").rglob(f"{name}.jsonl"))

@@ -105,7 +105,6 @@ def _pairs(folder, file, names, has_gpu, settings):
 
 
 def _task(folder):
-    """Return what task.yml says. Its "files" are {module: (path, text)}, but for the submission and what runs it."""
     try:
         yaml = importlib.import_module("yaml")
         task = yaml.safe_load((folder / TASK).read_text(encoding="utf-8"))

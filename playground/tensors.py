@@ -377,7 +377,6 @@ def require_plain(outputs):
 
 
 def _parts(value):
-    """(dict or tuple, [(key or None, part), ...]) of a collection as it is in memory, without its methods; else (None, [])."""
     kind = _type(value)
     mro = _type.mro(kind) if kind is not _type else []
     base = next((each for each in mro if each in (dict, list, tuple)), None)

@@ -122,7 +122,6 @@ def memory(name):
 
 
 def _size(folder, most, depth):
-    """(bytes of all below a folder, how many entries), by its descriptor, which is closed. Raises OSError for too many."""
     total = count = 0
     try:
         with os.scandir(folder) as entries:

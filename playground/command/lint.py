@@ -65,7 +65,6 @@ def named(path):
 
 
 def _examined(path, tests, precision, seed, given):
-    """What the referee's process says of a problem; "error" is why it says nothing. What passes, passes each of its tests."""
     began, nothing = time.monotonic(), {"settings": {}, "passes": [], "notes": [], "mutants": None}
     how = {"elements": ELEMENTS[given.quick], "seconds": SECONDS[given.quick], "with_mutants": not given.quick}
     if isinstance(path, catalog.CatalogError):

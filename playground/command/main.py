@@ -165,7 +165,6 @@ def _run(given, make_tasks, view, add=lambda report: report):
 
 
 def _measured(given, make_tasks, view, add, outputs, cluster):
-    """Measure, show, and write the `outputs`. Returns the exit status."""
     tasks, axes, compared = _prepared(given, make_tasks, cluster)
     console = make_console(sys.stderr if given.json == files.STDOUT else None)
     expected = collections.Counter(task.model.name for task in tasks)

@@ -49,7 +49,6 @@ def copy(name):
 
 
 def _write(contents):
-    """Write {path: bytes}, or nothing: raises CatalogError where one of the files is there."""
     if there := next((path for path in contents if path.exists()), None):
         raise CatalogError(f"{there} is there already; nothing was written")
     for path, content in contents.items():

@@ -197,7 +197,6 @@ def _require_fitting(parser, does, given):
 
 
 def _models(prefix, **_):
-    """What argcomplete offers: names, or files where a path was begun."""
     return [model.name for model in catalog.models()] if "/" not in prefix else _files(prefix)
 
 

@@ -198,6 +198,5 @@ class _Record:
 
 
 def _identity(row: Subject) -> tuple[Any, ...]:
-    """What tells a row's task from others, the same before and after JSON."""
     settings = json.dumps(row.shape.settings, sort_keys=True)
     return row.model, row.variant, row.ran_on, settings, row.model_sha256, row.source_sha256

@@ -24,7 +24,7 @@ ROOM_MIB = 4096
 
 
 class Original:
-    """A process of `make()` in which the original is loaded, by `load(worker)`, when first needed, and again after a failure."""
+    """A process of `make()` in which the original is loaded, by `load(worker)`, when first needed and after a failure."""
 
     def __init__(self, make: Callable[[], WorkerProcess], load: Callable[[WorkerProcess], Any]) -> None:
         self.worker: WorkerProcess | None = None
@@ -113,7 +113,6 @@ class Originals:
         return []
 
     def _start_baseline(self, side: Side, unavailable: dict[str, str]) -> bool:
-        """Whether it runs, or nobody needs it any more."""
         names = self._task.names(baseline_name(side.name))
         if self.are_given_up or self.baselines.resumes(side):
             return True

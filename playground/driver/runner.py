@@ -93,7 +93,6 @@ class Runner:
         owner.reset(ours)
 
     def _compile(self, task: Task, content: bytes, compiler: WorkerProcess) -> WorkerFailure | None:
-        """Compile the texts of a task's file. Returns why one fails without which the file cannot be loaded; None elsewhere."""
         names, path = task.names(), str(task.variant.path)
         failure = None
         with contextlib.suppress(WorkerFailure, NoRoom, OSError):
@@ -159,7 +158,6 @@ class Runner:
         return in_order()
 
     def _run(self, tasks: Sequence[Task], finish: Finish) -> None:
-        """Build and judge the tasks in their order; builds run ahead."""
         on_gpu = any(task.place == "cuda" for task in tasks)
         # Where a model runs at several settings, its baselines compile the same kernels, and wait for locks.
         has_points = len({task.group for task in tasks}) > len({(task.model.path, task.place) for task in tasks})
@@ -195,7 +193,6 @@ class Runner:
                 self.is_over = True
 
     def _build_in_turn(self, task: Task, place: int) -> Subject:
-        """Build the variant at a place of the order: those before it are never kept waiting for it."""
         with self._begun:
             while not (place < self._judged + self._most_ahead or self.is_over):
                 self._begun.wait(LOOK_AGAIN)
@@ -218,7 +215,9 @@ class Runner:
             call.result()
         for task in postponed:
             self._shared[task.group] = SharedSession(functools.partial(self.session_for, task), 1)
-            self._check_and_time(task, _build_alone(built[id(task)].result()), finish)
+            built_alone = built[id(task)].result()
+            subject = Subject(**{each.name: getattr(built_alone, each.name) for each in fields(Subject)})  # without a verdict
+            self._check_and_time(task, subject, finish)
 
     def _judge(self, build: Future[Any], task: Task, finish: Finish) -> None:
         """Judge a variant when it is built; reference and baselines, which take longest on the CPU, are made meanwhile."""
@@ -332,7 +331,6 @@ class Runner:
         return self._footprints[task.group]
 
     def _room_for_call(self, task: Task) -> AbstractContextManager[Any]:
-        """A context in which there is memory for one call of the variant."""
         footprint = self._footprints.get(task.group)
         if footprint is None:
             return contextlib.nullcontext()
@@ -369,7 +367,6 @@ class Runner:
         return subject, failure
 
     def _ptxas(self, worker: WorkerProcess) -> dict[str, list[Kernel]] | Unknown:
-        """What ptxas says of the texts that a worker's variant has handed to load_inline."""
         if worker.room:  # nvcc would read, for this process, whatever file the text includes
             return Unknown("the text is not compiled outside of the sandbox")
         try:
@@ -410,7 +407,6 @@ class Runner:
         return kind
 
     def _leave(self, task: Task) -> None:
-        """It has its process, or needs none any more."""
         self._coming = [each for each in self._coming if each is not task]
 
     def session_for(self, task: Task) -> Session:
@@ -418,14 +414,8 @@ class Runner:
 
     def original(self, task: Task) -> dict[str, Any]:
         """Return how a worker makes the original of a task."""
-        return {
-            "problem": str(task.model.path),
-            "settings": task.settings,
-            "place": task.place,
-            "seed": self.seed,
-            "strict": self._options.strict,
-            "precision": self._options.half,
-        }
+        of_task = {"problem": str(task.model.path), "settings": task.settings, "place": task.place}
+        return of_task | {"seed": self.seed, "strict": self._options.strict, "precision": self._options.half}
 
 
 class _Pool(ThreadPoolExecutor):
@@ -441,13 +431,7 @@ class _Pool(ThreadPoolExecutor):
         self.shutdown(cancel_futures=True)
 
 
-def _build_alone(subject: Subject) -> Subject:
-    """What is known of a build, whatever came of it."""
-    return Subject(**{each.name: getattr(subject, each.name) for each in fields(Subject)})
-
-
 def _key_of(task: Task) -> str | None:
-    """What builds of a task may be used for again: its own files alone, since both of them run where these are built."""
     files = [task.hashes["source_sha256"], task.hashes["model_sha256"]]
     versions = sys.version, cuda_emulator.torch_version().__version__
     return hashlib.sha256(repr([*files, *versions]).encode()).hexdigest()[:16] if all(files) else None

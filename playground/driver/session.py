@@ -134,7 +134,6 @@ class Session:
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
-        """While it lasts, one more is being judged."""
         with self._judged:
             self._judging += 1
         try:
@@ -152,14 +151,12 @@ class Session:
                 self._judged.wait(until - time.monotonic())
 
     def _warm_up(self) -> Future[None]:
-        """The future of what a variant is timed beside, which is prepared once."""
         with self._warming:
             if self._warmed is None:
                 self._warmed = submit(self._beside, self._stopwatch.warm_up, self._prepared)
             return self._warmed
 
     def _described(self, task: Task, subject: S) -> S:
-        """At what precision and size the variant is judged; of one that cannot be built, nothing is said."""
         about = self._description
         shape = Shape(inputs=about["inputs"], settings=task.settings)
         return replace(subject, precision=about["precision"], shape=shape, unvaried=about["unvaried"])
@@ -176,14 +173,12 @@ class Session:
     def _judge(
         self, workers: contextlib.ExitStack, worker: WorkerProcess, task: Task, subject: Subject, build: bool
     ) -> tuple[Subject, Judged]:
-        """Judge the variant in `worker`; `workers` closes further processes that this takes."""
         names = task.names()
 
         def load(worker: WorkerProcess) -> Loaded:
             return load_candidate(worker, self._original, task, self._options, self._referee.weights)
 
         def renew() -> WorkerProcess:
-            """A process in the place of one that a crash has left in a state of its own."""
             environment = UNTIMED if task.place == "emulator" else None
             another = workers.enter_context(WorkerProcess("candidate", limit, environment, room=self._run.room(task)))
             load(another)
@@ -192,7 +187,6 @@ class Session:
             return another
 
         def tell(complaint: str | None) -> None:
-            """What the first probe, on which the variant failed before, says of it now."""
             self._progress.said("check", *names, f"as before, {complaint}" if complaint else f"right on '{task.first}' now")
 
         limit, accept = self._options.time_limit, self._options.accept
@@ -222,7 +216,6 @@ class Session:
         return subject, judged
 
     def _time(self, worker: WorkerProcess, task: Task, result: Result) -> Result:
-        """The result with its times; what was rejected while it was timed is wrong."""
         names = task.names()
         try:
             self._warm_up().result()
@@ -300,11 +293,6 @@ def candidate_arguments(
     if not task.variant.is_catalogued:
         builds = options.builds or f"{build_locks.JUDGED}/{str(task.hashes['source_sha256'])[:16]}"
     builds = str(room.builds) if room else builds
-    return original | {
-        "variant": str(path),
-        "content": content and content.decode("latin-1"),
-        "borrowed": catalog.borrowed_names(path, task.model.path),
-        "weights": weights,
-        "debug": options.debug,
-        "builds": builds,
-    }
+    borrowed, text = catalog.borrowed_names(path, task.model.path), content and content.decode("latin-1")
+    given = {"variant": str(path), "content": text, "borrowed": borrowed, "weights": weights}
+    return original | given | {"debug": options.debug, "builds": builds}

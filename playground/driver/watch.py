@@ -68,7 +68,6 @@ class Watch:
             self._thread.shutdown()
 
     def _round(self, tasks: Sequence[Task], files: dict[Path, Any]) -> None:
-        """Judge what is not as it was; a save meanwhile ends it without a result."""
         began, over = time.monotonic(), threading.Event()
         context = contextvars.copy_context()
         context.run(owner.set, over)  # of the round's own workers; the referee's and the baselines' is the runner
@@ -102,7 +101,6 @@ class Watch:
             self._screen.show(again, files, complaint)
 
     def _stop(self, future: Future[Any], *owners: Any) -> None:
-        """End the owners' workers until nothing waits for one any more."""
         while not wait([future], timeout=KILL_AGAIN).done:
             for each in owners:
                 kill_all(each)
@@ -164,7 +162,6 @@ def _saved(files: dict[Path, Any]) -> set[Path]:
 
 
 def _stamp(path: Path) -> Any:
-    """What tells a save of a file, or None where it cannot be read."""
     with contextlib.suppress(OSError):
         found = path.stat()
         return found.st_mtime_ns, found.st_size, found.st_ino

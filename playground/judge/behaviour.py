@@ -154,7 +154,6 @@ class StressTests:
 
     @property
     def _changes_size(self) -> bool:
-        """Whether the tensors of the two probes differ in size, as where get_inputs draws it."""
         shapes = [[value.shape for value in each if isinstance(value, torch.Tensor)] for each in (self._first, self._second)]
         return shapes[0] != shapes[1]
 
@@ -228,7 +227,6 @@ class StressTests:
         return Trial(first, note=f"keeps the memory of its results; {count} were apart" if kept_by_file else None)
 
     def _keeps_results(self) -> bool:
-        """Whether the file holds the memory of a result when the caller does not any more, or hands out memory of its own."""
         outputs = [output for output in self._call(copies(self._second)) if output.numel()]
         memory = [output.untyped_storage() for output in outputs]
         if not all(each.resizable() for each in memory):
@@ -283,7 +281,6 @@ class StressTests:
         return Trial(again, complaint=f"bits differ from run to run, and {declared}")
 
     def _out_dtype(self) -> Trial:
-        """Without `out_dtype` the outputs are the same, rounded to 16 bits."""
         in_float32, self._model.out_dtype = self._call(copies(self._first)), None
         rounded = self._call(copies(self._first))
         self._model.out_dtype = torch.float32
@@ -307,7 +304,6 @@ class StressTests:
         return self._delayed(torch.cuda.default_stream) if self._device.type == "cuda" else Trial(note=NO_STREAMS)
 
     def _side_stream(self) -> Trial:
-        """Make inputs late on a stream that is not the default one: only who works on that stream sees them."""
         return self._delayed(torch.cuda.Stream) if self._device.type == "cuda" else Trial(note=NO_STREAMS)
 
     def _delayed(self, stream: Callable[[], Any]) -> Trial:
@@ -443,7 +439,6 @@ def same(results: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> boo
 
 
 def _refill(held: list[Any], content: list[Any]) -> None:
-    """The content into the same memory; what is no tensor is replaced."""
     for i, value in enumerate(content):
         if isinstance(value, torch.Tensor):
             held[i].detach().copy_(value)

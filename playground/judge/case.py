@@ -157,7 +157,6 @@ class Case:
 
     @property
     def _passed(self) -> list[str]:
-        """The probes on which the outputs were compared and right."""
         return [name for name, entry in self.probes.items() if entry.max_error is not None and not entry.complaint]
 
 

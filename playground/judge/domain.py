@@ -141,7 +141,6 @@ def _drawn(get_inputs: Callable[[], Any]) -> tuple[list[Any], int]:
 
 
 def _varied(inputs: list[Any], seed: int) -> tuple[list[Any], str | None]:
-    """(the inputs with other contents, why none can vary)."""
     whys = []
     floats = [i for i, value in enumerate(inputs) if tensors.differentiable(value)]
     others = [i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor) and i not in floats]
@@ -160,7 +159,6 @@ def _varied(inputs: list[Any], seed: int) -> tuple[list[Any], str | None]:
 
 
 def _other_order(value: torch.Tensor, seed: int) -> tuple[torch.Tensor | None, str | None]:
-    """(the tensor with its values in another order, why it must stay as it is)."""
     generator = torch.Generator(value.device).manual_seed(seed % (1 << 63))
     flat = value.flatten()
     if not len(flat) or flat.dtype == torch.bool or flat.is_complex():
@@ -231,7 +229,6 @@ def _frozen_by_values(values: list[torch.Tensor]) -> str | None:
 
 
 def _dimension_of_probabilities(values: list[torch.Tensor]) -> int | None:
-    """The dimension along which every draw is not negative and sums to one; None without one."""
     if not all(bool((value >= 0).all()) for value in values):
         return None
     for dimension in range(values[0].dim() - 1, -1, -1):

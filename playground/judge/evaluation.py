@@ -173,7 +173,6 @@ class Evaluation(Case):
 
     @property
     def _rejects_reduced(self) -> bool:
-        """Whether the variant refuses the reduced size, is wrong there, or leaves it to PyTorch."""
         note = self.probes["normal"].note if "normal" in self.probes else None
         return (note or "").startswith(REFUSES) or self._is_wrong("normal") or "normal" in self._left
 
@@ -276,7 +275,6 @@ class Evaluation(Case):
         return self._compare("outputs", probe)
 
     def _class_of(self, probe: str, compared: dict[str, Any]) -> str:
-        """The class of accuracy of wrong outputs; a lower precision only where the file's text may compute in it."""
         found: str = self._ask_referee("grade", probe)["class"]
         if found not in PRECISIONS or self._suspects is None or found in self._suspects:
             return found
@@ -300,7 +298,6 @@ class Evaluation(Case):
         return next((name for name in accepting if name not in strict and LOOK_ALIKE not in name), None)
 
     def _tag_of_outputs(self, probe: str, compared: dict[str, Any]) -> str:
-        """What a wrong output on a probe beyond the problem's own inputs is due to."""
         if compared["stale"]:
             return "stale-weights"
         if compared["leaked"]:
@@ -336,7 +333,6 @@ class Evaluation(Case):
         return None
 
     def _are_gradients_right(self, probe: str) -> bool:
-        """Compare the gradients that were written last, and complain of what is wrong with them."""
         gradients = self._compare("gradients", probe, shared=self._is_by_seed)
         decided = [name for name, comparison in gradients.items() if comparison["decided"]]
         if decided and not self.probes[probe].note:
@@ -365,7 +361,6 @@ class Evaluation(Case):
         return not wrong
 
     def _look_for_work(self) -> None:
-        """Whether code of the variant's own runs, and accounts for the result, at the size at which it is timed."""
         probe = next(each for each in OF_MUTANTS[::-1] if not self._referee.prepared(each)["unusable"])
         found: OwnWork = self._ask_on("work", probe)
         reached = f"its own function calls {', '.join(found.reached)}" if found.reached else None
@@ -382,7 +377,6 @@ class Evaluation(Case):
             self.complain("not-its-own-work", wrong, FORWARD)
 
     def _decoration(self, found: OwnWork, probe: str) -> str | None:
-        """Why the variant's kernels are for show; None where they are not, or where it has none."""
         if not found.own_calls:
             unbuilt = "the file holds kernels of its own, and none of them was built" if found.means_to_build else None
             return "its own kernels were never called" if found.builds or found.opened else unbuilt
@@ -461,8 +455,6 @@ def _figures(comparison: dict[str, Any]) -> dict[str, Any]:
 
 
 def _worse(one: Errors, other: Errors) -> Errors:
-    """The errors that are nearer to (or further over) what is allowed, the other's if both are as near."""
-
     def share(errors: Errors) -> float:
         return math.inf if errors.max_error is None else errors.max_error / (errors.allowed or 1)
 

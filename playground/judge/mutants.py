@@ -113,11 +113,9 @@ def mutants_of(model: Any, inputs: Sequence[Any], differentiable: bool) -> list[
     ranked: list[tuple[int, float, Mutant]] = []
     seen: Counter[str] = Counter()
     for number, site in enumerate(sites):
-        options = [
-            Mutant(_named(sites, number, title), functools.partial(_patched, {number: mutation}))
-            for title, mutation in MUTATIONS[site.kind].items()
-        ]
-        options = [_exchanged(sites, number)] * site.follows + options
+        options = [_exchanged(sites, number)] * site.follows
+        for title, mutation in MUTATIONS[site.kind].items():
+            options.append(Mutant(_named(sites, number, title), functools.partial(_patched, {number: mutation})))
         for place, mutant in enumerate(options):
             title = mutant.name.partition(" (call")[0]
             ranked.append((seen[title], (place + 1) / len(options), mutant))
@@ -152,8 +150,6 @@ def _named(sites: list[Site], number: int, what: str) -> str:
 
 
 def _exchanged(sites: list[Site], number: int) -> Mutant:
-    """The operator does its work before the one in front of it."""
-
     def make() -> Run:
         earlier: list[Call] = []
 
@@ -171,7 +167,6 @@ def _exchanged(sites: list[Site], number: int) -> Mutant:
 
 
 def _of_the_gradient(sites: list[Site]) -> list[Mutant]:
-    """The call's own value, with the gradient of a mutation; for the first call of each kind."""
     found = {}
     for number, site in enumerate(sites):
         if site.kind not in found and site.kind != "other":
@@ -219,7 +214,6 @@ def _has_samples(value: Tensor) -> bool:
 
 
 def _constant(value: Tensor, kept: dict[str, Tensor]) -> Tensor:
-    """The mean of the first call's samples: the best that a constant can do."""
     mean = kept.setdefault("mean", (value.mean(0) if _has_samples(value) else value).detach())
     fits = mean.shape == value.shape or mean.shape == value.shape[1:]
     return (mean if fits else mean.mean()).expand(value.shape).clone()
@@ -275,7 +269,6 @@ def fresh(problem: Any, oracle: Any, seed: int, differentiable: bool, domain: Do
 
 
 def _is_finite(oracle: Any, probe: probes.Probe) -> bool | None:
-    """Whether the original's outputs are; None where it raises an exception."""
     try:
         return all(torch.isfinite(as_real(output)).all() for output in oracle.whole(probe).outputs)
     except Exception:
@@ -298,7 +291,6 @@ def score(mutants: list[Mutant], exams: list[Exam], oracle: Any, fresh: Fresh) -
 
 
 def _fate(mutant: Mutant, cheap: list[Exam], costly: list[Exam], oracle: Any, fresh: Fresh) -> str:
-    """What becomes of it. One that is equivalent to the original, or crashes, does not count."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -375,8 +367,7 @@ def _size(value: Tensor) -> float:
 
 
 def _or_zeros(gradient: Tensor | None, like: Tensor) -> Tensor:
-    """A mutant that ignores a parameter gives it no gradient; a kernel would give zeros."""
-    return torch.zeros_like(like) if gradient is None else gradient
+    return torch.zeros_like(like) if gradient is None else gradient  # which a kernel would give an ignored parameter
 
 
 def _require_form(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> None:

@@ -22,8 +22,6 @@ ROW = -2  # the dimension of an image's rows, or of a volume's
 
 
 def _if(test: Callable[[Any], Any], mutation: Callable[[Any], Any]) -> Mutation:
-    """Return a mutation, or a change of a tensor, for what passes a test."""
-
     def limited(call: Any) -> Any:
         require(test(call))
         return mutation(call)
@@ -57,7 +55,6 @@ def _rolled(dim: int) -> Change:
 
 
 def _transposed(least: int) -> Change:
-    """Exchange the last two dimensions of a tensor with at least so many, where they are as large."""
     return _if(
         lambda value: value.dim() >= least and value.shape[-1] == value.shape[-2] > 1,
         lambda value: value.transpose(-1, -2),
@@ -74,7 +71,6 @@ _FLIPPED = _if(lambda weight: max(weight.shape[2:]) > 1, lambda weight: weight.f
 
 
 def _with(**changes: Any) -> Mutation:
-    """Return the mutation that changes arguments, which must be tensors."""
     return lambda call: call.again(**{name: change(tensor_of(call.get(name))) for name, change in changes.items()})
 
 
@@ -121,7 +117,6 @@ def _done_twice(call: Call) -> Any:
 
 
 def _each(value: Any, count: int) -> list[int]:
-    """Return a size for each of `count` dimensions, from one for all or one for each."""
     return [value] * count if isinstance(value, int) else list(value)
 
 
@@ -161,8 +156,6 @@ def _window(call: Call) -> list[int]:
 
 
 def _pooled(kind: str) -> Mutation:
-    """Pool by another `kind` ("max" or "avg"), with the call's window, stride and padding."""
-
     def mutation(call: Call) -> Any:
         function = getattr(F, f"{kind}_pool{call.name.removesuffix('d')[-1]}d")
         options = {"padding": call.get("padding", 0), "ceil_mode": call.get("ceil_mode", False)}
@@ -269,7 +262,6 @@ def _look_alike(call: Call) -> Any:
 
 
 def _samples_changed(power: int) -> Mutation:
-    """Take the loss for a sum instead of a mean over the samples, or the reverse."""
     return _if(lambda call: call.input.shape[0] > 1, lambda call: call.again() * call.input.shape[0] ** power)
 
 
@@ -282,7 +274,6 @@ def _has_values(call: Call) -> bool:
 
 
 def _params(change: Callable[[int, Any], Any]) -> Mutation:
-    """Change the weights of a recurrence, which come as (input, hidden, input bias, hidden bias) a layer."""
     return lambda call: call.again(params=[change(i, parameter) for i, parameter in enumerate(call.get("params"))])
 
 

@@ -178,7 +178,6 @@ class Oracle:
             return self._run(tensors.copy_model(self._model), inputs, probe, kept=kept)
 
     def _given(self, probe: Probe, in_double: bool = False) -> list[Any]:
-        """The inputs of a call that may change them: copies, as on a GPU, and in float64 of float32, they are in any case."""
         if self._device.type == "cuda":
             return probe.inputs
         is_copied = [in_double and tensors.differentiable(v) and v.dtype != torch.float64 for v in probe.inputs]
@@ -254,7 +253,6 @@ class Oracle:
         in_double: bool,
         kept: Kept = tensors.on_host,
     ) -> Results:
-        """Gradients are computed where `upstream` is given, one for each output."""
         on_gpu = self._device.type == "cuda"
         inputs = [v.to(self._device, copy=on_gpu) if isinstance(v, Tensor) else v for v in inputs]  # it may change them
         if in_double:  # on the device: of some problems they are gigabytes
@@ -364,7 +362,6 @@ def gradients_of(outcomes: Sequence[Results], name: str) -> list[Tensor]:
 
 
 def _with_each(outcome: Results, change: Callable[[Tensor], Any]) -> Results:
-    """The Results with change(value) in the place of each tensor."""
     gradients = {name: None if value is None else change(value) for name, value in outcome.gradients.items()}
     return replace(outcome, outputs=[change(output) for output in outcome.outputs], gradients=gradients)
 

@@ -245,15 +245,15 @@ class Reference:
         max_error, rms_error = self._errors(actual)
         complaint = None
         if self.is_blunt:
-            if not (max_error <= NEAR or self._is_near_eager(actual)):
-                complaint = (
-                    f"{name} cannot be judged: rounding or chance alone moves it by {deviations(self.allowed_rms)}, "
-                    f"and it is off by {two_digits(max_error)}"
-                )
+            # Or it gives what the original gives, whose own result is as far from float64.
+            eager = self._blunt_eager
+            is_near = eager is not None and largest_difference(actual, eager) <= NEAR * self.spread
+            if not (max_error <= NEAR or is_near):
+                complaint = f"{name} cannot be judged: rounding or chance alone moves it by {deviations(self.allowed_rms)}"
+                complaint += f", and it is off by {two_digits(max_error)}"
         elif not max_error <= self.allowed and not self.float64.is_floating_point():
-            count = sum(
-                (value.cpu() != true).sum().item() for value, true in zip(*map(_blocks, (actual, self.float64)), strict=True)
-            )
+            pairs = zip(*map(_blocks, (actual, self.float64)), strict=True)
+            count = sum((value.cpu() != true).sum().item() for value, true in pairs)
             complaint = f"{name} is off by up to {max_error:g} in {count} of {actual.numel()} whole numbers"
             complaint += f"; allowed are {self.allowed:g}" if self.allowed else ""
         elif not max_error <= self.allowed:
@@ -261,10 +261,6 @@ class Reference:
         elif not rms_error <= self.allowed_rms:
             complaint = f"{name} is off by {self._far(rms_error)} (RMS, allowed {two_digits(self.allowed_rms)})"
         return max_error, complaint
-
-    def _is_near_eager(self, actual: Tensor) -> bool:
-        """Whether it gives what the original gives, whose own result is as far from float64."""
-        return self._blunt_eager is not None and largest_difference(actual, self._blunt_eager) <= NEAR * self.spread
 
     def _far(self, error: float) -> str:
         return f"{two_digits(error)} of the terms that cancel in it" if self.is_zero else deviations(error)
@@ -330,7 +326,4 @@ def wrong(complaint: str | None) -> Comparison:
 
 def worst(comparisons: Sequence[Comparison]) -> Comparison:
     """Return the first with a complaint, else the one nearest to what is allowed."""
-    complaints = [c for c in comparisons if c.complaint]
-    if complaints:
-        return complaints[0]
-    return max(comparisons, key=lambda c: (c.max_error or 0.0) / (c.allowed or 1.0))
+    return max(comparisons, key=lambda c: (bool(c.complaint), not c.complaint and (c.max_error or 0.0) / (c.allowed or 1.0)))

@@ -293,15 +293,12 @@ MOVES = re.compile(
 )
 
 
-def _is_of_pytorch(name: str) -> bool:
-    return name.split("::")[0] in OF_PYTORCH
-
-
 def _computes(function: Any) -> bool:
     """Whether an operator of PyTorch's computes something."""
     infos = [output.alias_info for output in function._schema.returns]
     is_view = any(info is not None and not info.is_write for info in infos)
-    return _is_of_pytorch(function._schema.name) and not is_view and not MOVES.match(function._schema.name.split("::")[1])
+    space, name = function._schema.name.split("::")
+    return space in OF_PYTORCH and not is_view and not MOVES.match(name)
 
 
 def _with_memory(tree: Any) -> list[Tensor]:

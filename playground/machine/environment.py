@@ -73,7 +73,6 @@ def _cudnn_version() -> str | None:
 
 
 def _nvcc_release() -> str | None:
-    """The release of the nvcc that torch's builds use."""
     home = requirements.named_home()
     toolkit = requirements.toolkit_at(Path(home)) if home else requirements.find_toolkit(cuda_emulator.torch_version().cuda)
     return toolkit.release if toolkit else None
@@ -100,7 +99,6 @@ def _os_name() -> str:
 
 
 def _git_state() -> tuple[str | None, bool | None]:
-    """The commit that is checked out and whether files differ from it or are not in it; None if this is no checkout."""
     top = requirements.output("git", "-C", str(PROJECT), "rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() != PROJECT:  # a copy of the project inside another repository
         return None, None

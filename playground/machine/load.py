@@ -167,7 +167,6 @@ def _processes(pids):
 
 
 def _seconds(process, children=True):
-    """Processor time of a process, and of its children that have ended; 0 if it is gone."""
     with contextlib.suppress(psutil.Error):
         times = process.cpu_times()
         return times.user + times.system + (times.children_user + times.children_system if children else 0.0)

@@ -110,7 +110,6 @@ def command(program, tool, kernels):
 
 
 def _doubt(run, reply, log, controls):
-    """Why it proves nothing that a tool found nothing; None where it proves something."""
     if run.timed_out:
         return "did not end within the time limit"
     if not log.is_complete or reply is None:

@@ -46,7 +46,6 @@ def compare(document, earlier, name):
 
 
 def _regressions(new, old):
-    """Yield a line where a result is less right than the old one, if there is one, and for each mode that is slower."""
     point = f" ({size})" if (size := size_note(new)) else ""
     is_alike = old and old.verdict in TIMED and (old.ran_on, _sizes(old)) == (new.ran_on, _sizes(new))
     if is_alike and new.verdict != SKIPPED and VERDICTS.index(new.verdict) > VERDICTS.index(old.verdict):
@@ -68,7 +67,6 @@ def _named(result):
 
 
 def _rows(new, old, here, there):
-    """One row for each mode that was timed now; one that says why where none was."""
     now = {title: timings for title, timings in timed_modes(new).items() if timings.time_ms}
     if not now:
         verdicts = f": {old.verdict} then, {new.verdict} now" if old else f", where its verdict is {new.verdict}"
@@ -79,7 +77,6 @@ def _rows(new, old, here, there):
 
 
 def _differences(new, old, here, there):
-    """What was not the same in the two runs, apart from the variant; nothing where the rows can be compared."""
     if not old.time_ms:
         yield f"not timed in the earlier run, where its verdict was {old.verdict}"
         return

@@ -37,7 +37,6 @@ def _case(result, file, axes):
 
 
 def _notices(result, file, outcome):
-    """Yield what a result says of its file: why it is wrong, at each line that is known, and its caveats."""
     fails = outcome in (ci_files.ERROR, ci_files.FAILURE)
     level = "error" if fails else "note"
     if fails and result.verdict != "forward only":

@@ -94,7 +94,6 @@ def svg(drawn, name, title, description, colours=PAGE):
 
 
 def _tidy(key, value, name, colours):
-    """Return an attribute with ids of this figure, its colours, coordinates to a tenth of a unit, and the page's own fonts."""
     if key == "id":
         return f"{name}-{value}"
     value = re.sub(r"^#|(?<=url\()#", f"#{name}-", value) if key in (LINK, "clip-path") else value

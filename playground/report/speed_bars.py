@@ -75,7 +75,6 @@ def _picture(members, title, brief):
 
 
 def _variant(name, kind, result, timings, fastest, shown):
-    """Return a row that names the baseline where that is another than the `fastest`."""
     best, ratio = figures.headline(timings)
     time, why = timings.median_ms, f"{one_line(result.verdict)}, not timed"
     speedup = figures.labelled(with_unit(ratio.ratio, "x"), result) if ratio else ""

@@ -62,7 +62,6 @@ def own_check(result):
 
 
 def _cases(results):
-    """Yield each solution of a problem with several cases: what is right, and the benchmarks' means where all of them are."""
     of_cases = [result for result in results if result.pair and result.pair.case]
     for (problem, solution), rows in grouped(of_cases, lambda result: (result.model, result.variant)).items():
         case = rows[0].pair.case

@@ -56,7 +56,6 @@ def _places(line, axis):
 
 
 def _reasons(lines, axis):
-    """Return why which points have no time or no speed-up, a text for each variant and reason."""
     reasons = {}
     for variant, line in lines.items():
         for result, place in zip(line, _places(line, axis), strict=True):
@@ -89,7 +88,6 @@ def _draw_times(panel, lines, axis):
 
 
 def _draw_ratios(panel, lines, axis):
-    """Draw the speed-ups in the colours of the times, whose legend names them."""
     for number, line in enumerate(lines.values()):
         timed = sweep.measured(line)
         ratio, low, high = ([getattr(result.outcome, key) for result in timed] for key in ("ratio", "low", "high"))

@@ -110,7 +110,6 @@ def _model_table(console, model, results):
 
 
 def _row(result, names):
-    """Return the cells of run_all's table; a speed-up is coloured by its interval, and not where it has a label."""
     row = {"variant": one_line(result.variant), "ran on": facts.ran_on(result), **figures.texts(result)}
     words = {"verdict": result.verdict, "gradients": figures.gradient_verdict(result.checked), "outcome": row["outcome"]}
     row |= {name: verdict(word) for name, word in words.items()}
@@ -216,7 +215,6 @@ def _print_details(console, result, verbose):
 
 
 def _printed_lines(result):
-    """The different lines that the variant printed (each check calls it again), at most SHOWN_LINES."""
     lines = [line for line in dict.fromkeys(result.printed.splitlines()) if line.strip()]
     shown = [printable(line) for line in lines[:SHOWN_LINES]]
     return [*shown, f"({len(lines) - SHOWN_LINES} more lines)"] if len(lines) > SHOWN_LINES else shown

@@ -30,7 +30,6 @@ def traces(report):
 
 
 def _status(result):
-    """The status; None for a result that is left out."""
     if suite.is_correct(result, "forward"):
         return "PASSED" if result.time_ms and "eager" in suite.speedups(result) else None
     if result.verdict == SKIPPED:

@@ -78,7 +78,6 @@ class Candidate(Clocked):
         return answer | {"out_dtype": hasattr(self.model, "out_dtype")}
 
     def _take_weights(self, original):
-        """Copy the original's weights by name. Returns what differs where they have other names or shapes, None elsewhere."""
         try:
             copy_weights(self.model, original)
         except WrongInterface as complaint:
@@ -102,7 +101,6 @@ class Candidate(Clocked):
         return module.ModelNew
 
     def _made(self, seed):
-        """The variant's model with the weights of a seed; under the emulator "cuda" may stand for its memory."""
         try:
             with fitting(self.kind, "__init__", self.problem.get_init_inputs(), "get_init_inputs"):
                 made = tensors.make_model(self.problem, self.kind, seed, self.device)
@@ -286,7 +284,6 @@ class Candidate(Clocked):
         return {"strided": own.strided}
 
     def _without(self, numbers, memory, given, outputs):
-        """Save what the model gives while numbers and memory of its own code are spoiled; returns whether it gives anything."""
         tensors.seed_draws()
         try:
             with modes.uninitialised_is_nan(), numbers, memory:
@@ -309,7 +306,6 @@ class Candidate(Clocked):
 
     @contextlib.contextmanager
     def _under(self, probe, poison):
-        """The circumstances of a probe: its weights, autocast, poisoned memory."""
         usual = self.model
         if probe["model_seed"] is not None:
             self.model = self._made(probe["model_seed"])
@@ -399,7 +395,6 @@ class Candidate(Clocked):
         return {"own": seen if seen or is_seen else None}
 
     def _in_part(self, differentiated, wanted, gradients):
-        """What is wrong with gradients of the parameters alone, and of the wanted inputs alone, beside those of all."""
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         if not (parameters and wanted):  # then all is a part
             return []
@@ -450,11 +445,9 @@ class Candidate(Clocked):
         with torch.no_grad(), fitting(self.kind, "forward", inputs, "get_inputs"):
             result = probes.in_eval(self.model, *inputs) if evaluates else self.model(*inputs)
         self._synchronize()
-        if result is None:
-            raise WrongInterface(
-                f"{source_line(self.kind, 'forward')}forward returns None: end it with `return`, and its result"
-            )
         try:
+            if result is None:
+                raise TypeError("forward returns None: end it with `return`, and its result")
             flat, self.form = tensors.flatten(result), tensors.form(result)
         except TypeError as complaint:
             raise WrongInterface(f"{source_line(self.kind, 'forward')}{complaint}") from None

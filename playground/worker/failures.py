@@ -154,7 +154,6 @@ def _first_line(exception):
 
 
 def _compiler_error(exception):
-    """The compiler's first error, with the line of the Python file that holds the text; all else in the output is noise."""
     text = str(exception)
     match, file, line = _first_error(exception)
     if match:
@@ -186,7 +185,6 @@ def _first_error(exception):
 
 
 def _source_line(exception):
-    """The line that the first error is in, with a caret where the compiler tells the column."""
     match, file, line = _first_error(exception)
     if not match:
         return ""
@@ -204,7 +202,6 @@ def _line_of(file, line):
 
 
 def _caller(exception):
-    """The innermost frame of the user's that an exception passed through; None without one."""
     frames = traceback.extract_tb(exception.__traceback__)
     return next((frame for frame in reversed(frames) if is_of_user(frame.filename)), None)
 

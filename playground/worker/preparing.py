@@ -86,7 +86,6 @@ class Preparing:
         }
 
     def _says_nothing(self, own, precision):
-        """Why outputs on the problem's own inputs, rounded to a precision, could not be judged; None where they can."""
         in_float32 = Oracle(tensors.copy_model(self.model).float(), self.device, self.emulated, self.sample)
         wide = replace(own, inputs=tensors.in_float32(own.inputs))
         steps = in_float32.rounded_at_each_step(wide, PERTURBATIONS, tensors.HALF[precision])
@@ -189,11 +188,9 @@ class Preparing:
             return {"why": f"the problem's own outputs are finite nowhere in {self.precision}, so a constant would be right"}
 
         def are(given, name):
-            """Whether these tensors would pass for the outputs on a probe."""
             return all(reference.takes(value) for reference, value in zip(outputs[name], given, strict=True))
 
         def are_inputs(name):
-            """Whether each output would be one of the inputs."""
             inputs = [tensors.as_real(value) for value in self._with_inputs(name).inputs if tensors.differentiable(value)]
             return all(any(map(reference.takes, inputs)) for reference in outputs[name])
 
@@ -206,7 +203,6 @@ class Preparing:
         return {"why": None}
 
     def _prepare(self, probe, problem, seed, inputs):
-        """Whether the probe has gradients."""
         drawing, made, oracle, eager = self._made(probe, problem, seed)
         if probe in checks.FRESH:
             self.references[probe] = beside(self.references["own"], oracle.reference(made), oracle.sampled(made, eager))
@@ -283,8 +279,6 @@ class Preparing:
         return [oracle.eager(replace(made, inputs=inputs, upstream=None)).outputs for inputs in more]
 
     def _later(self, find, probe, reference):
-        """Return a function that gives what `find` (Oracle.decisions or ties) does on a probe, looked for when first called."""
-
         def found():
             made = self._with_inputs(probe)
             return find(self.oracle_of(made), made, reference)
@@ -310,9 +304,6 @@ class Preparing:
         self.probes[probe], self.references[probe] = replace(made, inputs=[], upstream=None), references
 
     def _timed_probe(self, name, mode, seed):
-        """(the probe with the content that workload.Workload makes of `seed` in `mode`, its Results in eager PyTorch, all of
-        the outputs).
-        """
         probe = probes.Probe(name, fresh_inputs(self.problem, seed, self.device))
         eager = self.oracle.whole(probe)
         if mode == "forward":
@@ -323,7 +314,6 @@ class Preparing:
         return probe, self.oracle.eager(probe), eager.outputs
 
     def _with_inputs(self, probe):
-        """The probe of that name; inputs that no file holds are drawn again."""
         return self.drawn_again.get(probe, lambda: self.probes[probe])()
 
     def oracle_of(self, probe):
@@ -341,7 +331,6 @@ class Preparing:
         return FloatOutputs(*given, self.float_outputs_of) if self.float_outputs_of else Oracle(*given)
 
     def _runs(self, problem):
-        """Whether the original runs on the problem's inputs; what it raises comes through."""
         model = tensors.copy_model(self.model)  # a call may change it, such as running statistics
         with torch.no_grad():
             model(*tensors.to(tensors.inputs_of(problem), self.device))

@@ -43,18 +43,10 @@ PATIENCE = 10  # times its limit: as long may one take by the clock that gets no
 SHOWN_BYTES = 8000  # of what a worker prints
 COMPILERS = re.compile(r"nvcc|cicc|ptxas|cudafe\+\+|ninja|cc1(plus)?|clang.*|.*g\+\+(-\d+)?|as|ld|collect2")
 # What a request of a variant's is, for a time limit's message.
-PHASES = {
-    "load": "while its file is loaded, where extensions are built",
-    "build": "in the first call of forward",
-    "run": "in forward",
-    "differentiate": "in forward and backward",
-    "try_out": "in a call of the side-effect checks",
-    "work": "in forward",
-    "time": "in a timed call",
-    "join_outer": "in a timed call",
-    "ready_outer": "in a timed call",
-    "call_outer": "in a timed call",
-}
+PHASES = dict.fromkeys(("time", "join_outer", "ready_outer", "call_outer"), "in a timed call")
+PHASES |= {"load": "while its file is loaded, where extensions are built", "build": "in the first call of forward"}
+PHASES |= dict.fromkeys(("run", "work"), "in forward") | {"differentiate": "in forward and backward"}
+PHASES |= {"try_out": "in a call of the side-effect checks"}
 OF_SIGNALS = 128  # an exit status beyond it, of a process in a sandbox, is a signal's number and this
 
 FOR_A_GPU, LEAST_PROCESSORS = 2, 4  # that compilers leave to what is timed there; that are needed for both
@@ -243,7 +235,6 @@ class WorkerProcess:
             raise failed("wrote something that is no reply into its connection to the driver", self.output())
 
     def _receive(self):
-        """The reply. Raises TimeoutError after the limit's seconds, in which the process was neither paused nor starved."""
         granted, began = Granted(), self._unpaused()
         seen = began
         while True:
@@ -257,7 +248,6 @@ class WorkerProcess:
                     raise
 
     def _whereabouts(self):
-        """Where the emulator is in a kernel, as the end of a sentence; "" where none runs."""
         send(families([self._process]), CALL_OFF)  # a sandbox's own processes ignore it, as compilers do
         try:
             reply = self._channel.receive(SECONDS_TO_ANSWER)
@@ -269,7 +259,6 @@ class WorkerProcess:
         return ""
 
     def _phase(self, what):
-        """What the process is busy with, as the end of a sentence."""
         for pid in families([self._process]):
             with contextlib.suppress(psutil.Error):
                 if COMPILERS.fullmatch(name := psutil.Process(pid).name()):
@@ -350,9 +339,8 @@ def in_which_block(reason):
     found = re.match(r"(?P<place>.*?:\d+: )?time limit: .*?(?P<begun>\d+) of its (?P<all>\d+) blocks were begun,", reason)
     if not found:
         return reason
-    return (
-        f"{found['place'] or ''}in block {found['begun']} of {found['all']}: make it smaller with --set, or raise --time-limit"
-    )
+    where = f"{found['place'] or ''}in block {found['begun']} of {found['all']}"
+    return f"{where}: make it smaller with --set, or raise --time-limit"
 
 
 @contextlib.contextmanager

@@ -127,16 +127,14 @@ class Referee(Preparing):
         return compared | unseen | seen
 
     def _lost_small_values(self, probe, references, names, actual):
-        """What is wrong with small values of right outputs, which float32 keeps in any order of adding; None without any."""
         if not any(map(Reference.lost, references, actual)):
             return None
         for i, (reference, name, value) in enumerate(zip(references, names, actual, strict=True)):
             reordered = (each.outputs[i] for each in self._lowered(probe, classes.FLOAT32))
             if lost := reference.permitting(*reordered).lost(value):
                 share, given, true = lost
-                return (
-                    f"{share:.0%} of {name} are small values without a right digit, such as {given:.3g} instead of {true:.3g}"
-                )
+                said = f"{share:.0%} of {name} are small values without a right digit"
+                return f"{said}, such as {given:.3g} instead of {true:.3g}"
         return None
 
     def own_check(self, probe, file):
@@ -189,7 +187,6 @@ class Referee(Preparing):
         return None
 
     def _stale_weights(self, probe, actual):
-        """The weights without whose step the outputs are right, in words, or None."""
         step = self.probes[probe].step
         matrices = frozenset(name for name, change in step.items() if change.dim() > 1)
         for stale in dict.fromkeys(filter(None, (frozenset(step), matrices, frozenset(step) - matrices))):
@@ -292,18 +289,14 @@ class Referee(Preparing):
         return accuracy.likely_precision(self.references[probe][0][i].float64, tensors.as_real(actual), lowered)
 
     def _diagnosis(self, comparison, i, probe, actual, allowed):
-        """The Diagnosis of output `i` of a probe; None where it has another form, or where only a sample of it is kept."""
         reference = self.references[probe][0][i]
         found = self._diagnosed(reference, probe, actual, allowed)
-        like = (
-            self._mutant_like(i, probe, tensors.as_real(actual), allowed * reference.spread)
-            if found and not found.how
-            else None
-        )
+        if not found or found.how:
+            return found
+        like = self._mutant_like(i, probe, tensors.as_real(actual), allowed * reference.spread)
         return replace(found, how=f"this is what the original gives with '{like}'") if like else found
 
     def _diagnosed(self, reference, probe, actual, allowed):
-        """The Diagnosis of what is to be as a reference of a probe; None where there is none, as above."""
         actual = tensors.as_real(actual) if isinstance(actual, torch.Tensor) else None
         if allowed is None or self.sample.is_part or actual is None or actual.shape != reference.float64.shape:
             return None
@@ -311,7 +304,6 @@ class Referee(Preparing):
         return diagnosis.diagnose(actual, reference.float64, allowed * reference.spread, shapes)
 
     def _mutant_like(self, i, probe, actual, allowed):
-        """The name of the wrong version of the original that gives this output, to rounding; None without one."""
         made = replace(self._with_inputs(probe), upstream=None, wanted_inputs=())
         oracle, latest = self.oracle_of(made), time.monotonic() + SECONDS_FOR_MUTANTS
         inputs = tensors.to(made.inputs, self.device)

@@ -324,7 +324,6 @@ def _no_room(folder, builds):
 
 
 def _groups(name, limits):
-    """Control groups with these limits, where this user may make them."""
     for parent, files in GROUPS.items():
         group = Path(parent) / f"{GROUP}{os.getpid()}-{name}"
         if not (group.parent / "cgroup.procs").exists():
@@ -391,7 +390,6 @@ def _programs():
 
 
 def _existing(paths):
-    """Those that exist, but for what is visible anyway, the outer ones first."""
     return [path for path in sorted(paths) if path.exists() and not path.is_relative_to("/usr")]
 
 
@@ -408,7 +406,6 @@ def _folders_in(variable):
 
 
 def _proportional(process):
-    """Bytes of memory of a psutil.Process, of which what it shares with others counts in part."""
     with contextlib.suppress(psutil.Error):
         return process.memory_full_info().pss
     return 0

@@ -44,14 +44,10 @@ def start(environment):
     with _lock:
         if key not in _servers:
             for oldest in list(_servers)[: 1 - MOST or None]:
-                _close(_servers.pop(oldest))
+                if server := _servers.pop(oldest):
+                    server.close()
             _servers[key] = Server(environment, lambda: _servers.update({key: None}))
         return _servers[key]
-
-
-def _close(server):
-    if server:
-        server.close()
 
 
 class Server:
@@ -208,7 +204,9 @@ def _is_forkable():
 
 
 def _work(parent, of_server, control, output, errors, request, reply, shared):
-    """Be the worker that the first message on `request` describes."""
+    import numpy
+    import torch
+
     from playground.worker.__main__ import main as answer
 
     os.setsid()
@@ -225,18 +223,10 @@ def _work(parent, of_server, control, output, errors, request, reply, shared):
     os.chdir(given["folder"])
     sys.path[0], tempfile.tempdir = given["folder"], None
     sys.argv[1:] = [*map(str, (request, reply, shared, parent)), "{}", given["role"]]
-    _seed()
-    answer(channel, shared, parent, {}, given["role"])
-
-
-def _seed():
-    """Seed all generators by chance, as those of a new process are."""
-    import numpy as np
-    import torch
-
-    random.seed()
-    np.random.seed()
+    random.seed()  # and the others, by chance, as those of a new process are
+    numpy.random.seed()
     torch.default_generator.seed()
+    answer(channel, shared, parent, {}, given["role"])
 
 
 if __name__ == "__main__":

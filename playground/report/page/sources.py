@@ -77,7 +77,6 @@ def highlighted(text, findings=(), around=None):
 
 
 def _left_out(first, last):
-    """Return what stands instead of these lines; the style sheet's count goes on behind them."""
     if first > last:
         return Markup("")
     remark = '<b class="cut" style="counter-increment:line {}">lines {} to {} are not shown</b>'

@@ -100,7 +100,6 @@ def findings_at_lines(result, path):
 
 
 def _facts(result):
-    """Yield what else is known; reason, findings and notes stand elsewhere on the page."""
     yield from ((name, text) for name, text in facts.of(result) if name not in ("reason", "finding", "note"))
     if isinstance(result.ptxas, Unknown):
         yield "registers, spills", f"not known: {result.ptxas.unknown}"
@@ -109,7 +108,6 @@ def _facts(result):
 
 
 def _errors(check):
-    """Return [(of what, its errors, a complaint, is it within)] of the outputs and each gradient."""
     gradients = check.gradients if isinstance(check.gradients, dict) else {}
     compared = {"outputs": check} if check.allowed is not None else {}
     compared |= {f"gradient of {name}": each for name, each in gradients.items()}
