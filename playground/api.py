@@ -14,7 +14,7 @@ import inspect
 import io
 import tempfile
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -91,19 +91,12 @@ def compare(
     Processes that have imported PyTorch stay for the next call. Raises CatalogError for what stands for nothing or does not
     run, CannotCompare where the machine lacks what `device` needs, TypeError and ValueError for other arguments.
     """
-    options = Options(
-        device=device,
-        standard=standard,
-        quick=quick,
-        check_only=check_only,
-        training=training,
-        precision=precision,
-        accept=accept,
-        time_limit=time_limit,
-        sandbox=sandbox,
-        trust=trust,
-    )
-    _prepare(device)
+    named = locals()
+    options = Options(**{each.name: named[each.name] for each in fields(Options) if each.name in named})
+    with _once:
+        missing = _missing("cuda" if device == "cuda" else "cpu")
+    if missing:
+        raise CannotCompare(str(missing))
     if sandbox == "require":
         try:
             version()
@@ -149,29 +142,11 @@ def _file(given, text_file):
 
 
 def _told(result):
-    return Comparison(
-        verdict=result.verdict,
-        is_right=meets(result),
-        reason=result.reason,
-        details=result.details,
-        caveats=tuple(result.caveats),
-        accuracy=suite.accuracy_class(result),
-        ran_on=result.ran_on,
-        milliseconds=result.median_ms,
-        baselines={name: spread.median for name, spread in result.baselines_ms.items()},
-        speedups=suite.speedups(result),
-        proved=result.proved,
-        not_measured=result.why_not_measured,
-        result=dump(result),
-    )
-
-
-def _prepare(device):
-    """Raises CannotCompare where this machine lacks what the device needs."""
-    with _once:
-        missing = _missing("cuda" if device == "cuda" else "cpu")
-    if missing:
-        raise CannotCompare(str(missing))
+    same = {name: getattr(result, name) for name in ("verdict", "reason", "details", "ran_on", "proved")}
+    same |= {"milliseconds": result.median_ms, "not_measured": result.why_not_measured, "caveats": tuple(result.caveats)}
+    baselines = {name: spread.median for name, spread in result.baselines_ms.items()}
+    found = {"is_right": meets(result), "accuracy": suite.accuracy_class(result), "speedups": suite.speedups(result)}
+    return Comparison(**same, **found, baselines=baselines, result=dump(result))
 
 
 @functools.cache

@@ -25,8 +25,7 @@ COMPARE = "python compare.py" if IS_CLONE else "kernel-playground"  # as its use
 # (tests/kernels/test_shapes.py); where it only counts, less will do.
 SETTINGS = {
     "cpu": {
-        "conv_pool_sigmoid_sum": {"batch_size": 4},
-        "conv3d_div_max_gap_bias_sum": {"batch_size": 8},
+        **{"conv_pool_sigmoid_sum": {"batch_size": 4}, "conv3d_div_max_gap_bias_sum": {"batch_size": 8}},
         "alexnet_conv1": {"batch_size": 16},
     },
     "emulator": {
@@ -145,9 +144,8 @@ def find_model(name_or_path):
     path = _existing_file(name_or_path, "model", known)
     names = _top_level_names(path)
     if "ModelNew" in names and "Model" not in names:
-        raise CatalogError(
-            f"{path}: defines ModelNew and no Model, as a solution does: give it to --variant, its problem to --model"
-        )
+        what = "defines ModelNew and no Model, as a solution does: give it to --variant, its problem to --model"
+        raise CatalogError(f"{path}: {what}")
     return Model(path.stem, path)
 
 
@@ -175,9 +173,8 @@ def find_variant(model, name_or_path):
     path = _existing_file(name_or_path, f"variant of {model.name}", known)
     names = _top_level_names(path)
     if {"Model", "get_inputs"} <= names and not {"ModelNew", "*"} & names:
-        raise CatalogError(
-            f"{path}: defines Model and no ModelNew, as a problem does: give it to --model, its solution to --variant"
-        )
+        what = "defines Model and no ModelNew, as a problem does: give it to --model, its solution to --variant"
+        raise CatalogError(f"{path}: {what}")
     return _variant(path)
 
 
@@ -337,9 +334,8 @@ def _may_define(code, path, name):
 def borrowed_names(variant, problem):
     """Return the names, sorted, that a variant's file uses and only its problem's file defines, as KernelBench permits."""
     try:
-        own, given = (
-            symtable.symtable(Path(path).read_text(encoding="utf-8"), str(path), "exec") for path in (variant, problem)
-        )
+        texts = [(Path(path).read_text(encoding="utf-8"), str(path)) for path in (variant, problem)]
+        own, given = (symtable.symtable(*each, "exec") for each in texts)
     except (SyntaxError, ValueError, OSError):
         return []
     if "model_new_of" in given.get_identifiers():

@@ -129,15 +129,10 @@ def _pair(file, definition, workload, at, solution, count):
     types = {each.get("dtype", "") for each in (definition["inputs"] | definition["outputs"]).values()}
     unread = sorted(set(kinds.values()) - set(SOURCES)) + sorted(each for each in types if each.startswith("float4"))
     axes = " ".join(f"{key}={value}" for key, value in workload["axes"].items())
-    return Pair(
-        path,
-        at if at.suffix == ".py" else own,
-        name,
-        str(solution["name"]),
-        workload=workload,
-        skipped=f"internal limit: {', '.join(unread)} inputs are not read" if unread else solution.get("skipped"),
-        case=Case(kind="benchmark", name=f"workload {axes}".rstrip(), ranking="geom", benchmarks=count),
-    )
+    case = Case(kind="benchmark", name=f"workload {axes}".rstrip(), ranking="geom", benchmarks=count)
+    skipped = f"internal limit: {', '.join(unread)} inputs are not read" if unread else solution.get("skipped")
+    files = path, at if at.suffix == ".py" else own
+    return Pair(*files, name, str(solution["name"]), workload=workload, skipped=skipped, case=case)
 
 
 def problem(given, definition, sources):

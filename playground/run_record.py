@@ -62,7 +62,7 @@ class Environment:
 
     def verify(self, where: str) -> None:
         try:
-            self.moment.isoformat()
+            _ = self.moment
         except ValueError:
             require(False, f"{where}.date", "an ISO 8601 date", self.date)
 

@@ -8,9 +8,8 @@ from playground.serial import OMITTED, Amount, Count, Rule, Text
 
 NOTHING_TO_DO = "no kernel of its own to look at"  # of compute-sanitizer
 
-Digest = Annotated[
-    str, Rule("64 hexadecimal digits", lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{64}", value)))
-]
+IS_DIGEST = Rule("64 hexadecimal digits", lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{64}", value)))
+Digest = Annotated[str, IS_DIGEST]
 
 Place = Literal["cuda", "cpu", "emulator"]
 

@@ -91,9 +91,8 @@ def _from_folders(problems, solutions):
             problem = known.get((level, number))
             broken = None if problem else f"{problems} has no problem {number} of level {level}"
             path = problem or problems / f"level{level}" / f"{number}_.py"
-            pairs.append(
-                Pair(path, file, _name(path, problems), file.stem, level, number, sample, broken=broken or _unreadable(file))
-            )
+            known_as = _name(path, problems), file.stem, level, number, sample
+            pairs.append(Pair(path, file, *known_as, broken=broken or _unreadable(file)))
     if not pairs:
         raise CatalogError(f"--solutions {solutions}: no solution such as level_1_problem_3_sample_0_kernel.py is in there")
     solved, levels = {pair.problem for pair in pairs}, {pair.level for pair in pairs}
@@ -139,16 +138,9 @@ def _listed(entry, number, file):
             raise CatalogError(f"{where}: {key} is {entry[key]!r}, no {getattr(kind, '__name__', 'number')}")
     problem, solution = (file.parent / entry[key] for key in ("problem", "solution"))
     numbers = _numbers(problem, solution) | {name: entry[name] for name in NUMBERS if entry.get(name) is not None}
-    return Pair(
-        problem,
-        solution,
-        *(_name(path, file.parent) for path in (problem, solution)),
-        **numbers,
-        origin=entry.get("origin"),
-        claimed_speedup=entry.get("claimed_speedup"),
-        settings=entry.get("settings") or {},
-        broken=_unreadable(problem) or _unreadable(solution),
-    )
+    names = [_name(path, file.parent) for path in (problem, solution)]
+    said = {key: entry.get(key) for key in ("origin", "claimed_speedup")} | {"settings": entry.get("settings") or {}}
+    return Pair(problem, solution, *names, **numbers, **said, broken=_unreadable(problem) or _unreadable(solution))
 
 
 def _numbers(problem, solution):

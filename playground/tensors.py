@@ -257,10 +257,9 @@ def _argument(i, value):
         return value.item()
     inside = torch.utils._pytree.tree_leaves(value)
     if isinstance(value, np.ndarray) or (not isinstance(value, torch.Tensor) and any(map(torch.is_tensor, inside))):
-        raise TypeError(
-            f"get_inputs must return tensors, numbers and the like, but its element {i} is a {type(value).__name__}"
-            f"{'' if isinstance(value, np.ndarray) else ' of tensors'}; give each tensor an argument of its own"
-        )
+        what = f"a {type(value).__name__}{'' if isinstance(value, np.ndarray) else ' of tensors'}"
+        how = f"but its element {i} is {what}; give each tensor an argument of its own"
+        raise TypeError(f"get_inputs must return tensors, numbers and the like, {how}")
     return value.to(torch.get_default_device()) if isinstance(value, torch.Tensor) else value
 
 

@@ -62,9 +62,8 @@ def _write(contents):
 
 def _check_name(model, name):
     if not NAME.fullmatch(name):
-        raise CatalogError(
-            f"a variant is called v<N>_<idea> or cpu_<idea>, in lower case, such as v{_next_number(model)}_tiles; got {name!r}"
-        )
+        such = f"such as v{_next_number(model)}_tiles; got {name!r}"
+        raise CatalogError(f"a variant is called v<N>_<idea> or cpu_<idea>, in lower case, {such}")
     if claims := CLAIMS & set(name.split("_")):
         raise CatalogError(f"a variant's name says what its idea is, not how good it is: {', '.join(sorted(claims))}")
     number = name.split("_")[0]

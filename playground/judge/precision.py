@@ -233,7 +233,7 @@ class RoundedOperands(Decomposing):
 
 
 class RoundedResults(Decomposing):
-    """While active, results of operators, steps of norms and softmax, and operands of products are rounded; `seed`: as above."""
+    """While active, results of operators, steps of norms and softmax, and operands of products are rounded; `seed` as above."""
 
     def __init__(self, to: str, seed: int | None = None) -> None:
         super().__init__()

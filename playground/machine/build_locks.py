@@ -44,9 +44,12 @@ def clear_stale_locks(root: Path | None = None, grace: float = 2.0) -> Locks:
     """
     root = extensions_root() if root is None else root
     cleared = []
-    if "import FileBaton" not in _text_of_cpp_extension():  # newer ones lock through the operating system
-        return Locks(cleared, {})
-    found = {path: status for path in _locks(root) if (status := _status(path))}
+    if "import FileBaton" not in (cuda_emulator.torch_folder() / "utils" / "cpp_extension.py").read_text():
+        return Locks(cleared, {})  # newer ones lock through the operating system
+    # A link would lead elsewhere; what a file in a sandbox leaves is removed with its folder.
+    judged = [folder for folder in _folders(root / JUDGED) if not folder.name.startswith((ROOM, KEPT))]
+    locks = [folder / "lock" for above in (root, *judged) for folder in _folders(above)]
+    found = {path: status for path in locks if (status := _status(path))}
     held = _held(found)
     held |= {path: why for path in found.keys() - held.keys() if (why := _out_of_sight(path, found[path]))}
     unheld = {path: status for path, status in found.items() if path not in held}
@@ -63,17 +66,6 @@ def clear_stale_locks(root: Path | None = None, grace: float = 2.0) -> Locks:
         except OSError as error:
             held[path] = f"stale, but it cannot be removed ({error.strerror})"
     return Locks(cleared, held)
-
-
-def _text_of_cpp_extension() -> str:
-    """What torch.utils.cpp_extension is made of: importing it takes seconds."""
-    return (cuda_emulator.torch_folder() / "utils" / "cpp_extension.py").read_text()
-
-
-def _locks(root: Path) -> list[Path]:
-    """Where locks may be. A link would lead elsewhere; what a file in a sandbox leaves is removed with its folder."""
-    judged = [folder for folder in _folders(root / JUDGED) if not folder.name.startswith((ROOM, KEPT))]
-    return [folder / "lock" for above in (root, *judged) for folder in _folders(above)]
 
 
 def _folders(above: Path) -> list[Path]:

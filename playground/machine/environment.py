@@ -50,16 +50,11 @@ def describe() -> Environment:
 def _gpus() -> list[dict]:
     import torch
 
-    indices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
-    return [
-        {
-            "name": found.name,
-            "compute_capability": f"{found.major}.{found.minor}",
-            "memory_mib": found.total_memory // 2**20,
-            "multiprocessors": found.multi_processor_count,
-        }
-        for found in map(torch.cuda.get_device_properties, indices)
-    ]
+    gpus = []
+    for found in map(torch.cuda.get_device_properties, range(torch.cuda.device_count() if torch.cuda.is_available() else 0)):
+        sizes = {"memory_mib": found.total_memory // 2**20, "multiprocessors": found.multi_processor_count}
+        gpus.append({"name": found.name, "compute_capability": f"{found.major}.{found.minor}"} | sizes)
+    return gpus
 
 
 def _cudnn_version() -> str | None:

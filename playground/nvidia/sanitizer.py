@@ -74,11 +74,8 @@ def _run_tools(found, request, kernels, folder):
     program, file = find(), request["load"]["variant"]
     watched = kernels | {control.kernel_of(tool) for tool in TOOLS}
     with contextlib.ExitStack() as stack:
-        runs = [
-            stack.enter_context(Run(tool, request | {"tool": tool}, folder, command(program, tool, watched), ENVIRONMENT))
-            for tool in TOOLS
-        ]
-        for run in runs:
+        given = [(tool, request | {"tool": tool}, folder, command(program, tool, watched), ENVIRONMENT) for tool in TOOLS]
+        for run in (runs := [stack.enter_context(Run(*each)) for each in given]):
             run.wait()
     for run in runs:
         reply = run.reply()

@@ -58,12 +58,8 @@ def proof(timings, name):
         return ""
     inner = (timings.outer and timings.outer.warm) or timings.measured["eager"]
     counts = " by the outer clock" * (inner.ratio > timings.proved.high)
-    return f"{counts}, proved {with_unit(proved.low, 'x')}{' as throughput' * is_short(timings)}"
-
-
-def is_short(timings):
-    """Return whether calls are so short that several at once gain much: what N of them take together is their throughput."""
-    return timings.median_ms is not None and timings.median_ms < SHORT_MS
+    is_short = timings.median_ms is not None and timings.median_ms < SHORT_MS  # several calls at once gain much
+    return f"{counts}, proved {with_unit(proved.low, 'x')}{' as throughput' * is_short}"
 
 
 def why_no_speedup(timings):
@@ -206,14 +202,8 @@ def geometric_means(results):
 
 def share_of_floor(result):
     """Return the floor's share of the measured time, 1.0 at the hardware's limit; None where nothing was measured."""
-    if not result.floor_ms or not result.median_ms or result.why_not_measured:
-        return None
-    return result.floor_ms / result.median_ms
-
-
-def gradients_unsupported(gradients):
-    """Return the reason why the variant has no gradients, or None when it has (or when nobody looked)."""
-    return gradients.unsupported if isinstance(gradients, Unsupported) else None
+    is_known = result.floor_ms and result.median_ms and not result.why_not_measured
+    return result.floor_ms / result.median_ms if is_known else None
 
 
 def gradient_verdict(check):
@@ -255,19 +245,13 @@ def listed(value):
     return [listed(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
-def changed_sizes(result, root=DATA):
-    """Return {name: (value, original)} of the constants that are not the original's, which is None where it is not known."""
-    originals = model_constants(Path(root) / "models" / f"{result.model}.py")
-    pairs = {name: (value, originals.get(name)) for name, value in result.shape.settings.items()}
-    return {name: pair for name, pair in pairs.items() if listed(pair[0]) != listed(pair[1])}
-
-
 def size_note(result, root=DATA):
     """Return 'batch 4 instead of 128'; '' when the sizes are the original's."""
-    parts = []
-    for name, (value, original) in changed_sizes(result, root).items():
-        what = f"{'batch' if name == 'batch_size' else name} {listed(value)}"
-        parts.append(what if original is None else f"{what} instead of {listed(original)}")
+    originals, parts = model_constants(Path(root) / "models" / f"{result.model}.py"), []
+    for name, value in result.shape.settings.items():
+        if listed(value) != (original := listed(originals.get(name))):
+            what = f"{'batch' if name == 'batch_size' else name} {listed(value)}"
+            parts.append(what if original is None else f"{what} instead of {original}")
     return ", ".join(parts)
 
 
@@ -285,7 +269,6 @@ def isolation(environment):
 
 def machine(environment):
     """Return one line on where a document was measured."""
-    versions = (("torch", "torch"), ("CUDA", "cuda"), ("driver", "driver"))
-    parts = [environment.gpu or environment.cpu or "no GPU"]
-    parts += [f"{name} {version}" for name, key in versions if (version := getattr(environment, key))]
-    return one_line(", ".join(parts))
+    versions = {"torch": environment.torch, "CUDA": environment.cuda, "driver": environment.driver}
+    told = [f"{name} {version}" for name, version in versions.items() if version]
+    return one_line(", ".join([environment.gpu or environment.cpu or "no GPU", *told]))

@@ -114,13 +114,11 @@ def _standard(results, standard, count):
     for name in BASELINES:
         if ratios := [each[name] for each in timed if name in each]:
             faster = {f"{p:g}": sum(ratio.ratio > p for ratio in ratios) / count for p in THRESHOLDS if p}
-            means = {key: _geometric_mean([getattr(ratio, key) for ratio in ratios]) for key in ("ratio", "low", "high")}
+            columns = {key: [getattr(ratio, key) for ratio in ratios] for key in ("ratio", "low", "high")}
+            # An interval may begin at zero.
+            means = {key: statistics.geometric_mean(each) if all(each) else 0.0 for key, each in columns.items()}
             over[name] = Over(fast_p={"0": share, **faster}, geometric_mean=MeanRatio(**means, pairs=len(ratios)))
     return SuiteStandard(correct=len(correct), timed=len(timed), fast_0=share, over=over)
-
-
-def _geometric_mean(values):
-    return statistics.geometric_mean(values) if all(values) else 0.0  # an interval may begin at zero
 
 
 def eval_results(report):

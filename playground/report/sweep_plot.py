@@ -71,10 +71,9 @@ def _draw_times(panel, lines, axis):
     medians = [(result, baseline_medians([result])) for result in longest]
     fastest = [(result, found, fastest_baseline(found)) for result, found in medians if fastest_baseline(found)]
     names = ", ".join(dict.fromkeys(baseline_name(name) for _, _, name in fastest))
-    drawn = {
-        variant: ([(each, each.time_ms.median) for each in _timed(line)], "-", f"C{number}")
-        for number, (variant, line) in enumerate(lines.items())
-    }
+    drawn = {}
+    for number, (variant, line) in enumerate(lines.items()):
+        drawn[variant] = [(each, each.time_ms.median) for each in _timed(line)], "-", f"C{number}"
     drawn["eager"] = [(result, found["eager"]) for result, found in medians if "eager" in found], ":", "gray"
     drawn[f"best baseline\n({names})"] = [(each, found[name]) for each, found, name in fastest], "-.", "gray"
     drawn["floor"] = [(result, result.floor_ms) for result in longest if result.floor_ms], "--", "black"

@@ -210,7 +210,10 @@ def _print_details(console, result, verbose):
     for line in lines:
         print_folded(console, Text(line), 2 * INDENT)
     if figures.gradient_verdict(result.checked) in ("ok", "fail"):
-        print_rows(console, list(_gradient_rows(result.checked.gradients)), GRADIENTS[:2])
+        checks = result.checked.gradients.items()
+        told = [(name, verdict("ok" if each.is_within else "fail"), each) for name, each in checks]
+        cells = [(*two, *map(scientific, (each.max_error, each.eager_error, each.allowed))) for *two, each in told]
+        print_rows(console, [dict(zip(GRADIENTS, row, strict=True)) for row in cells], GRADIENTS[:2])
     print_rows(console, time_rows(result), TIMES[:1])
 
 
@@ -218,12 +221,6 @@ def _printed_lines(result):
     lines = [line for line in dict.fromkeys(result.printed.splitlines()) if line.strip()]
     shown = [printable(line) for line in lines[:SHOWN_LINES]]
     return [*shown, f"({len(lines) - SHOWN_LINES} more lines)"] if len(lines) > SHOWN_LINES else shown
-
-
-def _gradient_rows(gradients):
-    for name, check in gradients.items():
-        errors = map(scientific, (check.max_error, check.eager_error, check.allowed))
-        yield dict(zip(GRADIENTS, (name, verdict("ok" if check.is_within else "fail"), *errors), strict=True))
 
 
 def time_rows(result):

@@ -49,11 +49,9 @@ def highlighted(text, findings=(), around=None):
     """
     lines = lines_of(text.expandtabs(4))
     lines = lines if lines[-1] else lines[:-1]
-    more = len(lines) - MOST_LINES
-    lines = [
-        line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} … ({len(line) - LONGEST_LINE} more characters)"
-        for line in lines[:MOST_LINES]
-    ]
+    more, excess = len(lines) - MOST_LINES, [len(line) - LONGEST_LINE for line in lines]
+    lines = [f"{line[:LONGEST_LINE]} … ({n} more characters)" if n > 0 else line for line, n in zip(lines, excess, strict=True)]
+    lines = lines[:MOST_LINES]
     lexer = _Lexer()
     tokens = [(kind, value) for _, kind, value in lexer.get_tokens_unprocessed("\n".join(lines))]
     html = pygments.format(tokens, HtmlFormatter(nowrap=True)).replace("<span", "<i").replace("</span>", "</i>")  # shorter
