@@ -17,10 +17,7 @@ here and nowhere else:
     any other                       its convolutions and matrix products as written, forward and backward
 
 They are taken at the fastest rate that gives the precision: TF32's 11 bits come from one product of scaled fp16 values,
-float32's from three of either (error-compensated, 3xTF32). So it is a bound: no variant here does less. One that did would come
-out at more than 100%, and the reports would say so.
-
-Beside it stands what eager PyTorch does (`as_written`): operator by operator, each reads its operands and writes its result.
+float32's from three of either (3xTF32). A variant that did less would come out at more than 100%.
 """
 
 POSSIBLE = 0.7  # of the time that bytes take at the measured rate: anything below is impossible
@@ -42,7 +39,5 @@ def impossible(milliseconds, count, rate, on_cpu):
     least = POSSIBLE * beyond / rate * 1e3
     if milliseconds >= least:
         return None
-    return (
-        f"{milliseconds:.3g} ms a call, which is impossible: reading and writing {beyond / 1e6:.3g} MB at "
-        f"the {rate / 1e9:.3g} GB/s measured here takes {beyond / rate * 1e3:.3g} ms"
-    )
+    takes = f"the {rate / 1e9:.3g} GB/s measured here takes {beyond / rate * 1e3:.3g} ms"
+    return f"{milliseconds:.3g} ms a call, which is impossible: reading and writing {beyond / 1e6:.3g} MB at {takes}"

@@ -7,24 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from playground import untrusted
+from playground import record, untrusted
 from playground.judge.checks import BY_NAME, CAVEATS, DROP_IN, FORWARD, OF_SEEDS, SIDE_EFFECTS, WATCHED, check_of
 from playground.judge.failure import MOST_REASON, WorkerFailure, remove
 from playground.judge.text import Text
 from playground.judge.verdict import UNJUDGED, Complaint
-from playground.record import (
-    UNCHECKED,
-    Accuracy,
-    Check,
-    Entry,
-    Errors,
-    GradientErrors,
-    Judgment,
-    OwnCheck,
-    OwnWork,
-    Probe,
-    Unsupported,
-)
+from playground.record import UNCHECKED, Accuracy, Check, Entry, Errors, GradientErrors, Judgment, OwnCheck, OwnWork, Probe
 
 if TYPE_CHECKING:
     from playground.worker import WorkerProcess
@@ -52,7 +40,7 @@ class Case:
         self.peak_mib: float | None = None
         self.probes: dict[str, Probe] = {}
         self._behaviour: dict[str, Entry] = {}
-        self._gradients: dict[str, GradientErrors] | Unsupported | None = None
+        self._gradients: dict[str, GradientErrors] | record.Unsupported | None = None
         self._worst: Errors = UNCHECKED  # of the problem's own inputs
         self._accuracy: Accuracy | None = None
         self._findings: list[str] = []

@@ -38,13 +38,10 @@ class Structure:
     @property
     def text(self) -> str | None:
         """Return the structure in words; None where there is nothing to keep."""
-        words = [self.frozen] if self.frozen else []
-        words += ["zeros that stay zeros"] if self.zeros else []
-        words += ["positive definite"] if self.definite else ["symmetric"] if self.symmetric else []
-        words += ["sorted"] if self.ascending else []
-        words += ["probabilities"] if self.probabilities is not None else []
-        words += [f"equal to input {self.twin}"] if self.twin is not None else []
-        return ", ".join(words) or None
+        form = "positive definite" * self.definite or "symmetric" * self.symmetric
+        words = [self.frozen, "zeros that stay zeros" * self.zeros, form, "sorted" * self.ascending]
+        words += ["probabilities" * (self.probabilities is not None), f"equal to input {self.twin}" * (self.twin is not None)]
+        return ", ".join(filter(None, words)) or None
 
     def keep(self, drawn: torch.Tensor, value: torch.Tensor, positive: bool) -> torch.Tensor:
         """Return `value` with this structure; `drawn` is the problem's own."""

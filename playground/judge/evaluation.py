@@ -9,48 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from playground.judge import checks, classes
 from playground.judge.case import FIGURES, Case, is_its_own
-from playground.judge.checks import (
-    AT_OWN_SIZE,
-    CAVEATS,
-    DROP_IN,
-    EVAL,
-    FORWARD,
-    FORWARD_PROBES,
-    FRESH,
-    OF_SEEDS,
-    PROBE_NAMES,
-    REQUIRED,
-    SHOWN,
-    STRESS_TESTS,
-    check_of,
-    size_of,
-)
-from playground.judge.classes import (
-    APPROXIMATE,
-    AS_PYTORCH,
-    CLASSES,
-    FLOAT32,
-    LOOK_ALIKE,
-    PRECISIONS,
-    WRONG,
-    named,
-    names_one,
-)
+from playground.judge.checks import AT_OWN_SIZE, DROP_IN, EVAL, FORWARD, REQUIRED, check_of, size_of
+from playground.judge.classes import APPROXIMATE, AS_PYTORCH, FLOAT32, WRONG, named, names_one
 from playground.judge.failure import WorkerFailure, remove
 from playground.judge.verdict import conclude, failed, with_shapes
-from playground.record import (
-    FAIL,
-    Accuracy,
-    Entry,
-    Errors,
-    GradientErrors,
-    Judgment,
-    OwnCheck,
-    OwnWork,
-    Probe,
-    Unsupported,
-)
+from playground.record import FAIL, Accuracy, Entry, Errors, GradientErrors, Judgment, OwnCheck, OwnWork, Probe, Unsupported
 
 if TYPE_CHECKING:
     from playground.worker import WorkerProcess
@@ -161,7 +126,7 @@ class Evaluation(Case):
     def _probe_further(self) -> None:
         """The probes that can only cost drop-in, at the own size where the reduced one does not suit the variant."""
         changes_parameters = "weights unchanged" in self._referee.side_effects
-        for probe in (name for name in PROBE_NAMES if name not in REQUIRED):
+        for probe in (name for name in checks.PROBE_NAMES if name not in REQUIRED):
             if check_of(probe).parameters and (self._is_by_seed or changes_parameters):
                 others = "variant's parameters are not the original's"
                 why = others if self._is_by_seed else "original changes its parameters in a call"
@@ -253,7 +218,7 @@ class Evaluation(Case):
         worst = self._accuracy
         figures = {"error": compared["max_error"], "limit": compared["allowed"]}
         found = self._class_of(probe, compared) if compared["complaint"] else self._declared or AS_PYTORCH
-        if worst is None or (compared["complaint"] and CLASSES.index(found) > CLASSES.index(worst.kind)):
+        if worst is None or (compared["complaint"] and classes.CLASSES.index(found) > classes.CLASSES.index(worst.kind)):
             self._accuracy = Accuracy(kind=str(found), **figures, accepted=worst.accepted if worst else None)
         if not compared["complaint"]:
             if worst and worst.kind == AS_PYTORCH and figures["error"] > worst.error:
@@ -276,7 +241,7 @@ class Evaluation(Case):
 
     def _class_of(self, probe: str, compared: dict[str, Any]) -> str:
         found: str = self._ask_referee("grade", probe)["class"]
-        if found not in PRECISIONS or self._suspects is None or found in self._suspects:
+        if found not in classes.PRECISIONS or self._suspects is None or found in self._suspects:
             return found
         return next((f"approximate to {limit:g}" for limit in APPROXIMATE if compared["max_error"] <= limit), WRONG)
 
@@ -295,7 +260,7 @@ class Evaluation(Case):
         """The name of a wrong version, not a look-alike, that could not be told from the original any more, or None."""
         probes = tuple(probe for probe in OF_MUTANTS if not self._referee.prepared(probe)["unusable"])
         strict, accepting = (self._referee.mutants(probes, False, limit)["survivors"] for limit in (None, self._accept))
-        return next((name for name in accepting if name not in strict and LOOK_ALIKE not in name), None)
+        return next((name for name in accepting if name not in strict and classes.LOOK_ALIKE not in name), None)
 
     def _tag_of_outputs(self, probe: str, compared: dict[str, Any]) -> str:
         if compared["stale"]:
@@ -355,7 +320,7 @@ class Evaluation(Case):
             if probe.startswith("normal"):  # see Candidate.differentiate
                 circumstance = "with another forward pass before the backward, from gradients that are not contiguous"
                 where = f"on normal inputs, {circumstance} (a kernel needs .contiguous()): {wrong[0]}"
-            has_backward = self._text is None or self._text.line_of(CAVEATS["wrong-gradient"].line)
+            has_backward = self._text is None or self._text.line_of(checks.CAVEATS["wrong-gradient"].line)
             is_cut = not has_backward and all(complaint.endswith(" is missing") for complaint in wrong)
             self.complain("no-gradient" if is_cut else "wrong-gradient", where + _and_more(wrong), DROP_IN)
         return not wrong
@@ -388,14 +353,14 @@ class Evaluation(Case):
         """Two probes of one size that the variant passed, reduced or else own; uniform outputs come last."""
         names = ("normal", "ramp", "impulse", "large")
         reduced = [name for name in names if name in self._passed and name not in self._left]
-        own = [name for name in (*(name + AT_OWN_SIZE for name in names), *FORWARD_PROBES) if name in self._passed]
+        own = [name for name in (*(name + AT_OWN_SIZE for name in names), *checks.FORWARD_PROBES) if name in self._passed]
         pairs = [sorted(group, key=self._uniform.__contains__)[:2] for group in (reduced, own) if len(group) > 1]
         return min(pairs, key=lambda pair: len(self._uniform & set(pair)))
 
     def _try_out_all(self) -> None:
         first, second = self._probes_to_repeat()
         step = next((name for name in ("step", "step" + AT_OWN_SIZE) if name in self._passed), None)
-        for trial in STRESS_TESTS:
+        for trial in checks.STRESS_TESTS:
             if trial.name == "out_dtype" and not self._referee.float_outputs:
                 continue
             after = step if trial.parameters else second
@@ -411,7 +376,7 @@ class Evaluation(Case):
     def count_mutants(self) -> None:
         """How many wrong versions of the original fail the probes that this variant passed."""
         gradients = bool(self._gradients) and not isinstance(self._gradients, Unsupported)
-        skipped = (*FRESH, OF_SEEDS, *(name + size for name in ("autocast", EVAL) for size in ("", AT_OWN_SIZE)))
+        skipped = (*checks.FRESH, checks.OF_SEEDS, *(name + size for name in ("autocast", EVAL) for size in ("", AT_OWN_SIZE)))
         probes = tuple(name for name in self._passed if name not in skipped)
         score = self._referee.mutants(probes, gradients and not self._has(*OF_GRADIENTS), self._declared)
         rejected = f"{score['rejected']}/{score['counted']}"
@@ -422,7 +387,7 @@ class Evaluation(Case):
         done: TriedOut = self._ask("try_out", trial=trial, **files)
         if trial == "a CUDA graph" and (done.note or "").startswith("raises") and self._renew:
             self.worker = self._renew()  # where a capture failed, torch's generator draws other numbers from a seed
-        title = SHOWN.get(trial, trial)
+        title = checks.SHOWN.get(trial, trial)
         complaint = done.complaint and f"{title}: {done.complaint}"
         if done.of in probes and not complaint:
             compared = self._compare("outputs", probes[done.of])

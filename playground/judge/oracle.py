@@ -290,10 +290,8 @@ class Oracle:
         def outputs(part: slice) -> list[Tensor]:
             return self._once(model, _rows(inputs, batch, part), None, (), in_double=True).outputs
 
-        reason = NotSeparable(
-            "out of memory: the reference does not fit into this device's at once, and its samples depend on one another, "
-            "so it cannot be computed in chunks; make the model smaller with --set"
-        )
+        why = "its samples depend on one another, so it cannot be computed in chunks; make the model smaller with --set"
+        reason = NotSeparable(f"out of memory: the reference does not fit into this device's at once, and {why}")
         try:
             with _raising_alike():
                 both, first, second = outputs(slice(0, 2)), outputs(slice(0, 1)), outputs(slice(1, 2))

@@ -25,38 +25,20 @@ FAMILIES: dict[str, Any] = {
     "product": torch.backends.cuda.matmul,
 }
 # The operators that multiply, with their family and the positions of the operands that TF32 rounds.
-_OPERANDS = {
-    aten.convolution.default: ("convolution", (0, 1)),
-    aten.convolution_backward.default: ("convolution", (0, 1, 2)),
-    aten.mm.default: ("product", (0, 1)),
-    aten.bmm.default: ("product", (0, 1)),
-    aten.addmm.default: ("product", (1, 2)),
-    aten.addbmm.default: ("product", (1, 2)),
-    aten.baddbmm.default: ("product", (1, 2)),
-    aten.linear.default: ("product", (0, 1)),
+_OPERANDS: dict[Any, tuple[str, tuple[int, ...]]] = {
+    **{aten.convolution.default: ("convolution", (0, 1)), aten.convolution_backward.default: ("convolution", (0, 1, 2))},
+    **dict.fromkeys((aten.mm.default, aten.bmm.default, aten.linear.default), ("product", (0, 1))),
+    **dict.fromkeys((aten.addmm.default, aten.addbmm.default, aten.baddbmm.default), ("product", (1, 2))),
 }
 # Operators that add terms without rounding them to TF32, and the positions of what they add.
-_SUMS = {
-    aten.sum.default: (0,),
-    aten.sum.dim_IntList: (0,),
-    aten.mean.default: (0,),
-    aten.mean.dim: (0,),
-    aten.cumsum.default: (0,),
-    aten.dot.default: (0, 1),
-    aten.mv.default: (0, 1),
-    aten.addmv.default: (0, 1, 2),
-}
+_OF_ONE = (aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim, aten.cumsum.default)
+_SUMS: dict[Any, tuple[int, ...]] = dict.fromkeys(_OF_ONE, (0,))
+_SUMS |= {aten.dot.default: (0, 1), aten.mv.default: (0, 1), aten.addmv.default: (0, 1, 2)}
 # Whole layers in one operator, which _Decomposed takes apart.
-_LAYERS = {
-    "_cudnn_rnn": "recurrence",
-    "mkldnn_rnn_layer": "recurrence",
-    "_scaled_dot_product_efficient_attention": "product",
-    "_scaled_dot_product_flash_attention": "product",
-    "_scaled_dot_product_cudnn_attention": "product",
-    "_scaled_dot_product_flash_attention_for_cpu": "product",
-    "_native_multi_head_attention": "product",
-    "_transformer_encoder_layer_fwd": "product",
-}
+_ATTENTION = """
+    _scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention _scaled_dot_product_cudnn_attention
+    _scaled_dot_product_flash_attention_for_cpu _native_multi_head_attention _transformer_encoder_layer_fwd"""
+_LAYERS = dict.fromkeys(_ATTENTION.split(), "product") | dict.fromkeys(("_cudnn_rnn", "mkldnn_rnn_layer"), "recurrence")
 # Layers in one operator that a kernel may compute in several steps; RoundedResults takes them apart.
 _OF_SEVERAL_STEPS = """
     native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward _fused_rms_norm
@@ -412,13 +394,10 @@ class Promoted(TorchFunctionMode):
         torch.set_default_dtype(self._default)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        function = Tensor.double if function in _CASTS else function
+        function = Tensor.double if function in (Tensor.float, Tensor.half, Tensor.bfloat16) else function
         promoted = _cast(torch.float64, torch.float32, *tensors.HALF.values())
         args, kwargs = torch.utils._pytree.tree_map(promoted, (args, kwargs or {}))
         return function(*args, **kwargs)
-
-
-_CASTS = (Tensor.float, Tensor.half, Tensor.bfloat16)
 
 
 def _with_each(change: Callable[[Any], Any], result: Any) -> Any:

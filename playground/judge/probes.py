@@ -152,8 +152,7 @@ def _with_nan(value: Tensor) -> Tensor:
 
 def _with_zeros(value: Tensor) -> Tensor:
     value = value.clone()
-    if _has_three_samples(value):
-        value[1] = 0
+    value[1 if _has_three_samples(value) else slice(0, 0)] = 0
     return value
 
 

@@ -73,6 +73,5 @@ def unusable(references: Sequence[Reference]) -> str | None:
         return "rounding, or chance, moves the original's own result too much"
     if all(reference.float64.numel() == 0 for reference in references):
         return "the original's output is empty"
-    if not any(torch.isfinite(reference.float64).any() for reference in references):
-        return "the original's result is not finite"
-    return None
+    is_finite = any(torch.isfinite(reference.float64).any() for reference in references)
+    return None if is_finite else "the original's result is not finite"

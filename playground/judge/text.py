@@ -10,11 +10,8 @@ from cuda_emulator import kernel_names
 from playground.catalog import lines_of
 
 # What a text that computes in a lower precision has.
-PRECISIONS = {
-    "tf32": r"tf32|tl\.dot|wmma|\bmma[_.]|matmul_precision|0x1fff",
-    "fp16": r"__half|half2|\bhalf\b *[*&>()]|khalf|f(loat|p)?16|autocast",
-    "bf16": r"bfloat16|bf16|autocast",
-}
+PRECISIONS = {"tf32": r"tf32|tl\.dot|wmma|\bmma[_.]|matmul_precision|0x1fff", "bf16": r"bfloat16|bf16|autocast"}
+PRECISIONS |= {"fp16": r"__half|half2|\bhalf\b *[*&>()]|khalf|f(loat|p)?16|autocast"}
 TRITON_KERNEL = re.compile(r"@(?:triton\.)?(?:jit|autotune|heuristics)\b(?:.|\n)*?\ndef\s+(\w+)")
 
 

@@ -93,10 +93,13 @@ class Run:
         """Return what the tool wrote, as far as it is a file that can be read."""
         return _text(self._log)
 
+    def said(self):
+        """Return the log, and what the target and the tool printed."""
+        return f"{self.log()}\n{_text(self._output)}"
+
     def last_words(self):
         """Return one line on why it ended early."""
-        said = f"{self.log()}\n{_text(self._output)}"
-        lines = [line for line in said.splitlines() if line.strip("= ") and not _NO_WORDS.search(line)]
+        lines = [line for line in self.said().splitlines() if line.strip("= ") and not _NO_WORDS.search(line)]
         telling = [line for line in lines if re.search(r"error|unable|not supported", line, re.I)]
         return _TAG.sub("", (telling or lines[-1:] or ["it printed nothing"])[0])[:300]
 
