@@ -1,6 +1,8 @@
 """PyTorch's modes: what uninitialised memory holds, determinism, and the precision of float32."""
 
 import contextlib
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -8,7 +10,7 @@ WARN = 1  # torch.get_deterministic_debug_mode's number for "warn"
 
 
 @contextlib.contextmanager
-def uninitialised_is_nan():
+def uninitialised_is_nan() -> Iterator[None]:
     """Have torch fill what it would leave uninitialised with NaN (or the largest integer), without slow imports."""
     fill = torch.utils.deterministic.fill_uninitialized_memory
     mode = torch.get_deterministic_debug_mode()
@@ -17,7 +19,7 @@ def uninitialised_is_nan():
     _modes.append(mode)
     set_mode = torch._C._set_deterministic_algorithms
 
-    def go_on_filling(mode, *, warn_only=False):
+    def go_on_filling(mode: bool, *, warn_only: bool = False) -> None:
         if not mode:
             _modes[:] = [0] * len(_modes)
         set_mode(True, warn_only=warn_only or not mode)
@@ -32,7 +34,7 @@ def uninitialised_is_nan():
         torch.utils.deterministic.fill_uninitialized_memory = fill
 
 
-def set_fp32_precision(values):
+def set_fp32_precision(values: dict[Any, str]) -> None:
     """Set `fp32_precision` of some of torch.backends, and the older flags, which must agree."""
     cudnn, products = torch.backends.cudnn.conv, torch.backends.cuda.matmul
     if cudnn in values:
@@ -43,10 +45,10 @@ def set_fp32_precision(values):
         place.fp32_precision = value
 
 
-_modes = []  # of torch's determinism, as they were before
+_modes: list[int] = []  # of torch's determinism, as they were before
 
 
-def deterministic_mode():
+def deterministic_mode() -> int:
     """Return torch's mode, as it would be without uninitialised_is_nan: a file may set the usual one after its call."""
     mode = torch.get_deterministic_debug_mode()
     return _modes[0] if _modes and mode == WARN else mode

@@ -8,7 +8,7 @@ OLDEST = (3, 11)
 NEEDED = ("torch", "numpy", "rich", "pygments", "psutil", "filelock")
 
 
-def missing():
+def missing() -> str | None:
     """Return one line that says which packages this Python lacks, or that it is too old, and what to do; or None."""
     if sys.version_info < OLDEST:
         found, needed = (".".join(map(str, version[:2])) for version in (sys.version_info, OLDEST))
@@ -22,7 +22,7 @@ def missing():
     return f"no {', '.join(absent)} in {sys.executable}: install with `{how}`"
 
 
-def require():
+def require() -> None:
     """End the program with status 2, as for everything that this machine cannot do, where something is missing."""
     line = missing()
     if line:

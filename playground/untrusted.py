@@ -31,18 +31,18 @@ class File(NamedTuple):
 class Folder:
     """A folder that a judged process will write to, held open: make it before that begins. Other processes take `held`."""
 
-    def __init__(self, path):
+    def __init__(self, path: Path | str) -> None:
         self.path, self._descriptor = Path(path), os.open(path, FOLDER)
         self.close = weakref.finalize(self, os.close, self._descriptor)  # which may be called twice
         self.held = held_at(self._descriptor)
         if not self.held.exists():  # a system without /proc, which has no sandbox either
             self.held = self.path
 
-    def file(self, name):
+    def file(self, name: str) -> File:
         """Return the File of that name."""
         return File(self.path / name, self.held / name)
 
-    def size(self, most):
+    def size(self, most: int) -> float:
         """Return the bytes on the disk of all that is below; infinite for over `most` entries, or what cannot be looked at."""
         try:
             total, _ = _size(os.open(".", FOLDER, dir_fd=self._descriptor), most, DEEPEST)
@@ -51,12 +51,12 @@ class Folder:
             return float("inf")
 
 
-def held_at(descriptor):
+def held_at(descriptor: int) -> Path:
     """Return the path under which other processes of this user open what this process has open."""
     return Path(f"/proc/{os.getpid()}/fd/{descriptor}")
 
 
-def opened(path, flags=os.O_RDONLY, most=None, or_new=False):
+def opened(path: Path | str, flags: int = os.O_RDONLY, most: float | None = None, or_new: bool = False) -> int:
     """Return a descriptor of the file at a path, which is a File's `held`.
 
     With O_CREAT it is a new file, with `or_new` one where there is none. Raises Refused for what is no regular file of this
@@ -80,13 +80,13 @@ def opened(path, flags=os.O_RDONLY, most=None, or_new=False):
         raise
 
 
-def read(path, most):
+def read(path: Path | str, most: int) -> bytes:
     """Return the bytes of a file, of up to `most`, however it grows meanwhile. Raises what `opened` does."""
     with os.fdopen(opened(path, most=most), "rb") as file:
         return file.read(most)
 
 
-def remove(path):
+def remove(path: Path | str) -> None:
     """Remove what lies at a path, if anything does: a file, a link, an empty folder. Raises Refused where that cannot be."""
     try:
         Path(path).unlink(missing_ok=True)
@@ -97,7 +97,7 @@ def remove(path):
             raise Refused("cannot be removed") from None
 
 
-def erase(path):
+def erase(path: Path | str) -> bool:
     """Write zeros over the first eight bytes of a file, whose memory stays. Return whether it was a regular file."""
     try:
         with os.fdopen(opened(path, os.O_WRONLY), "wb") as file:
@@ -107,12 +107,12 @@ def erase(path):
         return False
 
 
-def new_seed(bits=31):
+def new_seed(bits: int = 31) -> int:
     """Return a seed that nobody foresees, whatever the generators of Python and PyTorch were seeded with."""
     return secrets.randbits(bits)
 
 
-def memory(name):
+def memory(name: str) -> int:
     """Return the descriptor of new memory, which may grow and nobody can shorten or seal; without memfd, no room."""
     if not hasattr(os, "memfd_create"):
         return os.open(os.devnull, os.O_RDWR)
@@ -121,7 +121,7 @@ def memory(name):
     return descriptor
 
 
-def _size(folder, most, depth):
+def _size(folder: int, most: int, depth: int) -> tuple[int, int]:
     total = count = 0
     try:
         with os.scandir(folder) as entries:

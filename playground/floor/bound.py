@@ -20,11 +20,13 @@ They are taken at the fastest rate that gives the precision: TF32's 11 bits come
 float32's from three of either (3xTF32). A variant that did less would come out at more than 100%.
 """
 
+from playground.record import Bound, Ceilings, Work
+
 POSSIBLE = 0.7  # of the time that bytes take at the measured rate: anything below is impossible
 CPU_CACHES = 1 << 29  # bytes: more than any CPU's
 
 
-def floor(work, ceilings, precision):
+def floor(work: Work, ceilings: Ceilings, precision: str | float | None) -> tuple[float, Bound]:
     """Return (the larger of the two times in milliseconds, "memory" or "compute") at record.Ceilings and a precision."""
     memory = work.bytes / max(ceilings.read_bytes_per_second, ceilings.copy_bytes_per_second) * 1e3
     fast = max(ceilings.tf32_flops or 0, ceilings.fp16_flops or 0)  # 11 bits of each factor, sums in float32
@@ -33,7 +35,7 @@ def floor(work, ceilings, precision):
     return max(memory, compute), "memory" if memory >= compute else "compute"
 
 
-def impossible(milliseconds, count, rate, on_cpu):
+def impossible(milliseconds: float, count: float, rate: float, on_cpu: bool) -> str | None:
     """Return what is wrong with a time in which `count` bytes cannot have moved at `rate` bytes a second; None if nothing."""
     beyond = max(0, count - CPU_CACHES) if on_cpu else count
     least = POSSIBLE * beyond / rate * 1e3

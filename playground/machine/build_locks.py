@@ -43,7 +43,7 @@ def clear_stale_locks(root: Path | None = None, grace: float = 2.0) -> Locks:
     Another user's locks, and those on a network file system, stay.
     """
     root = extensions_root() if root is None else root
-    cleared = []
+    cleared: list[Path] = []
     if "import FileBaton" not in (cuda_emulator.torch_folder() / "utils" / "cpp_extension.py").read_text():
         return Locks(cleared, {})  # newer ones lock through the operating system
     # A link would lead elsewhere; what a file in a sandbox leaves is removed with its folder.
@@ -78,6 +78,7 @@ def _status(path: Path) -> os.stat_result | None:
     """Which file it is now: the path alone may name another one later."""
     with contextlib.suppress(FileNotFoundError):
         return path.stat()
+    return None
 
 
 def _held(locks: dict[Path, os.stat_result]) -> dict[Path, str]:
@@ -95,7 +96,7 @@ def _held(locks: dict[Path, os.stat_result]) -> dict[Path, str]:
 
 def _holders() -> dict[str, str]:
     """A process for each file that is open and each directory that is worked in, as far as this user may know."""
-    holders = {}
+    holders: dict[str, str] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):  # it ended, or it is another user's
             name = f"{process.name()} (pid {process.pid})"

@@ -22,7 +22,7 @@ DROP = 0.05
 SLOWED_US = 10_000  # that may pass unmentioned in a timing, which takes seconds
 
 
-def sample():
+def sample() -> Clocks | None:
     """Return the Clocks of the GPU that torch calls cuda:0; None where nvidia-smi is missing or does not tell."""
     for query in QUERIES:
         with contextlib.suppress(ValueError):  # of "[N/A]", and of another number of fields
@@ -34,12 +34,12 @@ def sample():
     return None
 
 
-def record(before, after):
+def record(before: Clocks | None, after: Clocks | None) -> ClocksAround | None:
     """Return the ClocksAround of a timing, or None where nothing could be sampled."""
     return ClocksAround(before, after) if before and after else None
 
 
-def notes(before, after):
+def notes(before: Clocks | None, after: Clocks | None) -> list[str]:
     """Return what is worth saying about a timing that began and ended with these: slowdowns, and a clock that changed."""
     if before is None or after is None:
         return []

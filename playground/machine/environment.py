@@ -6,6 +6,7 @@ import re
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -47,7 +48,7 @@ def describe() -> Environment:
     )
 
 
-def _gpus() -> list[dict]:
+def _gpus() -> list[dict[str, Any]]:
     import torch
 
     gpus = []

@@ -3,14 +3,16 @@
 import ctypes
 import platform
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 _glibc = ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None
 
 
-def peak_memory(step, device):
+def peak_memory(step: Callable[[], Any], device: torch.device) -> tuple[Any, float | None]:
     """Return (result of step(), MiB at its peak above what was in use: torch's on CUDA, VmHWM on Linux, proc(5), or None)."""
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -31,7 +33,7 @@ def peak_memory(step, device):
     return result, max(0, _resident_kib("VmHWM") - before) / 2**10
 
 
-def _resident_kib(key):
+def _resident_kib(key: str) -> int:
     if found := re.search(rf"^{key}:\s*(\d+)", Path("/proc/self/status").read_text(), re.M):
         return int(found[1])
     raise OSError(f"/proc/self/status has no {key}")

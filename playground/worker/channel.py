@@ -5,6 +5,8 @@ import json
 import os
 import select
 import time
+from collections.abc import Callable
+from typing import Any
 
 LOOK_AGAIN = 0.5  # seconds
 LONGEST = 16 << 20  # bytes of a message: whoever writes without end must not fill the reader's memory
@@ -13,12 +15,12 @@ LONGEST = 16 << 20  # bytes of a message: whoever writes without end must not fi
 class Channel:
     """One end: reads lines from one file descriptor and writes lines to the other."""
 
-    def __init__(self, read_fd, write_fd):
+    def __init__(self, read_fd: int, write_fd: int) -> None:
         self._read_fd = read_fd
         self._write_fd = write_fd
         self._buffer = b""
 
-    def send(self, message, goes_on=lambda: True):
+    def send(self, message: Any, goes_on: Callable[[], bool] = lambda: True) -> None:
         """Write one message.
 
         Raises BrokenPipeError without a reader, TimeoutError where the pipe is full and `goes_on()` gives up.
@@ -32,7 +34,7 @@ class Channel:
                 raise TimeoutError
             select.select([], [self._write_fd], [], LOOK_AGAIN)
 
-    def receive(self, seconds=None):
+    def receive(self, seconds: float | None = None) -> Any:
         """Return the next message.
 
         Raises TimeoutError after `seconds`, EOFError at the end, ValueError or RecursionError for no JSON.
@@ -52,6 +54,6 @@ class Channel:
         # Lone surrogates, which JSON can hold and UTF-8 cannot, become question marks.
         return json.loads(json.dumps(json.loads(line), ensure_ascii=False).encode(errors="replace"))
 
-    def close(self):
+    def close(self) -> None:
         os.close(self._read_fd)
         os.close(self._write_fd)
