@@ -46,7 +46,7 @@ def measure(
     gives what can be drawn of the rest.
     """
     began = time.monotonic()
-    record = _Record(tasks, options, file, show or (lambda document: None), cluster.ask if cluster else operator.call)
+    record = Record(tasks, options, file, show or (lambda document: None), cluster.ask if cluster else operator.call)
     if resume:
         record.take_over(resume)
     try:
@@ -64,7 +64,7 @@ def measure(
     return record.finished(add)
 
 
-def _run_on(cluster: Any, tasks: Sequence[Task], options: Options, record: "_Record") -> None:
+def _run_on(cluster: Any, tasks: Sequence[Task], options: Options, record: "Record") -> None:
     with Progress() as progress:
         progress.expect(len(tasks))
         for task, row in cluster.results(tasks, options):
@@ -74,7 +74,7 @@ def _run_on(cluster: Any, tasks: Sequence[Task], options: Options, record: "_Rec
     record.environment |= {"lost_workers": cluster.lost}
 
 
-def _run_here(tasks: Sequence[Task], options: Options, record: "_Record", check: Callable[[], None]) -> None:
+def _run_here(tasks: Sequence[Task], options: Options, record: "Record", check: Callable[[], None]) -> None:
     with Progress() as progress:
         runner = Runner(options, progress)
         record.environment |= {"seed": runner.seed}
@@ -96,7 +96,7 @@ def _run_here(tasks: Sequence[Task], options: Options, record: "_Record", check:
         record.environment |= {"probe_seed": runner.probe_seed, "timeline": progress.timeline, "requests": dict(spent)}
 
 
-class _Record:
+class Record:
     """The results so far, in the order of the tasks. `ask(function, ...)` calls it on the machine where they are measured."""
 
     def __init__(
@@ -107,7 +107,7 @@ class _Record:
         show: Callable[[Document], Any],
         ask: Callable[..., Any],
     ) -> None:
-        self._tasks = tasks
+        self.tasks = tasks
         self._show = show
         self._file = file
         self._ask = ask
@@ -125,18 +125,18 @@ class _Record:
             raise Impossible(f"--resume {complaint}") from None
         rows, had, has = earlier.results, earlier.environment, self._environment()
         names = [(row.model, row.variant) for row in rows]
-        if rows and not {*names} & {(task.model.name, task.variant.name) for task in self._tasks}:
+        if rows and not {*names} & {(task.model.name, task.variant.name) for task in self.tasks}:
             of = ", ".join(dict.fromkeys(map("/".join, names[:3]))) + (", ..." if len(rows) > 3 else "")
             raise Impossible(f"--resume {file}: has results of {of}, and none of what is to be run here")
         for key in ("options", "gpu", "cpu", "torch", "driver"):
             if (then := getattr(had, key)) != (now := getattr(has, key)):
                 raise Impossible(f"--resume {file}: that run had {key} {then!r}, this one has {now!r}")
-        standards = {identity: task.standard for identity, task in zip(self._identities, self._tasks, strict=True)}
+        standards = {identity: task.standard for identity, task in zip(self._identities, self.tasks, strict=True)}
         final = {_identity(row): row for row in rows if row.verdict in FINAL}
         self._rows = {key: dataclasses.replace(row, standard=standards[key]) for key, row in final.items() if key in standards}
         changed = len(final) - len(self._rows)
         errors = {_identity(row) for row in rows} & standards.keys() - self._rows.keys()
-        new = len(self._tasks) - len(self._rows) - len(errors)
+        new = len(self.tasks) - len(self._rows) - len(errors)
         counts = {"kept": len(self._rows), "judged again after an error": len(errors), "new": new}
         told = f"--resume {file}: " + ", ".join(f"{n} {what}" for what, n in counts.items() if n)
         more = f"; {changed} in it {'is' if changed == 1 else 'are'} of another file or at other settings" if changed else ""
@@ -144,10 +144,10 @@ class _Record:
 
     def settle(self) -> list[Task]:
         """Keep the results of the tasks that cannot run. Returns those that are left."""
-        settled = [plan.settled(task) for task in self._tasks if task.settled]
+        settled = [plan.settled(task) for task in self.tasks if task.settled]
         if settled or self._rows:
             self.keep(settled)
-        pairs = zip(self._tasks, self._identities, strict=True)
+        pairs = zip(self.tasks, self._identities, strict=True)
         return [task for task, identity in pairs if identity not in self._rows and not task.settled]
 
     def keep(self, results: list[Result]) -> Any:
@@ -164,7 +164,7 @@ class _Record:
         try:
             load_result(dump(row))
         except DocumentError as complaint:
-            return plan.settled(self._tasks[self._identities.index(identity)], "error", *internal_error(complaint))
+            return plan.settled(self.tasks[self._identities.index(identity)], "error", *internal_error(complaint))
         return row
 
     def write(self) -> None:
@@ -186,7 +186,7 @@ class _Record:
 
     def document(self) -> Document:
         rows = [self._rows[key] for key in self._identities if key in self._rows]
-        environment = dataclasses.replace(self._environment(), complete=len(rows) == len(self._tasks))
+        environment = dataclasses.replace(self._environment(), complete=len(rows) == len(self.tasks))
         return Document(schema=SCHEMA, environment=environment, results=rows)
 
     def _environment(self) -> Environment:
