@@ -236,7 +236,7 @@ class Session:
         self._open.close()
 
 
-class SharedSession:
+class SharedSession(contextlib.AbstractContextManager["SharedSession"]):
     """A session for `uses` uses, each a block under `with`, in several threads; the last one closes it."""
 
     def __init__(self, make: Callable[[], Session], uses: int) -> None:
@@ -250,9 +250,6 @@ class SharedSession:
         with self._lock:
             self._session = self._session or self._make()
             return self._session
-
-    def __enter__(self) -> "SharedSession":
-        return self
 
     def __exit__(self, *exception: Any) -> None:
         with self._lock:

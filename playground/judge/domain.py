@@ -3,7 +3,7 @@
 A range is nothing in common: only where the original has no finite result beyond it are its values kept positive.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,15 +126,15 @@ def vary(problem: Any) -> str | None:
     nothing can vary, or None.
     """
     original = problem.get_inputs
+
+    def drawn() -> list[Any]:
+        seed = torch.initial_seed()  # before get_inputs sets one of its own
+        return _varied(list(original()), seed)[0]
+
     why = _varied(list(tensors.inputs_of(problem)), 0)[1]
     if not why:
-        problem.get_inputs = lambda: _varied(*_drawn(original))[0]
+        problem.get_inputs = drawn
     return why
-
-
-def _drawn(get_inputs: Callable[[], Any]) -> tuple[list[Any], int]:
-    seed = torch.initial_seed()  # before get_inputs sets one of its own
-    return list(get_inputs()), seed
 
 
 def _varied(inputs: list[Any], seed: int) -> tuple[list[Any], str | None]:
@@ -197,13 +197,14 @@ def _structure(draws: list[list[Any]], i: int) -> "Structure":
             return Structure(frozen=frozen)
     zeros = [value == 0 for value in values]
     symmetric = all(value.dim() > 1 and value.shape[-1] > 1 and _equal(value, value.mT) for value in values)
+    positive = all(bool((value >= 0).all()) for value in values)
     return Structure(
         zeros=bool(zeros[0].any()) and all(torch.equal(zeros[0], each) for each in zeros[1:]),
         symmetric=symmetric,
         definite=symmetric and not any(torch.linalg.cholesky_ex(value.double()).info.any() for value in values),
         ascending=all(value.dim() and value.shape[-1] > 2 and bool((value.diff(dim=-1) >= 0).all()) for value in values),
-        probabilities=_dimension_of_probabilities(values),
-        positive=all(bool((value >= 0).all()) for value in values),
+        probabilities=_dimension_of_probabilities(values) if positive else None,
+        positive=positive,
     )
 
 
@@ -226,8 +227,6 @@ def _frozen_by_values(values: list[torch.Tensor]) -> str | None:
 
 
 def _dimension_of_probabilities(values: list[torch.Tensor]) -> int | None:
-    if not all(bool((value >= 0).all()) for value in values):
-        return None
     for dimension in range(values[0].dim() - 1, -1, -1):
         off = max((value.double().sum(dimension) - 1).abs().max().item() for value in values)
         if values[0].shape[dimension] > 1 and off < max(SUM_OF_ONE, 8 * torch.finfo(values[0].dtype).eps):

@@ -81,9 +81,7 @@ class Others:
 
 
 class Granted:
-    """What a machine has granted a family of processes: `seconds` of the clock, but for those in which they only waited for a
-    processor that others had. A system that does not count the waiting grants all.
-    """
+    """What a machine has granted a family of processes: `seconds`, but for those in which they only waited for a processor."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

@@ -151,9 +151,7 @@ class Candidate(Clocked):
         return {"seconds": self.builds.seconds if self.builds.names else None, "built": self.builds.built}
 
     def _look_for_host_memory(self, given):
-        """Make and call a model as beside a GPU, where what names no device is on the CPU. Raises the Finding of a kernel that
-        gets a CPU tensor; what else goes wrong shows elsewhere.
-        """
+        """Call a model as beside a GPU, where what names no device is on the CPU. Raises the Finding of a CPU tensor."""
         moves_tensors = functools.partial(getattr, self.emulator.builder, "moves_tensors")
         kept = self.model
         devices.put_on_host(self.host_constants)

@@ -73,17 +73,11 @@ class Preparing:
             self.float_outputs_of = precision
             self.oracle = self._oracle(self.model)
         self.precision = of_type if is_all_in and not why else in_float32  # by whose limits outputs are judged
-        return {
-            "inputs": [list(value.shape) if isinstance(value, torch.Tensor) else value for value in own.inputs],
-            "smaller": self.sizes.settings("reduced"),
-            "has_layouts": any(value.dim() in (4, 5) for value in given),
-            "precision": of_type or self.precision,
-            "float_outputs": why,
-            "domain": self.domain.texts,
-            "varied": varies and not unvaried,
-            "unvaried": unvaried,
-            "checks_itself": bool(getattr(self.problem, "check_outputs", None)),
-        }
+        inputs = [list(value.shape) if isinstance(value, torch.Tensor) else value for value in own.inputs]
+        told = {"inputs": inputs, "smaller": self.sizes.settings("reduced"), "precision": of_type or self.precision}
+        told |= {"varied": varies and not unvaried, "unvaried": unvaried, "float_outputs": why, "domain": self.domain.texts}
+        told["has_layouts"] = any(value.dim() in (4, 5) for value in given)
+        return told | {"checks_itself": bool(getattr(self.problem, "check_outputs", None))}
 
     def _says_nothing(self, own, precision):
         in_float32 = Oracle(tensors.copy_model(self.model).float(), self.device, self.emulated, self.sample)
@@ -230,10 +224,8 @@ class Preparing:
             permitted += oracle.rounded_at_each_step(made, len(permitted), torch.get_autocast_dtype(self.device.type))
         others = self._of_other_inputs(made, problem, drawing, reference)
         self._keep(made, drawing, inputs)
-        ties = self._later(Oracle.ties, probe, reference)
-        self.references[probe] = references_of(
-            reference, eager, permitted, others, self._later(Oracle.decisions, probe, reference), ties
-        )
+        near = (self._later(find, probe, reference) for find in (Oracle.decisions, Oracle.ties))
+        self.references[probe] = references_of(reference, eager, permitted, others, *near)
         if made.clean:
             clean = oracle.reference(replace(made, inputs=made.clean))
             self.references[probe] = special.references(reference, clean, eager, permitted, made.inputs), {}

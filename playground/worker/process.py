@@ -72,7 +72,7 @@ def _variables(environment):
     return {**os.environ, "PYTHONPATH": path, **(environment or {})}
 
 
-class WorkerProcess:
+class WorkerProcess(contextlib.AbstractContextManager):
     """A process of a `role`, a module of playground.worker, that answers one request at a time within `limit` seconds.
 
     `environment` is added to this process's. `bears_a_gpu`: it disturbs nothing on a GPU. It runs in the `room`, a
@@ -176,9 +176,6 @@ class WorkerProcess:
                 with contextlib.suppress(psutil.Error):
                     psutil.Process(pid).cpu_affinity(usable[FOR_A_GPU:])
             self.compilers_go_on = True
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *exception):
         self.close()

@@ -55,18 +55,11 @@ GPU = ("nvidiactl", "nvidia[0-9]*", "nvidia-uvm*", "nvidia-caps*", "dri", "dxg")
 
 # Control groups, which only root may make on most systems: hierarchies, with the files that hold which limit. RLIMIT_NPROC
 # does not bind root.
-GROUPS = {
-    "/sys/fs/cgroup": {"pids.max": "processes", "memory.max": "memory"},
-    "/sys/fs/cgroup/pids": {"pids.max": "processes"},
-    "/sys/fs/cgroup/memory": {"memory.limit_in_bytes": "memory"},
-}
+GROUPS = {"/sys/fs/cgroup": {"pids.max": "processes", "memory.max": "memory"}}
+GROUPS |= {"/sys/fs/cgroup/pids": {"pids.max": "processes"}, "/sys/fs/cgroup/memory": {"memory.limit_in_bytes": "memory"}}
 # Files of a group that count what the kernel did at a limit: the counter's name, and the limit's. Whoever is killed for the
 # memory may be a child that its parent does not wait for, and what is left keeps below the limit.
-EVENTS = {
-    "pids.events": ("max", "processes"),
-    "memory.events": ("oom_kill", "memory"),
-    "memory.oom_control": ("oom_kill", "memory"),
-}
+EVENTS = {"pids.events": ("max", "processes"), **dict.fromkeys(("memory.events", "memory.oom_control"), ("oom_kill", "memory"))}
 GROUP = "playground-"  # begins a group's name; the driver's process id follows
 RUN = "playground-run-"  # begins the name of the folder of a run
 MOST_KEPT, MOST_KEPT_BYTES = 32, 64 << 20  # folders; bytes of one
@@ -85,9 +78,7 @@ SAID = {
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes of memory, of all processes together; their number, threads included; bytes of a file, of all that both folders
-    hold, of /tmp and /dev/shm; open files of a process.
-    """
+    """Bytes of memory of all processes, their number with threads, bytes of a file, both folders and /tmp, open files."""
 
     memory: int
     processes: int
@@ -99,14 +90,10 @@ class Limits:
     def describe(self, name):
         """Return 'files of up to 8 GiB'."""
         size = f"{getattr(self, name) / GIB:.3g} GiB"
-        return {
-            "memory": f"{size} of memory",
-            "processes": f"{self.processes} processes and threads",
-            "file": f"files of up to {size}",
-            "folder": f"{size} and {MOST_ENTRIES} files in the folders of its own",
-            "scratch": f"{size} in /tmp and in /dev/shm",
-            "open_files": f"{self.open_files} open files",
-        }[name]
+        told = {"memory": f"{size} of memory", "processes": f"{self.processes} processes and threads"}
+        told |= {"file": f"files of up to {size}", "scratch": f"{size} in /tmp and in /dev/shm"}
+        told |= {"folder": f"{size} and {MOST_ENTRIES} files in the folders of its own"}
+        return (told | {"open_files": f"{self.open_files} open files"})[name]
 
     def of_process(self):
         """Return what a worker sets for itself before it loads a file: {name in the module resource: limit}."""
