@@ -152,7 +152,8 @@ def _with_nan(value: Tensor) -> Tensor:
 
 def _with_zeros(value: Tensor) -> Tensor:
     value = value.clone()
-    value[1 if _has_three_samples(value) else slice(0, 0)] = 0
+    if _has_three_samples(value):
+        value[1] = 0
     return value
 
 
