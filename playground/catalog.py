@@ -179,10 +179,7 @@ def find_variant(model, name_or_path):
 
 
 def find_any_variant(name_or_path, model_name=None):
-    """Return the variant of that name, or MODEL/VARIANT, or in the file at that path, of `model_name` if given.
-
-    Raises CatalogError.
-    """
+    """Return the variant of that name, or MODEL/VARIANT, or in a file, of `model_name` if given. Raises CatalogError."""
     prefix, _, name = str(name_or_path).rpartition("/")
     if model_name:
         return find_variant(find_model(model_name), name_or_path)

@@ -38,10 +38,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class PairFacts:
-    """A pair of a suite: KernelBench's numbers, where the solution comes from, and the speed-up that is claimed there.
-
-    `workload` is the size of a definition, as it was read: see playground/definitions.py.
-    """
+    """A pair of a suite: KernelBench's numbers, its origin, the claimed speed-up, and a definition's `workload`."""
 
     problem: str
     solution: str

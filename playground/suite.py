@@ -62,10 +62,7 @@ class Suite:
 
 
 def read(problems, solutions=None):
-    """Return the Suite in two folders, or in the JSON list `problems`; what is wrong with one pair breaks that alone.
-
-    Raises CatalogError.
-    """
+    """Return the Suite in two folders, or in a JSON list; what is wrong with one pair breaks it alone. Raises CatalogError."""
     problems = Path(problems)
     if problems.is_dir() and solutions is None:
         raise CatalogError(f"--suite {problems} is a folder of problems: name that of their solutions with --solutions RUN")

@@ -102,10 +102,7 @@ def save_results(results, path):
 
 
 def load_results(path, most, device="cpu"):
-    """Return the Results in a file that a variant's process wrote, of up to `most` bytes; tensors are dense and on the device.
-
-    Raises NotTensors for anything but a regular file of raw tensors, and torch.OutOfMemoryError where the device has no room.
-    """
+    """Return the Results in an untrusted file of up to `most` bytes, on the device. Raises NotTensors, OutOfMemoryError."""
     try:
         with os.fdopen(untrusted.opened(path, most=most), "rb") as file:
             return _read_results(file, device)
@@ -241,10 +238,7 @@ def make_inputs(problem, seed):
 
 
 def inputs_of(problem):
-    """Return a list of what the problem's get_inputs gives, NumPy's numbers as Python's, tensors on the default device.
-
-    Raises TypeError for what no process can be given: no list or tuple, a NumPy array, or tensors inside of another container.
-    """
+    """Return a list of what get_inputs gives, NumPy's numbers as Python's. Raises TypeError for what cannot be passed on."""
     inputs = problem.get_inputs()
     if not isinstance(inputs, list | tuple):
         raise TypeError(f"get_inputs must return a list of forward's arguments, got {type(inputs).__name__}")
@@ -338,10 +332,7 @@ def known_classes_only():
 
 
 def flatten(outputs):
-    """Return the tensors of a model's result: one, a tuple, a list or a dict, in key order; numbers become tensors.
-
-    Raises TypeError.
-    """
+    """Return the tensors of a result: one, a tuple, list or dict, in key order; numbers become tensors. Raises TypeError."""
     leaves = list(_leaves(outputs))
     if not any(_type(leaf) in (_Tensor, _Parameter) for leaf in leaves):
         raise TypeError(f"forward must return a tensor or a collection of tensors, got {_type(outputs).__name__}")

@@ -37,10 +37,7 @@ def create(model, name):
 
 
 def copy(name):
-    """Copy a model's or a variant's file, or the folder "examples", to the working folder, and return its path.
-
-    Raises CatalogError.
-    """
+    """Copy a model's or a variant's file, or "examples", to the working folder, and return its path. Raises CatalogError."""
     named = {model.name: model.path for model in catalog.models()} | {"examples": catalog.EXAMPLES}
     source = named.get(name) or catalog.find_any_variant(name).path
     files = [path for path in source.rglob("*") if path.is_file() and path.suffix != ".pyc"] if source.is_dir() else [source]

@@ -46,10 +46,7 @@ TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology"
 
 @contextlib.contextmanager
 def connected(where: str, side_by_side: bool = True, without_gpu: int = 1) -> Iterator["Cluster"]:
-    """Yield the Cluster of "local", whose workers end with the block, or of a running scheduler. Raises Impossible without one.
-
-    Without `side_by_side` a local worker judges one pair at a time; without a GPU there are `without_gpu` of them.
-    """
+    """Yield the Cluster of "local" (`without_gpu` workers if there is no GPU) or of a scheduler. Raises Impossible."""
     with contextlib.ExitStack() as stack:
         if where == LOCAL:
             stack.enter_context(dask.config.set(QUIET | {"distributed.scheduler.allowed-failures": RETRIES}))

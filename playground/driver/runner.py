@@ -106,10 +106,7 @@ class Runner:
         return failure
 
     def run(self, tasks: Sequence[Task], keep: Callable[[list[Result]], None] = lambda results: None) -> list[Result]:
-        """Return one Result a task, in order; a failure is a verdict.
-
-        `keep` is called with all that are finished at each new one.
-        """
+        """Return one Result a task, in order; a failure is a verdict. `keep` is called with all at each new one."""
         results: dict[int, Result] = {}
         finishing = threading.Lock()  # of those that are finished, by id(task)
 

@@ -12,10 +12,7 @@ JUDGE_BROKE = "internal error (report it): "
 
 
 class WorkerFailure(Exception):
-    """A request that got no result. The text is one line; `details` may hold a traceback or a compiler's output.
-
-    `is_finding`: the emulator found a mistake in a kernel; `role`: whose process it was.
-    """
+    """A request without a result: one line, `details`, whether the emulator found a mistake, whose process it was (`role`)."""
 
     def __init__(self, reason: str, details: str = "", is_finding: bool = False, role: str | None = None) -> None:
         super().__init__(reason)

@@ -1,7 +1,4 @@
-"""Mistakes that a kernel's author makes, operator by operator: functions of a Call that give a wrong result or raise.
-
-None leaves a parameter unused (it is multiplied by 0 instead), so that it keeps a gradient.
-"""
+"""Mistakes of a kernel's author, functions of a Call with a wrong result; each keeps every parameter's gradient."""
 
 import math
 import re

@@ -93,10 +93,7 @@ class Oracle:
         return self._in_float64(probe, contextlib.nullcontext(), mutate)
 
     def rounded_operands(self, probe: Probe, to: str = "tf32", families: frozenset[str] = frozenset(FAMILIES)) -> list[Results]:
-        """Return Results in float64 with operands of these families rounded to a precision; several, if outputs are few.
-
-        All but the first are in float32, which is faster and exact enough, and have None for gradients of many elements.
-        """
+        """Return Results in float64 with rounded operands; several, in float32 but for the first, if outputs are few."""
         first = self._in_float64(probe, RoundedOperands(families, to))
         if sum(output.numel() for output in first.outputs) >= OF_FEWER:
             return [first]
@@ -222,10 +219,7 @@ class Oracle:
         return DrawnInFloat32() if self._draws else contextlib.nullcontext()
 
     def _run(self, model: Any, inputs: list[Any], probe: Probe, in_double: bool = False, kept: Kept | None = None) -> Results:
-        """The whole batch at once where it fits into memory, otherwise in chunks if its samples are separable.
-
-        Raises NotSeparable.
-        """
+        """The whole batch at once where it fits, otherwise in chunks if its samples are separable. Raises NotSeparable."""
         kept = kept or functools.partial(self._sampled, probe)
         model = functools.partial(in_eval, model) if probe.evaluates else model
         batch = inputs[0].shape[0] if inputs and isinstance(inputs[0], Tensor) and inputs[0].dim() else 0

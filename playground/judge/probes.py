@@ -232,10 +232,7 @@ def make(
 
 @dataclass(frozen=True)
 class Drawing:
-    """How a process makes a probe of the problem's own size by itself, since a file would take gigabytes.
-
-    `domain` is Domain.plain; `outputs` are [shape, dtype] of each output where the probe has upstream gradients.
-    """
+    """How a process draws a probe of the own size itself; `outputs` are [shape, dtype] where it has upstream gradients."""
 
     name: str
     seed: int

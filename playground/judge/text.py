@@ -53,10 +53,7 @@ REPLACES = {"exec", "eval", "globals", "setattr", "vars", "patch"}  # by these l
 
 
 class Builds:
-    """The calls of torch's load_inline in a file's text that are given constants, as arguments by name.
-
-    `fails_with_them`: each is made as the file is loaded, so one that fails ends that.
-    """
+    """A file's constant calls of load_inline; `fails_with_them`: one that fails ends the loading of the file."""
 
     def __init__(self, content: bytes) -> None:
         tree = ast.parse(content)

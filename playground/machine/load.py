@@ -16,10 +16,7 @@ LEAST_SHARE = 0.1  # of a processor: who uses less is not named
 
 
 class OtherLoad:
-    """What all processes but `pids`, and their present descendants, use of the processors, under `watched()`.
-
-    On a system whose counters stand still (some sandboxes) nothing else seems to run.
-    """
+    """What all processes but `pids` and their descendants use of the processors, under `watched()`; 0 if nothing counts it."""
 
     def __init__(self, *pids: int) -> None:
         self._own = _processes(family(pids, but=standing))

@@ -46,10 +46,7 @@ def small_case(model, original, seed, limit):
 
 
 def examine(load, probes, folder, limit):
-    """Return an Examination of a variant. A tool, or the first run without one, may take `limit` seconds.
-
-    `load` are the arguments of Candidate.load; `probes` the files of inputs to try in turn until the variant takes one.
-    """
+    """Return an Examination of a variant, within `limit` seconds a tool; `probes` are files of inputs to try in turn."""
     found = Examination(settings=load.get("settings", {}))
     for inputs in probes:  # without a tool: it builds, and tells what the variant takes
         request = {"load": load, "inputs": str(inputs), "tool": None, "limit": limit}

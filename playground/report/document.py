@@ -60,10 +60,7 @@ def write_whole(path, text):
 
 
 def is_stale(result, variant_file, model_file):
-    """Return whether variant's file, but for its docstring, or model's is another than was measured, or missing.
-
-    Around the same kernels the forward pass stays, if it takes as long as LAUNCHES_COUNT_BELOW_MS.
-    """
+    """Return whether a file is another than was measured, but for a docstring, or code around the kernels of a long pass."""
     if not (variant_file.is_file() and model_file.is_file()):
         return True
     source, code, model = sha256(variant_file), code_sha256(variant_file), sha256(model_file)

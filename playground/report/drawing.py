@@ -65,10 +65,7 @@ def sheet(made):
 
 
 def svg(drawn, name, title, description, colours=PAGE):
-    """Return a figure as an <svg> element, escaped, `colours` {name: what is written}; `name` keeps its ids apart.
-
-    `title` and `description` are for those who cannot see it. Off the page it is a file, with fonts and a size.
-    """
+    """Return a figure as an <svg> element with `colours`, ids that begin with `name`, a text for those who cannot see it."""
     file = io.StringIO()
     drawn.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     root = ElementTree.fromstring(file.getvalue())

@@ -99,10 +99,7 @@ def as_cell(value):
 
 
 def fitted(rows, width, words):
-    """Return a table of {name: str or Text} rows whose columns fit a width, up to four of them below one another.
-
-    Columns of `words` share no place with those of numbers. Where nothing fits, the first column is narrowed.
-    """
+    """Return a table of {name: cell} rows that fits a width, up to four columns of numbers, or `words`, below one another."""
     rows = [{name: as_cell(value) for name, value in row.items()} for row in rows]
     runs = [list(run) for _, run in itertools.groupby(rows[0], key=lambda name: name in words)]
     for depth in (1, 2, 3, 4):

@@ -210,9 +210,9 @@ class Candidate(Clocked):
         return answer
 
     def try_out(self, trial, first, second, outputs):
-        """Run a trial of behaviour.StressTests on the probes in two files; its outputs go to another file.
+        """Run a trial of behaviour.StressTests on the probes in two files.
 
-        Returns {"of": "first" or "second", whose outputs they are, or None, "complaint", "note"}.
+        Returns {"of": whose outputs there are, "complaint", "note"}.
         """
         self._next_schedule()
         given = [self.probe_in(file) for file in (first, second)]

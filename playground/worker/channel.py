@@ -21,10 +21,7 @@ class Channel:
         self._buffer = b""
 
     def send(self, message: Any, goes_on: Callable[[], bool] = lambda: True) -> None:
-        """Write one message.
-
-        Raises BrokenPipeError without a reader, TimeoutError where the pipe is full and `goes_on()` gives up.
-        """
+        """Write one message. Raises BrokenPipeError, or TimeoutError where the pipe is full and `goes_on()` gives up."""
         data = json.dumps(message).encode() + b"\n"
         while data:
             with contextlib.suppress(BlockingIOError):
@@ -35,10 +32,7 @@ class Channel:
             select.select([], [self._write_fd], [], LOOK_AGAIN)
 
     def receive(self, seconds: float | None = None) -> Any:
-        """Return the next message.
-
-        Raises TimeoutError after `seconds`, EOFError at the end, ValueError or RecursionError for no JSON.
-        """
+        """Return the next message. Raises TimeoutError after `seconds`, EOFError, ValueError or RecursionError (no JSON)."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while b"\n" not in self._buffer:
             if len(self._buffer) > LONGEST:

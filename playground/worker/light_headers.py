@@ -1,7 +1,4 @@
-"""A small part of torch/extension.h for builds of judged files that need no more of it: the whole takes two thirds of a build.
-
-What a text needs is seen from its names. In doubt, and after a failed build, the full header is used.
-"""
+"""A small part of torch/extension.h for judged files' builds, by the names in a text; in doubt, the full header is used."""
 
 import hashlib
 import re

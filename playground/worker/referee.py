@@ -196,10 +196,7 @@ class Referee(Preparing):
         return None
 
     def compare_gradients(self, probe, file, declared=None, shared=False):
-        """Return {name: {"max_error", "allowed", "eager_error", "complaint", "decided"}} of the gradients in a file.
-
-        `declared` and "decided" are as above; with `shared` only those count whose name and shape both models have.
-        """
+        """Return {name: comparison} of the gradients in a file; with `shared` of those with names and shapes of both."""
         _, expected = self._permitting(probe, declared)
         try:
             given = self._sampled(probe, self._results(probe, file))

@@ -195,10 +195,7 @@ class Room:
         return folder
 
     def close(self, keep=False):
-        """Remove both folders, whatever a file has left there, but builds that have a key if `keep`, unless large.
-
-        Safe to call twice.
-        """
+        """Remove both folders, but builds that have a key if `keep`, unless large. Safe to call twice."""
         for group in self._groups:
             for _ in range(40):  # the last process may be seen to end a moment before it leaves its group
                 with contextlib.suppress(OSError):

@@ -47,10 +47,7 @@ class Stopped:
         return found
 
     def since(self, before: dict[int, float]) -> float:
-        """Return the milliseconds that they have used since `used` gave this, 0 where they stand still.
-
-        Raises OSError where one ended.
-        """
+        """Return the milliseconds that they have used since `used` gave this. Raises OSError where one ended."""
         now = self.used()
         if before.keys() - now.keys():
             raise OSError(GOES_ON)
