@@ -112,8 +112,7 @@ class Cluster:
     """Workers that judge pairs. `lost` counts those that were lost while they did."""
 
     def __init__(self, client: Any, is_local: bool) -> None:
-        self._client = client
-        self._is_local = is_local
+        self._client, self._is_local = client, is_local
         self.lost = 0
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -107,10 +107,7 @@ class Record:
         show: Callable[[Document], Any],
         ask: Callable[..., Any],
     ) -> None:
-        self.tasks = tasks
-        self._show = show
-        self._file = file
-        self._ask = ask
+        self.tasks, self._show, self._file, self._ask = tasks, show, file, ask
         self._identities = [_identity(task.subject) for task in tasks]
         self._rows: dict[Any, Result] = {}
         self._write_again = 0.0  # the moment

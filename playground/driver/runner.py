@@ -51,8 +51,7 @@ class Runner:
     """Runs tasks and gives their Results; `judge_slot`, which runners of a GPU share, is held while a variant is judged."""
 
     def __init__(self, options: Options, progress: Progress, judge_slot: AbstractContextManager[Any] | None = None) -> None:
-        self._options = options
-        self._progress = progress
+        self._options, self._progress = options, progress
         self.seed = new_seed()  # of the models' weights and of what is timed; every worker is told it
         self.probe_seed = new_seed(53)  # of what is judged, which no variant foresees before it draws inputs
         self.measured = Measured(Patience(options.patience([])))

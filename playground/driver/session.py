@@ -40,9 +40,7 @@ class Session:
     """What the variants of one model share at one place and size: reference, baselines, stopwatch. Threads may share it."""
 
     def __init__(self, task: Task, original: dict[str, Any], options: Options, progress: Progress, run: "Runner") -> None:
-        self._options = options
-        self._progress = progress
-        self._run = run
+        self._options, self._progress, self._run = options, progress, run
         self._unusable, self._description = None, {}
         self._warming = threading.Lock()
         self._judged, self._judging = threading.Condition(), 0  # how many are being judged
@@ -240,8 +238,7 @@ class SharedSession(contextlib.AbstractContextManager["SharedSession"]):
     """A session for `uses` uses, each a block under `with`, in several threads; the last one closes it."""
 
     def __init__(self, make: Callable[[], Session], uses: int) -> None:
-        self._make = make
-        self._uses_left = uses
+        self._make, self._uses_left = make, uses
         self._session: Session | None = None
         self._lock = threading.Lock()
 

@@ -41,10 +41,7 @@ class Watch:
     """Tasks that are judged as often as their files are saved: those of `make_tasks()`, which may raise CatalogError."""
 
     def __init__(self, make_tasks: Callable[[], list[Task]], options: Options, progress: Progress, screen: "Screen") -> None:
-        self._make_tasks = make_tasks
-        self._options = options
-        self._progress = progress
-        self._screen = screen
+        self._make_tasks, self._options, self._progress, self._screen = make_tasks, options, progress, screen
         self._runner = Runner(options, progress)
         self._thread = ThreadPoolExecutor(max_workers=1)  # one for all: with it ends what it has started
         self._sessions: dict[Any, tuple[str | None, Session]] = {}  # {group: (hash of the problem's file, Session)}

@@ -138,8 +138,7 @@ class StressTests:
         """`another()` makes a second instance, whose weights are those that belong to `second`."""
         self._model, self._another = model, another
         self._first, self._second = first, second
-        self._device = device
-        self._declared = declared_deterministic
+        self._device, self._declared = device, declared_deterministic
 
     def run(self, name: str) -> "Trial":
         """Return the Trial of that name. Exceptions come through."""

@@ -49,8 +49,7 @@ class Case:
         self._mutants: dict[str, Any] = {}
         self._referee = referee
         self._text = Text(file) if file else None
-        self._renew = renew
-        self._accept = accept
+        self._renew, self._accept = renew, accept
         self._weights_differ, self._is_by_seed = loaded.difference, loaded.weights == "by seed"
         self._declared: str | float | None = loaded.precision
         self.outputs = referee.answers(worker).file(f"outputs-{worker.pid}")

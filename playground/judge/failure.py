@@ -16,9 +16,7 @@ class WorkerFailure(Exception):
 
     def __init__(self, reason: str, details: str = "", is_finding: bool = False, role: str | None = None) -> None:
         super().__init__(reason)
-        self.details = details
-        self.is_finding = is_finding
-        self.role = role
+        self.details, self.is_finding, self.role = details, is_finding, role
         self.is_of_machine = is_of_machine(reason)
         self.is_of_judge = reason.startswith(JUDGE_BROKE)
 

@@ -62,9 +62,7 @@ class Oracle:
     """The original on one device, in float32, where `emulated` for a GPU that has TF32; the `sample` of its results is kept."""
 
     def __init__(self, model: Any, device: torch.device, emulated: bool = False, sample: Sample = ALL) -> None:
-        self._model = model
-        self._device = device
-        self._sample = sample
+        self._model, self._device, self._sample = model, device, sample
         self.tf32_families = tf32_families(device, emulated)
         self.ways: set[str] = set()  # PROMOTED, IN_HOST_MEMORY, where those were needed
         self._draws = False  # whether a call was seen to draw random numbers

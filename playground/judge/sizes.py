@@ -28,10 +28,7 @@ class Sizes:
         self, path: Path, settings: dict[str, Any], place: str, runs: Callable[[Any], bool], precision: str | None = None
     ) -> None:
         self._device = tensors.PLACES[place]
-        self._precision = precision
-        self._path = path
-        self._settings = settings
-        self._runs = runs
+        self._precision, self._path, self._settings, self._runs = precision, path, settings, runs
         self._budget = REDUCED_ELEMENTS[place]
         self._varies = False
         self._problems: dict[str, Any] = {"own": self._loaded(settings)}

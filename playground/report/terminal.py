@@ -124,8 +124,7 @@ class Details(View):
 
     def __init__(self, console, expected=None, checks=False, verbose=False):
         super().__init__(console, expected)
-        self._checks = checks
-        self._verbose = verbose
+        self._checks, self._verbose = checks, verbose
         self._model = None
 
     def conclude(self, document):

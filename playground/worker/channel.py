@@ -16,8 +16,7 @@ class Channel:
     """One end: reads lines from one file descriptor and writes lines to the other."""
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
-        self._read_fd = read_fd
-        self._write_fd = write_fd
+        self._read_fd, self._write_fd = read_fd, write_fd
         self._buffer = b""
 
     def send(self, message: Any, goes_on: Callable[[], bool] = lambda: True) -> None:

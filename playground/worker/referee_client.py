@@ -46,8 +46,7 @@ class RefereeClient:
         self.float_outputs = None  # why a variant's outputs have to be float32 where its inputs are not
         self.smaller = {}  # constants of a size that the emulator computes in seconds
         self.tells_nothing = None  # why the original's outputs cannot tell a right variant from one that does nothing
-        self._original = original
-        self._probe_seed = probe_seed
+        self._original, self._probe_seed = original, probe_seed
         self._limit, self._is_closed = limit, False
         self._worker = WorkerProcess("referee", limit, UNTIMED)
         self._lock = threading.RLock()
