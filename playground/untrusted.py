@@ -35,8 +35,6 @@ class Folder:
         self.path, self._descriptor = Path(path), os.open(path, FOLDER)
         self.close = weakref.finalize(self, os.close, self._descriptor)  # which may be called twice
         self.held = held_at(self._descriptor)
-        if not self.held.exists():  # a system without /proc, which has no sandbox either
-            self.held = self.path
 
     def file(self, name: str) -> File:
         """Return the File of that name."""
@@ -114,8 +112,6 @@ def new_seed(bits: int = 31) -> int:
 
 def memory(name: str) -> int:
     """Return the descriptor of new memory, which may grow and nobody can shorten or seal; without memfd, no room."""
-    if not hasattr(os, "memfd_create"):
-        return os.open(os.devnull, os.O_RDWR)
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
     return descriptor

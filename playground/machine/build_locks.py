@@ -32,8 +32,8 @@ def extensions_root() -> Path:
     accelerator = "cpu" if version.cuda is None else f"cu{version.cuda}"
     accelerator = accelerator if version.hip is None else f"rocm{version.hip}"
     python = f"py{sys.version_info.major}{sys.version_info.minor}{getattr(sys, 'abiflags', '')}"
-    usual = "~/Library/Caches" if sys.platform == "darwin" else os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    return Path(usual).expanduser().resolve() / "torch_extensions" / f"{python}_{accelerator.replace('.', '')}"
+    caches = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser().resolve()
+    return caches / "torch_extensions" / f"{python}_{accelerator.replace('.', '')}"
 
 
 def clear_stale_locks(root: Path | None = None, grace: float = 2.0) -> Locks:
@@ -108,7 +108,7 @@ def _holders() -> dict[str, str]:
 
 def _out_of_sight(path: Path, status: os.stat_result) -> str | None:
     """Why the holder of a lock might not be seen from here; None if it would be."""
-    if hasattr(os, "geteuid") and os.geteuid() not in (0, status.st_uid):
+    if os.geteuid() not in (0, status.st_uid):
         return f"made by another user (uid {status.st_uid}), whose processes cannot be seen"
     mounted = {partition.mountpoint: partition.fstype for partition in psutil.disk_partitions(all=True)}
     kind = next((mounted[str(above)] for above in path.resolve().parents if str(above) in mounted), None)

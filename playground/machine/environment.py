@@ -3,7 +3,6 @@
 import os
 import platform
 import re
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ def describe() -> Environment:
         cpu_details=CpuDetails(
             cores=psutil.cpu_count(logical=False),
             logical_cores=os.cpu_count(),
-            usable_logical_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            usable_logical_cores=len(os.sched_getaffinity(0)),
             capability=torch.backends.cpu.get_cpu_capability(),
             threads=torch.get_num_threads(),
         ),
@@ -76,12 +75,7 @@ def _nvcc_release() -> str | None:
 
 def cpu_name() -> str | None:
     """Return what the processor calls itself."""
-    if sys.platform == "darwin":
-        return requirements.output("sysctl", "-n", "machdep.cpu.brand_string")
-    try:
-        name = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        name = None
+    name = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return name.group(1) if name else platform.processor() or platform.machine() or None
 
 

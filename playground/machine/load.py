@@ -109,8 +109,7 @@ def _scheduled(pids: Iterable[int]) -> dict[str, tuple[int, int]]:
 def usable_processors() -> list[int]:
     """Return the processors that this process may run on, as places in psutil's list, which containers may shorten."""
     known = range(len(psutil.cpu_times(percpu=True)))
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else known
-    return [i for i in known if i in allowed] or list(known)
+    return [i for i in known if i in os.sched_getaffinity(0)] or list(known)
 
 
 def family(pids: Iterable[int], sessions: Collection[int] = (), but: Collection[int] = ()) -> set[int]:
@@ -137,13 +136,7 @@ def is_traced(pid: int) -> bool:
 
 
 def _all_processes(but: Collection[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield (its id, its parent's, its session's) of each process but those, on Linux faster than by psutil."""
-    if not Path("/proc/self/stat").exists():
-        for process in psutil.process_iter(["ppid"]):
-            with contextlib.suppress(OSError):
-                if process.pid not in but:
-                    yield process.pid, process.info["ppid"], os.getsid(process.pid)
-        return
+    """Yield (its id, its parent's, its session's) of each process but those, faster than by psutil."""
     for name in (entry.name for entry in os.scandir("/proc")):  # read without pathlib, which takes as long again
         if not name.isdecimal() or int(name) in but:
             continue

@@ -34,9 +34,7 @@ def free_on_host(root: Path = Path("/sys/fs/cgroup")) -> int:
 
 def builds_at_once(shared_by: int = 1) -> int:
     """Return as many as there are processors and free memory for, at least one. `shared_by`: so many processes here build."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    fitting = free_on_host() // COMPILER_BYTES
-    return max(1, min(usable, fitting) // shared_by)
+    return max(1, min(len(os.sched_getaffinity(0)), free_on_host() // COMPILER_BYTES) // shared_by)
 
 
 def judged_at_once(shared_by: int = 1) -> int:
@@ -46,8 +44,6 @@ def judged_at_once(shared_by: int = 1) -> int:
 
 def limit(pid: int, share: float) -> None:
     """On Linux, have a living process's allocations beyond this share of what is free raise there from now on."""
-    if not hasattr(psutil.Process, "rlimit"):
-        return
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         allowed = process.memory_info().data + int(share * free_on_host())

@@ -171,7 +171,7 @@ class WorkerProcess(contextlib.AbstractContextManager):
 
     def keep_compilers_off(self):
         """Leave two of enough processors to what is timed on a GPU, so that this worker's compilers go on beside it."""
-        if len(usable := sorted(usable_processors())) >= LEAST_PROCESSORS and hasattr(psutil.Process, "cpu_affinity"):
+        if len(usable := sorted(usable_processors())) >= LEAST_PROCESSORS:
             for pid in families([self._process]):
                 with contextlib.suppress(psutil.Error):
                     psutil.Process(pid).cpu_affinity(usable[FOR_A_GPU:])

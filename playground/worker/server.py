@@ -37,8 +37,6 @@ _lock = threading.Lock()
 
 def start(environment):
     """Return the Server whose workers have this environment, which is started where there is none; None where none can be."""
-    if sys.platform != "linux":
-        return None
     early = {name: value for name, value in environment.items() if not any(fnmatch.fnmatch(name, each) for each in READ_LATE)}
     key = os.getpid(), *sorted(os.sched_getaffinity(0)), *sorted(early.items())
     with _lock:
