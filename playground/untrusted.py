@@ -112,6 +112,8 @@ def new_seed(bits: int = 31) -> int:
 
 def memory(name: str) -> int:
     """Return the descriptor of new memory, which may grow and nobody can shorten or seal; without memfd, no room."""
+    if not hasattr(os, "memfd_create"):  # a Python that was built for older systems
+        return os.open(os.devnull, os.O_RDWR)
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
     return descriptor

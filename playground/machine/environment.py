@@ -75,7 +75,10 @@ def _nvcc_release() -> str | None:
 
 def cpu_name() -> str | None:
     """Return what the processor calls itself."""
-    name = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    try:
+        name = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        name = None
     return name.group(1) if name else platform.processor() or platform.machine() or None
 
 

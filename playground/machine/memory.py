@@ -43,7 +43,7 @@ def judged_at_once(shared_by: int = 1) -> int:
 
 
 def limit(pid: int, share: float) -> None:
-    """On Linux, have a living process's allocations beyond this share of what is free raise there from now on."""
+    """Have a living process's allocations beyond this share of what is free raise there from now on."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         allowed = process.memory_info().data + int(share * free_on_host())
