@@ -5,8 +5,7 @@
     found = compare("problem.py", text_of_a_solution)
     print(found.verdict, found.reason, found.speedups)
 
-It is compare.py for one pair: the same processes, checks and figures. A call may take a minute. Calls leave nothing behind, and
-several threads may call at the same time: what is judged then shares the machine, and one is timed after the other.
+It is compare.py for one pair. Several threads may call at the same time: one is timed after the other.
 """
 
 import functools

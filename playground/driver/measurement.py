@@ -41,9 +41,8 @@ def measure(
 ) -> Document:
     """Return the document of a run, here or on a cluster.Cluster. Raises Impossible where that in `resume` cannot be continued.
 
-    Results are written to `file`, an Output, as they come, and before the run ends, interrupted or not; `add` completes the
-    last document. `check` is called once workers have begun to start; `show`, with the document so far, at each new result, and
-    gives what can be drawn of the rest.
+    Results are written to `file`, an Output, as they come; `add` completes the last document. `check` is called once workers
+    have begun to start; `show`, with the document so far, at each new result, and gives what can be drawn of the rest.
     """
     began = time.monotonic()
     record = Record(tasks, options, file, show or (lambda document: None), cluster.ask if cluster else operator.call)

@@ -70,11 +70,7 @@ class Original:
 
 
 class Originals:
-    """Baselines and control of one model at one size, in processes that are started when they are first needed.
-
-    `arguments` are those of baselines.load; the control runs in the `room`. `unavailable` says, by mode, why a baseline does
-    not run, `control_fails` why the control does not.
-    """
+    """Baselines and control of one model and size, started when first needed; `unavailable` says, by mode, why one is not."""
 
     def __init__(
         self,

@@ -23,11 +23,7 @@ class Footprint:
     results: int
 
     def of_judgement(self, place: str, share: float = 1.0) -> dict[str, int]:
-        """Return {"host", "files", "device"}: the bytes that a judgement takes which compares a `share` of all results.
-
-        Host: probes' files, inputs, outputs, weights, references with their masks, what the precision permits. Device: the
-        referee's float64 with all that a backward needs.
-        """
+        """Return {"host", "files", "device" (float64 with a backward)}: the bytes to compare a `share` of all results."""
         in_part = share < 1.0
         own = OWN_PROBES + (0 if in_part else REPEATED)
         files = (0 if in_part else own * self.inputs) + 2 * self.outputs

@@ -1,8 +1,8 @@
 """How far from float64 a result may be.
 
-Errors are deviations in units of the *spread* of the true values, not of their size: a sum of half a million sigmoids is large
-whatever the kernel does, and its spread over varying inputs is what the kernel computes. Two are taken, the largest of any
-element and the root mean square: where rounding sends the gradient of a maximum to another element, the largest says nothing.
+Errors are deviations in units of the *spread* of the true values: a sum of half a million sigmoids is large whatever the kernel
+does. Two are taken, the largest and the root mean square: where rounding sends a maximum's gradient to another element, the
+largest says nothing.
 
 Allowed is, for each, twice the largest of
 - the error of eager PyTorch on the same inputs,
@@ -10,20 +10,15 @@ Allowed is, for each, twice the largest of
   with everything off by a few more units in the last place (see precision.py),
 - a few units in the last place of the largest value in float32, which no float32 result can avoid.
 
-A gradient may also go where a decision that is as near as rounding sends it. Two values of a window that are nearly equal are
-right either way round, and the results that are permitted show a few of such decisions only, by chance: where a gradient is
-off by more than is allowed, the decisions are looked for (Oracle.decisions), and twice what they move is taken from the error
-of each element before it is compared with what is allowed. Elements that no decision moves stay with what is allowed; in a few
+A gradient may also go where a decision that is as near as rounding sends it: if it is off by more than is allowed, the
+decisions are looked for (Oracle.decisions), and twice what they move is taken from the error of each element. In a few elements
 two decisions may cancel, of which a right result has one.
 
-A value that is zero in mathematics, such as the gradient of a bias in front of a batch norm, has no spread: what float64 leaves
-of it is rounding. Its scale is the size of the terms that cancel in it, which follows from what the perturbations do to it.
-
-What is allowed may be more than a small value itself, where values span orders of magnitude. Such values are compared with
-themselves, too: `lost` finds those that are off by a tenth, and by many times what any of the permitted results is off there.
-
-Where what is allowed is half of the spread or more, as for a model that is chaotic, a wrong kernel would pass, so
-only errors below a twentieth of the spread pass, from float64 or from eager PyTorch: no wrong kernel comes that near.
+A value that is zero in mathematics, such as the gradient of a bias in front of a batch norm, has no spread; its scale is the
+size of the terms that cancel in it, which follows from what the perturbations do to it. Small values beside large ones are
+compared with themselves, too: `lost` finds those that are off by a tenth, and by many times what any permitted result is off
+there. Where half of the spread or more is allowed, only errors below a twentieth of it pass, from float64 or from eager
+PyTorch.
 """
 
 import copy
