@@ -51,9 +51,7 @@ PHASES = {
     "try_out": "in a call of the side-effect checks",
     "work": "in forward",
     "time": "in a timed call",
-    "join_outer": "in a timed call",
-    "ready_outer": "in a timed call",
-    "call_outer": "in a timed call",
+    "outer": "in a timed call",
 }
 OF_SIGNALS = 128  # an exit status beyond it, of a process in a sandbox, is a signal's number and this
 
