@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from playground import catalog, tensors
-from playground.clock import GRAPHED, step_of, timer
+from playground.clock import GRAPHED, step_of
 from playground.clock.memory import Gpu, Host
 from playground.clock.side import Side
+from playground.clock.timer import clock_for
 from playground.clock.workload import Graphed, Workload
 from playground.judge import domain
 from playground.machine.peak_memory import peak_memory
@@ -57,7 +58,7 @@ class Clocked:
         return problem
 
     def _hold_clock(self, device: torch.device) -> None:
-        self.device, self.clock = device, timer.clock_for(device)
+        self.device, self.clock = device, clock_for(device)
         self.workloads: dict[tuple[str, str], Any] = {}  # by side and mode
         self._outer: Side | None = None
         self._forget()

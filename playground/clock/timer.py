@@ -40,7 +40,11 @@ class CpuClock:
     launch_ms, flush_ms = 0.0, 0.0  # the host does all of a call itself
 
     def __init__(self) -> None:
-        self.now, self._buffer = time.perf_counter_ns, torch.empty(0)
+        self._now, self._buffer = time.perf_counter_ns, torch.empty(0)
+
+    def now(self) -> int:
+        """Return a moment, for `between`."""
+        return self._now()
 
     def between(self, began: int, ended: int) -> float:
         """Return the milliseconds between two moments."""
@@ -88,9 +92,9 @@ class CudaClock:
 
     def __init__(self) -> None:
         self._event = torch._C._CudaEventBase  # torch.cuda.Event's, whose own methods are Python and can be replaced
-        self._record, self.between = self._event.record, self._event.elapsed_time
+        self._record, self._elapsed = self._event.record, self._event.elapsed_time
         self._current_stream = torch.cuda.current_stream
-        self._host_now, self._sleep, self.wait = time.perf_counter_ns, torch._C._cuda_sleep, torch._C._cuda_synchronize
+        self._now, self._sleep, self.wait = time.perf_counter_ns, torch._C._cuda_sleep, torch._C._cuda_synchronize
         driver = ctypes.CDLL("libcuda.so.1")
         self._reset_persisting = driver.cuCtxResetPersistingL2Cache
         self._all_streams = _AllStreams(driver) if hasattr(driver, "cuCtxRecordEvent") else None
@@ -102,6 +106,10 @@ class CudaClock:
         event = self._event(enable_timing=True)
         self._record(event, stream or self._current_stream())
         return event
+
+    def between(self, began: Any, ended: Any) -> float:
+        """Return the milliseconds between two events that are over."""
+        return self._elapsed(began, ended)
 
     def flush(self) -> None:
         """Reset what was set to persist in L2, then write and read several times what L2 holds."""
@@ -153,9 +161,9 @@ class CudaClock:
         start = self.now()
         if self._all_streams:
             self._all_streams.wait_for(start)
-        began = self._host_now()
+        began = self._now()
         result = step()
-        self._launches_ms.append((self._host_now() - began) / 1e6)
+        self._launches_ms.append((self._now() - began) / 1e6)
         end = self.now(stream)
         if self._all_streams:
             self._all_streams.awaited_by(stream)

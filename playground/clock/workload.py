@@ -69,15 +69,13 @@ class Workload:
         `kept`, if it can be said in JSON, {"is": value}, or else what get_inputs gives.
         """
         own = self._kept = self._kept or self.fresh(0)
-        if len(given) < len(own.inputs) or len(kept) != len(given):
-            raise ValueError(f"expected the inputs of {len(own.inputs)} arguments, got {len(given)}")
-        values = []
+        count, values = len(own.inputs), []
         for i, (tensor, number) in enumerate(zip(given, kept, strict=True)):
             if tensor is not None:
-                values.append(self._prepared(tensor) if i < len(own.inputs) else tensor)
+                values.append(self._prepared(tensor) if i < count else tensor)
             else:
-                values.append(number["is"] if number else own.inputs[i] if i < len(own.inputs) else None)
-        return Content(values[: len(own.inputs)], values[len(own.inputs) :])
+                values.append(number["is"] if number else own.inputs[i] if i < count else None)
+        return Content(values[:count], values[count:])
 
     def turn(self, given: Sequence[Sequence[torch.Tensor | None]], kept: Sequence[Kept]) -> Turn:
         """Return run(draws, most=None), which makes a call on each of `given`, see `on`, or on the first `most`, and returns

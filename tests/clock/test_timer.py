@@ -29,12 +29,12 @@ class SimulatedGpu(CudaClock):
     def __init__(self, lag=0.005, launch=0.001, old_driver=False):
         self.host, self.streams, self.lag, self.launch = 0.0, {"current": 0.0, "other": 0.0}, lag, launch
         self._all_streams = None if old_driver else self
-        self._event, self.between = self.Event, lambda start, end: end.at - start.at
+        self._event, self._elapsed = self.Event, lambda start, end: end.at - start.at
         self._record = lambda event, stream: setattr(event, "at", self.start("current", 0.0))
         self._current_stream = lambda: "current"
         self._sleep = lambda cycles: self.start("current", cycles / CYCLES_PER_MS)
         self.wait = lambda: self._until(max(self.streams.values()))
-        self._host_now = lambda: self.host * 1e6
+        self._now = lambda: self.host * 1e6
         self._launches_ms = collections.deque([0.0], maxlen=10)
 
     def start(self, stream, milliseconds):
