@@ -54,7 +54,7 @@ class Player(NamedTuple):
     launch_ms: float = 0.0
 
     def ask(self, does: str, **given: Any) -> Any:
-        """Have the side's process do something of clock.side's Side."""
+        """Have the side's process do something of clock.clocked's Side."""
         return self.worker.ask("outer", side=self.name, mode=self.mode, does=does, **given)
 
 
@@ -150,13 +150,7 @@ def _turn(player: Player, judged: "WorkerProcess", referee: "RefereeClient") -> 
 
 
 def _turn_on_gpu(
-    head_start_ms: float,
-    referee: "RefereeClient",
-    judged: "WorkerProcess",
-    player: Player,
-    is_null: bool,
-    is_first: bool,
-    is_last: bool,
+    head_start_ms: float, referee: "RefereeClient", judged: "WorkerProcess", player: Player, null: bool, first: bool, last: bool
 ) -> Any:
     """Return (milliseconds of a turn, what its process says, what the referee does), which has the clock.
 
@@ -168,16 +162,16 @@ def _turn_on_gpu(
         turn = referee.ask("outer.draw", side=player.name, anew=compares)
         player.ask("ready", turn=turn)
         at_once = referee.ask("outer.await_quiet", seconds=seconds)["at_once"]
-        called = beside.submit(player.ask, "call", null=is_null, number=turn["number"])
+        called = beside.submit(player.ask, "call", null=null, number=turn["number"])
         time.sleep(head_start_ms / 1e3)
         try:
-            found = referee.ask("outer.time", side=player.name, compares=compares, looks=is_last, seconds=seconds)
+            found = referee.ask("outer.time", side=player.name, compares=compares, looks=last, seconds=seconds)
         finally:
             told = called.result()
-    return found["milliseconds"] if at_once or is_first else None, _believable(told), found
+    return found["milliseconds"] if at_once or first else None, _believable(told), found
 
 
-def _turn_on_cpu(referee: "RefereeClient", judged: "WorkerProcess", player: Player, is_null: bool, *_: bool) -> Any:
+def _turn_on_cpu(referee: "RefereeClient", judged: "WorkerProcess", player: Player, null: bool, *_: bool) -> Any:
     """Return the same of a turn on the CPU, from when the process, which stood still, goes on until it is stopped."""
     compares = player.name == VARIANT
     turn = referee.ask("outer.draw", side=player.name, anew=compares)
@@ -189,7 +183,7 @@ def _turn_on_cpu(referee: "RefereeClient", judged: "WorkerProcess", player: Play
                     referee.ask("outer.release")
                 began = time.perf_counter()
                 process.go_on()
-                told = player.ask("call", null=is_null, number=0)
+                told = player.ask("call", null=null, number=0)
                 process.stop()
                 milliseconds = (time.perf_counter() - began) * 1e3
                 at_stop = process.used()

@@ -8,7 +8,7 @@ import contextlib
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -287,37 +287,32 @@ def play(races: Sequence[Race], seconds: float, patience: Patience) -> None:
 def _play_round(races: Sequence[Race], running: Sequence[Side]) -> bool:
     """Play one round of the Sides that run. Return whether it was disturbed, and does not count."""
     place, measured, load = races[0].place, races[0].measured, OtherLoad(*races[0].pids)
-    for side in secrets.SystemRandom().sample(running, len(running)):
-        with contextlib.ExitStack() as paused:
-            for race in races:
-                if side is not race.variant:
-                    paused.enter_context(race.paused())
-            if own := next((race for race in races if side is race.variant), None):
-                own.play_variant(load.watched())
-            else:
-                with load.watched(), _failing_as(side.name):
+    try:
+        for side in secrets.SystemRandom().sample(running, len(running)):
+            name = side.name
+            with contextlib.ExitStack() as paused:
+                for race in races:
+                    if side is not race.variant:
+                        paused.enter_context(race.paused())
+                if own := next((race for race in races if side is race.variant), None):
+                    own.play_variant(load.watched())
+                    continue
+                with load.watched():
                     side.play(new_seed())
-    for race in races:
-        race.played += 1
-    failed = [race.variant for race in races if race.failure]
-    disturbed = load.cores > most_cores_for_others(place)
-    if place == "cuda":
-        with _failing_as("eager"):
+        for race in races:
+            race.played += 1
+        disturbed, name = load.cores > most_cores_for_others(place), "eager"
+        if place == "cuda":
             disturbed |= measured.is_disturbed([ms for side in running for ms in side.flushes]) or races[0].is_shared()
+    except WorkerFailure as failure:
+        raise BaselineFailed(name, str(failure)) from failure
     if disturbed:
+        failed = [race.variant for race in races if race.failure]
         for side in running:
             if side not in failed:
                 side.disturbed.append(side.rounds.pop())
         time.sleep(PAUSE)
     return disturbed
-
-
-@contextlib.contextmanager
-def _failing_as(name: str) -> Iterator[None]:
-    try:
-        yield
-    except WorkerFailure as failure:
-        raise BaselineFailed(name, str(failure)) from failure
 
 
 def standing(pids: Iterable[int]) -> dict[int, Any]:

@@ -373,11 +373,8 @@ class Stopwatch:
             return timing
         of, eager = self._originals, raced.reference
         pairs = (raced.variant, entry.worker), (eager, of.baselines.worker), (raced.control_side, of.control.worker)
-        players = {
-            side.name: outer.Player(side.name, side.mode, process, side.median, side.launch_ms)
-            for side, process in pairs
-            if side and process
-        }
+        ran = [(side, process) for side, process in pairs if side and process]
+        players = {side.name: outer.Player(side.name, side.mode, process, side.median, side.launch_ms) for side, process in ran}
         claims = "eager" not in timing.speedup or timing.speedup["eager"].high > 1
         allowed, place = self._allowed(mode, raced), self._task.place
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from playground import tensors, untrusted
+from playground.clock.clocked import Side
 from playground.clock.memory import ALIGNED, HEADER, Host, Unshareable, laid_out, lying_as, placed
 from playground.clock.referee import Drawn, OnCpu
-from playground.clock.side import Side
 from playground.clock.timer import CpuClock
 from playground.clock.workload import Workload
 

@@ -18,10 +18,10 @@ import pytest
 import torch
 
 from playground.clock import outer
+from playground.clock.clocked import Side
 from playground.clock.memory import DONE, HEADER, Unshareable, laid_out, placed
 from playground.clock.outer import Turn
 from playground.clock.referee import Drawn, OnGpu
-from playground.clock.side import Side
 from playground.clock.workload import Workload
 from playground.judge.tolerance import Reference
 from playground.record import Interval, Outer, Timing
