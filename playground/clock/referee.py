@@ -247,7 +247,7 @@ class Turns:
         self._paths: dict[str, Path | str] = {}  # of a process's own memory, on a CPU
         self._strides: dict[str, Sequence[Any]] = {}  # of a call's results, as a side says
         self._latest: Turn = []
-        self._noise = torch.empty(0)  # random words
+        self._noise = torch.empty(0, dtype=torch.int64, device=drawn.device)  # random words
 
     def open(self, side: str, path: Path | str = "") -> dict[str, Any]:
         """Return what Side.join takes: a turn that is not timed, whose inputs are in the side's memory, at `path` on a CPU."""
