@@ -44,6 +44,25 @@ def test_a_result_lies_as_it_is_given_where_that_leaves_no_gaps(stride):
     assert lying_as(place, stride)["stride"] == (stride if stride == [1, 4] else [3, 1])
 
 
+def test_results_in_another_order_than_the_originals_are_copied_as_they_lie():
+    descriptor, problem = untrusted.memory("shared"), types.SimpleNamespace(get_inputs=lambda: [torch.rand(2, 3, 4, 5)])
+    model, own = torch.nn.Hardtanh(), torch.nn.Module()
+    own.forward = lambda x: model(x).contiguous(memory_format=torch.channels_last)
+    referee = OnCpu(Drawn(Workload(problem, model, "forward", CPU), {}, None, calls=2))
+    side = Side(Workload(problem, own, "forward", CPU), Host(descriptor), CpuClock())
+    referee.arrange("side", **side.join(referee.open("side", untrusted.held_at(descriptor))))
+    turn = referee.draw("side", anew=True)
+    side.ready(turn)
+    referee.release()
+    side.call(null=False, number=0)
+    for (_, (given,)), call in zip(referee._latest, turn["calls"], strict=True):
+        found = placed(referee._current[1], call["due"][0])
+        assert found.is_contiguous(memory_format=torch.channels_last) and torch.equal(found, model(given))
+    side.close()
+    referee.close()
+    os.close(descriptor)
+
+
 def test_what_is_not_dense_cannot_be_shared():
     with pytest.raises(Unshareable, match="sparse"):
         laid_out([torch.eye(3).to_sparse()])

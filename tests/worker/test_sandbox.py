@@ -239,9 +239,9 @@ def test_what_the_outer_clock_exchanges(aims, mode):
         players = {}
         for name, worker in sides.items():
             players[name] = outer.Player(name, "forward", worker, 10.0)
-            players[name].ask("start", seeds=[1, 2, 3])
+            worker.ask("start", side=name, mode="forward", seeds=[1, 2, 3])
         assert outer.measure(truth, players, "cpu", None, 1).rounds >= outer.FEWEST_ROUNDS
-        players[outer.VARIANT].ask("time", seeds=[7])
+        judged.ask("time", side=outer.VARIANT, mode="forward", seeds=[7])
         timed = answers.file("timed")
         assert "symbolic" in truth.compare("outputs", "timed", str(timed.held))["complaint"]
         remove(timed.held)
