@@ -245,7 +245,7 @@ def test_what_the_outer_clock_exchanges(aims, mode):
         timed = answers.file("timed")
         assert "symbolic" in truth.compare("outputs", "timed", str(timed.held))["complaint"]
         remove(timed.held)
-        players[outer.VARIANT].ask("result", outputs=str(timed.path))
+        judged.ask("result", side=outer.VARIANT, mode="forward", outputs=str(timed.path))
         assert truth.compare("outputs", "timed", str(timed.held))["complaint"] is None
     aims.assert_unharmed()
 
