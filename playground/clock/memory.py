@@ -76,7 +76,7 @@ def placed(block: torch.Tensor, place: Place) -> Any:
 
 
 def lying_as(place: Any, stride: Any) -> Any:
-    """Return the place of a tensor that lies as a process says, with these strides; as it is where those leave gaps or overlap."""
+    """Return the place of a tensor that lies by a process's strides; as it is where those leave gaps or overlap."""
     shape, are_numbers = place["shape"], isinstance(stride, list) and all(type(each) is int and each >= 0 for each in stride)
     if not are_numbers or len(stride) != len(shape):
         return place

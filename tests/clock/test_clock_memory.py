@@ -40,8 +40,9 @@ def test_an_input_with_holes_or_shared_elements_is_laid_out_without(value):
 
 @pytest.mark.parametrize("stride", [[1, 4], [0, 0], [1, 1], [6, 1], [1], ["1", 4], [1, -4], [1, 1 << 80], "14", None])
 def test_a_result_lies_as_it_is_given_where_that_leaves_no_gaps(stride):
-    (place,), _ = laid_out([torch.empty(4, 3)])
+    (place, square), _ = laid_out([torch.empty(4, 3), torch.empty(3, 3)])
     assert lying_as(place, stride)["stride"] == (stride if stride == [1, 4] else [3, 1])
+    assert lying_as(square, [2, 2])["stride"] == [3, 1]  # as long as without gaps, but elements share memory
 
 
 def test_results_in_another_order_than_the_originals_are_copied_as_they_lie():
