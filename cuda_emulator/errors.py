@@ -212,9 +212,16 @@ def addr2line(library, offsets):
 
     One run for all of them. A line that is not known is 0.
     """
-    command = ["addr2line", "-a", "-f", "-i", "-e", library, *map(hex, offsets)]
-    lines = iter(subprocess.run(command, capture_output=True, text=True).stdout.splitlines())
-    found = {}
+    command = ["addr2line", *HOW_IT_TELLS, library, *map(hex, offsets)]
+    return places_told(subprocess.run(command, capture_output=True, text=True).stdout.splitlines())
+
+
+HOW_IT_TELLS = ("-a", "-f", "-i", "-e")
+
+
+def places_told(lines):
+    """What addr2line says, as `addr2line` returns it."""
+    found, lines = {}, iter(lines)
     for line in lines:
         if line.startswith("0x"):
             places = found[int(line, 16)] = []

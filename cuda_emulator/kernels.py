@@ -19,25 +19,19 @@ class KernelLibrary:
         runtime.configure(mode, "forward", 1, 0, None)  # the text's __device__ variables are made as it is loaded
         self.library = ctypes.CDLL(str(self.builder.load_kernels(text, name, source_file)))
 
-    def call(self, function, *arguments, **how):
+    def call(self, function, *arguments, schedule="forward", seed=1, processors=0, time_limit=None):
         """Tensors are passed as pointers, numbers as int or float; a ctypes value as it is. Returns the function's int."""
-        returned, report = self.reported(function, *arguments, **how)
-        if report:
-            raise self.finding(report)
-        return returned
-
-    def reported(self, function, *arguments, schedule="forward", seed=1, processors=0, time_limit=None):
-        """Return the function's int and the runtime's report of a finding, which is None where there is none."""
         runtime.configure(self.mode, schedule, seed, processors, time_limit)
         runtime.library().emulator_debug(self.debug)
         values = [
             ctypes.c_void_p(a.data_ptr()) if hasattr(a, "data_ptr") else ctypes.c_float(a) if isinstance(a, float) else a
             for a in arguments
         ]
-        return getattr(self.library, function)(*values), runtime.take_finding()
-
-    def finding(self, report):
-        return parse_finding(report, self.builder.file_of_library)
+        returned = getattr(self.library, function)(*values)
+        report = runtime.take_finding()
+        if report:
+            raise parse_finding(report, self.builder.file_of_library)
+        return returned
 
     def close(self):
         """Give PyTorch its own allocator back."""
