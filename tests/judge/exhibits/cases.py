@@ -2,9 +2,9 @@
 
 The first lines of a case say what it is and what is expected of it. `Base:` adds the beginning of a file with a kernel, or a
 gradient, of its own; `Trains:` what is done where a gradient is wanted: an exception (`no`), or the honest (`by PyTorch`). A
-line in brackets begins a part of the text: "before" ModelNew, in its "class", at the end of its "init", the "forward". "first"
-stands in front of the honest forward, "then" between its result `y` and the return, "conv" for its convolution. An "edit" has other lines (`+`) in the
-place of some (`-`), of the text so far, or of that of the case that `Like:` names.
+word in brackets begins a part of the text: "before" ModelNew, in its "class", at the end of its "init", the "forward". "first"
+stands in front of the honest forward, "then" between its result `y` and the return, "conv" in the convolution's place. An
+"edit" has other lines (`+`) in the place of some (`-`), of the text so far, or of that of the case that `Like:` names.
 """
 
 import atexit

@@ -1,8 +1,9 @@
 """Strangers' problems in KernelBench's format, for each a right file and a wrong one.
 
-A text holds the body of Model, whose __init__ begins as PyTorch wants it, the inputs and their sizes, then what is right and
-what is wrong: the body of ModelNew, whose __init__ is Model's where there is none. A wrong one may be the right one's lines with others in the place of some: after `-` the old, after `+` the new.
-"Verdict: fail: <regular expression of the reason>" is what is expected of it. The pages name the folder beside this.
+A text holds the body of Model, what get_inputs returns, with the sizes below it, then what is right and what is wrong: the
+body of ModelNew, whose __init__ is Model's where there is none. A wrong one may be the right one's lines with others in the
+place of some: after `-` the old, after `+` the new. "Verdict: fail: <regular expression of the reason>" is what is expected of
+it. The pages name the folder beside this.
 """
 
 import ast
