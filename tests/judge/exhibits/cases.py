@@ -63,8 +63,8 @@ TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) { m.def("sigmoid(Tensor y) -> Tensor", &s
 """
 
 def build():
-    load_inline("shelf_sigmoid", SOURCE, is_python_module=False, no_implicit_headers=True)
-    return torch.ops.shelf_sigmoid''',
+    load_inline("shelf_own_kernel", SOURCE, is_python_module=False, no_implicit_headers=True)
+    return torch.ops.shelf_own_kernel''',
     "a CUDA operator": '''from torch.utils.cpp_extension import load_inline
 
 CUDA = r"""

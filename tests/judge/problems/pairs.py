@@ -530,13 +530,16 @@ def texts(name):
 
 
 def problem(model, inputs, sizes):
-    """Return a problem's text, whose get_init_inputs gives what __init__ names unless it is among the sizes."""
-    taken = re.search(r"def __init__\(self, (.*)\):", model)
-    text = IMPORTS + of_class("Model", model) + "\n" + sizes
-    text += f"\ndef get_inputs():\n    return [{inputs.strip()}]\n" if inputs else ""
-    return text + (
-        "" if "get_init_inputs" in sizes else f"\ndef get_init_inputs():\n    return [{taken[1] if taken else ''}]\n"
-    )
+    """Return the text of a problem."""
+    text = of_class("Model", model) + "\n" + sizes
+    return whole(text + (f"\ndef get_inputs():\n    return [{inputs.strip()}]\n" if inputs else ""))
+
+
+def whole(problem):
+    """Return a problem's text with what it may leave out: the imports, and a get_init_inputs that gives what __init__ names."""
+    taken = re.search(r"def __init__\(self, (.*)\):", problem)
+    init = f"\ndef get_init_inputs():\n    return [{taken[1] if taken else ''}]\n"
+    return IMPORTS + problem + ("" if "def get_init_inputs" in problem else init)
 
 
 def of_class(name, body):
