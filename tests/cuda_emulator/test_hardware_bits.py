@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import cuda_emulator as emulator
-from cuda_emulator import toolchain
 
 DATA = Path(__file__).with_name("hardware_bits.npz")
 COMMAND = "python tests/cuda_emulator/hardware_bits.py tests/cuda_emulator/hardware_bits.npz"
@@ -28,11 +27,9 @@ def recorded():
 
 
 @pytest.fixture(scope="module")
-def libraries(pytestconfig):
-    """{section: library}, built by the emulator; by default as texts are that are judged, which takes a third of the time."""
-    with pytest.MonkeyPatch.context() as patch, emulator.install(mode="fast"):
-        if not pytestconfig.option.full:
-            patch.setitem(toolchain.OPTIMISATION, "fast", toolchain.OPTIMISATION["check"])
+def libraries():
+    """{section: library}, built by the emulator."""
+    with emulator.install(mode="fast"):
         yield {section: hardware_bits.build(section) for section in hardware_cases.SECTIONS}
 
 
