@@ -167,7 +167,7 @@ class Program:
             includes = [f"-I{in_mirror(mirror, folder)}" for folder in folders] + [f"-I{folder}" for folder in folders]
             front = ["-include", str(toolchain.INCLUDE / PROGRAM_HEADER)]
             if not (openmp or self.defines):
-                front[1] = str(toolchain.precompiled_header(PROGRAM_HEADER, flags))
+                front[1] = str(toolchain.precompiled_header(PROGRAM_HEADER, flags, uses_torch=False))
             objects = []
             for unit in units:
                 objects.append(str(path.parent / f"{len(objects)}.o"))

@@ -294,7 +294,7 @@ def compile_text(text, suffix, flags, explain=None, uses_torch=False):
     return kept("objects", ".o", (text, flags, torch_identity() if uses_torch else None), make)
 
 
-def precompiled_header(name, flags):
+def precompiled_header(name, flags, uses_torch=True):
     """What to `-include` in front of a text that is compiled with these flags: costly headers, parsed beforehand.
 
     `name` is that of a file in include/ which includes them. GCC takes the precompiled one beside the file that is named, or
@@ -305,7 +305,7 @@ def precompiled_header(name, flags):
     def make(path):
         run_compiler([*compiler()[0], *flags, "-x", "c++-header", str(header), "-o", str(path)])
 
-    made = kept("headers", ".h.gch", (name, tuple(flags), torch_identity()), make)
+    made = kept("headers", ".h.gch", (name, tuple(flags), torch_identity() if uses_torch else None), make)
     named = made.with_suffix("")
     if not named.exists():
         named.write_text(f'#include "{header}"\n')
