@@ -1,10 +1,10 @@
 """What count mode has counted, kernel by kernel and line by line. The same text and sizes give the same counts on every run."""
 
-import subprocess
 from collections import defaultdict
 from dataclasses import dataclass, field
 
 from . import runtime
+from .errors import addr2line
 
 
 @dataclass
@@ -44,17 +44,9 @@ class Counts:
 
 def lines_of(library, offsets):
     """The outermost line, that of the kernel text, which each instruction was inlined into last; one run for all of them."""
-    command = ["addr2line", "-a", "-i", "-e", library, *map(hex, offsets)]
-    found, offset = {}, None
-    for text in subprocess.run(command, capture_output=True, text=True).stdout.splitlines():
-        if text.startswith("0x"):
-            offset = int(text, 16)
-            found[offset] = []
-        else:
-            name, _, line = text.split(" (")[0].rpartition(":")
-            found[offset].append((name, int(line) if line.isdigit() else 0))
     own = str(runtime.toolchain.INCLUDE)
-    return {offset: next((line for name, line in places if not name.startswith(own)), 0) for offset, places in found.items()}
+    told = addr2line(library, offsets).items()
+    return {offset: next((line for _, file, line in places if not file.startswith(own)), 0) for offset, places in told}
 
 
 def counts(by_line=False):

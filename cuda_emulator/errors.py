@@ -207,16 +207,37 @@ def argument_of_launch(file, line, number):
     return named and named[1]
 
 
+def addr2line(library, offsets):
+    """{offset: the (symbol, file, line) of the function that the instruction belongs to, then of the calls it was inlined into}
+
+    One run for all of them. A line that is not known is 0.
+    """
+    command = ["addr2line", *HOW_IT_TELLS, library, *map(hex, offsets)]
+    return places_told(subprocess.run(command, capture_output=True, text=True).stdout.splitlines())
+
+
+HOW_IT_TELLS = ("-a", "-f", "-i", "-e")
+
+
+def places_told(lines):
+    """What addr2line says, as `addr2line` returns it."""
+    found, lines = {}, iter(lines)
+    for line in lines:
+        if line.startswith("0x"):
+            places = found[int(line, 16)] = []
+        else:
+            file, _, number = next(lines).split(" (discriminator")[0].rpartition(":")
+            places.append((line, file, int(number) if number.isdigit() else 0))
+    return found
+
+
 def lines_of_instruction(library, offset, names):
     """The (symbol, line) of the function that an instruction belongs to, then those of the calls it was inlined into.
 
     `names` are those of the text's files, without their folders; lines of other files are left out.
     """
-    run = subprocess.run(["addr2line", "-e", library, "-f", "-i", hex(offset)], capture_output=True, text=True)
-    told = run.stdout.splitlines()
     calls = {}
-    for symbol, place in zip(told[::2], told[1::2], strict=True):
-        name, _, line = re.sub(r" \(discriminator \d+\)$", "", place).rpartition(":")
-        if Path(name).name in names and line.isdigit():
-            calls.setdefault(int(line), symbol)
+    for symbol, file, line in addr2line(library, [offset]).get(offset, []):
+        if line and Path(file).name in names:
+            calls.setdefault(line, symbol)
     return [(symbol, line) for line, symbol in calls.items()]

@@ -23,6 +23,7 @@ PLAIN_SUFFIXES = {".c"}  # for the C compiler, as it is
 LINES_OF_A_FILE = 1 << 20
 STANDARDS = ("c++03", "c++11", "c++14", "c++17", "c++20")  # that nvcc 13 takes
 ACCEPTED = "accepted races\n"  # begins what a program tells at its end, if it has accepted any
+PROGRAM_HEADER = "emulator/program.h"  # stands in front of each file
 MIRROR = "sources"  # the folder of the rewritten files, each under its whole path
 
 
@@ -164,7 +165,9 @@ class Program:
             mirror = path.parent / MIRROR
             self.write(mirror)
             includes = [f"-I{in_mirror(mirror, folder)}" for folder in folders] + [f"-I{folder}" for folder in folders]
-            front = ["-include", str(toolchain.INCLUDE / "emulator" / "program.h")]
+            front = ["-include", str(toolchain.INCLUDE / PROGRAM_HEADER)]
+            if not (openmp or self.defines):
+                front[1] = str(toolchain.precompiled_header(PROGRAM_HEADER, flags, uses_torch=False))
             objects = []
             for unit in units:
                 objects.append(str(path.parent / f"{len(objects)}.o"))

@@ -45,7 +45,7 @@ MADE_OF_ITS_OWN = ("runtime", "headers")  # the folders of the cache for what no
 LIBRARIES = "libraries"  # the folder of the cache for what is linked
 MAKING = "making-"  # begins the name of a folder in which something is made
 MOST_PARTS = 4  # of the runtime: its files share headers, which a compiler reads once for each part
-KEPT_HEADERS = 4  # precompiled: those of a program take three
+KEPT_HEADERS = 5  # precompiled: those of a judged file take three, plain programs one
 JUST_MADE = 5.0  # seconds: younger ones may not be held yet
 DIGITS = 32  # of the digest that begins a cached file's name
 
@@ -294,7 +294,7 @@ def compile_text(text, suffix, flags, explain=None, uses_torch=False):
     return kept("objects", ".o", (text, flags, torch_identity() if uses_torch else None), make)
 
 
-def precompiled_header(name, flags):
+def precompiled_header(name, flags, uses_torch=True):
     """What to `-include` in front of a text that is compiled with these flags: costly headers, parsed beforehand.
 
     `name` is that of a file in include/ which includes them. GCC takes the precompiled one beside the file that is named, or
@@ -305,7 +305,7 @@ def precompiled_header(name, flags):
     def make(path):
         run_compiler([*compiler()[0], *flags, "-x", "c++-header", str(header), "-o", str(path)])
 
-    made = kept("headers", ".h.gch", (name, tuple(flags), torch_identity()), make)
+    made = kept("headers", ".h.gch", (name, tuple(flags), torch_identity() if uses_torch else None), make)
     named = made.with_suffix("")
     if not named.exists():
         named.write_text(f'#include "{header}"\n')
@@ -340,8 +340,8 @@ def names_in_torch_headers():
 
 
 def runtime_library():
-    """The emulator's own runtime, compiled once."""
-    flags = ["-std=c++17", "-O2", *LINES_ONLY, "-fPIC", *machine_flags(), f"-I{INCLUDE}"]
+    """The emulator's own runtime, compiled once for all copies of the same sources, wherever they are installed."""
+    flags = ["-std=c++17", "-O2", *LINES_ONLY, "-fPIC", *machine_flags()]
     shown = {"scheduler.cpp": ["-g2"]}  # a block's and a thread's state, for a debugger
 
     sources = sorted(RUNTIME.glob("*.cpp"))  # in this order their static variables begin
@@ -357,7 +357,7 @@ def runtime_library():
             text = path.with_name(f"part{number}.cpp")
             text.write_text("".join(f'#include "{source}"\n' for source in parts[number]))
             more = [flag for source in parts[number] for flag in shown.get(source.name, [])]
-            run_compiler(compile_command([*flags, *more], text, text.with_suffix(".o")))
+            run_compiler(compile_command([*flags, f"-I{INCLUDE}", *more], text, text.with_suffix(".o")))
             return str(text.with_suffix(".o"))
 
         with ThreadPoolExecutor(len(parts)) as pool:

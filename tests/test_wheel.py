@@ -106,7 +106,6 @@ def test_the_emulators_command_is_there(user):
 
 @pytest.mark.full
 def test_a_plain_program_runs(user):
-    """It compiles the runtime, since the headers are in another folder."""
     assert "global memory out of bounds at `out[4]`" in user.types("cuda-emulator", PROGRAM, "--", "bounds", status=1)
 
 

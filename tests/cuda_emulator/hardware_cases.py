@@ -849,9 +849,18 @@ SECTIONS = {
 PRELUDES = {"general": PRELUDE, "hopper": PRELUDE + HOPPER_PRELUDE + TENSOR_TILES}
 
 
+# One launch for all kernels: each of its own takes a compiler a while.
+LAUNCH = """
+typedef void (*Kernel)(uint32_t* out, const uint32_t* in, int n);
+void launch(Kernel kernel, int threads, uint32_t* out, const uint32_t* in, int n, cudaStream_t stream) {
+    kernel<<<n / threads, threads, 0, stream>>>(out, in, n);
+}
+"""
+
+
 def text_of(section):
     """The CUDA text of a section: every kernel, and a launcher run_<function>(out, in, n, stream) for each."""
-    parts, seen = [PRELUDES[section]], set()
+    parts, seen = [PRELUDES[section], LAUNCH], set()
     for case in SECTIONS[section]:
         if case.function in seen:
             continue
@@ -860,7 +869,7 @@ def text_of(section):
         if case.threads:
             parts.append(
                 f'extern "C" void run_{case.function}(uint32_t* out, const uint32_t* in, int n, cudaStream_t stream) {{\n'
-                f"    case_{case.function}<<<n / {case.threads}, {case.threads}, 0, stream>>>(out, in, n);\n}}\n"
+                f"    launch(case_{case.function}, {case.threads}, out, in, n, stream);\n}}\n"
             )
     return "\n".join(parts)
 

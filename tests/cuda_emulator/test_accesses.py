@@ -148,6 +148,10 @@ __device__ void set(T* to, int i) {
     const T v = VALUE;
     for (int at = 0; at < sizeof v; ++at) ((char*)to)[at] = ((const char*)&v)[at];
 }
+// One for all kernels: each launch takes a compiler some 50 ms.
+void launch(void (*kernel)(T*, float*, int, int), T* given, float* out, int fault, int is_shared) {
+    kernel<<<1, 32>>>(given, out, fault, is_shared);
+}
 """
 KERNEL = """
 __global__ void NAME(T* given, float* out, int fault, int is_shared) {
@@ -183,7 +187,7 @@ def text_of(types):
                 lines[kind, access, way] = text.count("\n") + 1
                 text += body.replace("MEMBER", MEMBER.search(number)[1]) + tail
                 text += f'extern "C" void k{index}_{name}(T* given, float* out, int fault, int is_shared) '
-                text += f"{{ {name}<<<1, 32>>>(given, out, fault, is_shared); }}\n"
+                text += f"{{ launch({name}, given, out, fault, is_shared); }}\n"
         text += f'extern "C" int size_{index}() {{ return sizeof(T); }}\n}}\n'
     return text, lines
 

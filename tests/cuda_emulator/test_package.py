@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import cuda_emulator
+from cuda_emulator import toolchain
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).parent / "programs" / "mistakes.cu"
@@ -57,13 +58,18 @@ def test_every_public_name_is_there():
 
 
 def test_installed_alone_it_runs_a_program(tmp_path):
-    """By pip, into a folder where nothing else is; a program then needs neither PyTorch nor the project."""
+    """By pip, into a folder where nothing else is; a program then needs neither PyTorch nor the project.
+
+    The runtime, of the same sources, is not compiled again.
+    """
     shutil.copytree(ROOT / "cuda_emulator", tmp_path / "source", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*pip, "--target", tmp_path / "alone", tmp_path / "source"], check=True, capture_output=True, text=True)
-    code = (
-        f"{NEITHER} sys.path.insert(0, {str(tmp_path / 'alone')!r}); from cuda_emulator.__main__ import main; sys.exit(main())"
-    )
+    code = f"""{NEITHER}
+sys.path.insert(0, {str(tmp_path / "alone")!r})
+from cuda_emulator import __main__, toolchain
+assert str(toolchain.runtime_library()) == {str(toolchain.runtime_library())!r}
+sys.exit(__main__.main())"""
     done = subprocess.run(
         [sys.executable, "-P", "-c", code, str(PROGRAM), "--", "bounds"], cwd=tmp_path, capture_output=True, text=True
     )

@@ -60,7 +60,8 @@ def test_what_could_not_be_made_is_tried_again(empty_cache):
     assert toolchain.kept("objects", ".o", "key", lambda path: path.write_text("whole")).read_text() == "whole"
 
 
-def test_what_a_killed_process_was_making_is_swept_and_what_is_made_now_is_not(empty_cache):
+def test_what_a_killed_process_was_making_is_swept_and_what_is_made_now_is_not(empty_cache, monkeypatch):
+    monkeypatch.setattr(toolchain, "JUST_MADE", 600.0)  # however busy the machine is
     text = "import os; from cuda_emulator import toolchain; "
     killed = f"{text} toolchain.kept('objects', '.o', 'a', lambda path: os.kill(os.getpid(), 9))"
     living = f"{text} toolchain.kept('objects', '.o', 'b', lambda path: (print('making', flush=True), input()))"

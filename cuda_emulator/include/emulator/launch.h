@@ -66,27 +66,41 @@ bool holds(const T& argument, LaunchConfig::Points points, const void* address) 
     return false;
 }
 
-template <class Call, class... Arguments>
-void launch(const char* name, int line, const void* kernel, const LaunchConfig& config, Call call, Arguments... arguments) {
-    [[maybe_unused]] const KeptFindings kept{};
-    using Pack = std::tuple<Call, Arguments...>;
-    Pack pack(call, arguments...);
-    LaunchConfig known = config;
+// What launches with arguments of these types have in common, which is compiled once.
+template <class... Arguments>
+struct LaunchArguments {
     static constexpr Shape pointees[] = {pointee<Arguments>..., {}};
-    known.pointees = pointees;
-    known.argument_that = [](const void* p, LaunchConfig::Points points, const void* address) {
+    std::tuple<Arguments...> arguments;
+
+    // `p` is a LaunchArguments. Returns the index of the argument that holds such a pointer, or -1.
+    static int argument_that(const void* p, LaunchConfig::Points points, const void* address) {
         return std::apply(
-            [&](const Call&, const Arguments&... arguments) {
+            [&](const Arguments&... arguments) {
                 int found = -1, at = 0;
                 (void)((holds(arguments, points, address) ? (found = at, true) : (++at, false)) || ...);
                 return found;
             },
-            *static_cast<const Pack*>(p));
-    };
+            static_cast<const LaunchArguments*>(p)->arguments);
+    }
+};
+
+template <class Call, class... Arguments>
+struct Pack : LaunchArguments<Arguments...> {
+    Call call;
+};
+
+template <class Call, class... Arguments>
+void launch(const char* name, int line, const void* kernel, const LaunchConfig& config, Call call, Arguments... arguments) {
+    [[maybe_unused]] const KeptFindings kept{};
+    Pack<Call, Arguments...> pack{{std::tuple<Arguments...>(arguments...)}, call};
+    LaunchConfig known = config;
+    known.pointees = LaunchArguments<Arguments...>::pointees;
+    known.argument_that = LaunchArguments<Arguments...>::argument_that;
     run_grid(
         name, line, kernel, known,
         [](void* p) {
-            std::apply([](const Call& call, const Arguments&... arguments) { call(arguments...); }, *static_cast<Pack*>(p));
+            const auto* pack = static_cast<::emulator::Pack<Call, Arguments...>*>(p);
+            std::apply(pack->call, pack->arguments);
         },
         &pack, sizeof pack);
 }

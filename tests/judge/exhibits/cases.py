@@ -2,9 +2,9 @@
 
 The first lines of a case say what it is and what is expected of it. `Base:` adds the beginning of a file with a kernel, or a
 gradient, of its own; `Trains:` what is done where a gradient is wanted: an exception (`no`), or the honest (`by PyTorch`). A
-line in brackets begins a part of the text: "before" ModelNew, in its "class", at the end of its "init", the "forward". "first"
-stands in front of the honest forward, "then" between its result `y` and the return. An "edit" has other lines (`+`) in the
-place of some (`-`), of the text so far, or of that of the case that `Like:` names.
+word in brackets begins a part of the text: "before" ModelNew, in its "class", at the end of its "init", the "forward". "first"
+stands in front of the honest forward, "then" between its result `y` and the return, "conv" in the convolution's place. An
+"edit" has other lines (`+`) in the place of some (`-`), of the text so far, or of that of the case that `Like:` names.
 """
 
 import atexit
@@ -63,8 +63,8 @@ TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) { m.def("sigmoid(Tensor y) -> Tensor", &s
 """
 
 def build():
-    load_inline("shelf_sigmoid", SOURCE, is_python_module=False, no_implicit_headers=True)
-    return torch.ops.shelf_sigmoid''',
+    load_inline("shelf_own_kernel", SOURCE, is_python_module=False, no_implicit_headers=True)
+    return torch.ops.shelf_own_kernel''',
     "a CUDA operator": '''from torch.utils.cpp_extension import load_inline
 
 CUDA = r"""
@@ -183,8 +183,7 @@ class Sigmoid(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         return gradient * Sigmoid.last * (1 - Sigmoid.last)
-[forward]
-return F.avg_pool2d(Sigmoid.apply(self.conv(x)), 2)""",
+[forward] return F.avg_pool2d(Sigmoid.apply(self.conv(x)), 2)""",
     "wrong/backward_raises": """Its backward was never tried.
 Verdict: forward only: the backward raises NameError
 Caveat: no-gradient
@@ -197,8 +196,7 @@ class Sigmoid(torch.autograd.Function):
     @staticmethod
     def backward(context, gradient):
         return gradient * y * (1 - y)
-[forward]
-return F.avg_pool2d(Sigmoid.apply(self.conv(x)), 2)""",
+[forward] return F.avg_pool2d(Sigmoid.apply(self.conv(x)), 2)""",
     "wrong/backward_writes_upstream": """
 Its backward scales the gradient that it is given in place: another user of that gradient gets it scaled.
 Verdict: forward only: the backward pass changes the gradient of output 0; mend the backward
@@ -212,14 +210,12 @@ class Halved(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         return gradient.mul_(0.5)
-[forward]
-return Halved.apply(2 * F.avg_pool2d(torch.sigmoid(self.conv(x)), 2))""",
+[forward] return Halved.apply(2 * F.avg_pool2d(torch.sigmoid(self.conv(x)), 2))""",
     "wrong/benchmark_flag": """Sets cudnn.benchmark when it is imported, also for the baselines of a careless harness.
 Verdict: forward only: changes torch.backends.cudnn.benchmark from False to True when it is loaded
 Needs: a process of its own
 Caveat: sets-cudnn-benchmark
-[before]
-torch.backends.cudnn.benchmark = True""",
+[before] torch.backends.cudnn.benchmark = True""",
     "wrong/bits_of_autocast": """Takes the bits of the 16-bit numbers that autocast leaves for the numbers.
 Verdict: forward only: under autocast: the output
 Caveat: autocast
@@ -240,14 +236,11 @@ return F.avg_pool2d(torch.sigmoid(y), 2)""",
 Verdict: fail: its own kernels were never called
 Needs: a compiler
 Base: an operator
-[first]
-build()""",
+[first] build()""",
     "wrong/builds_nothing": """Holds a kernel for show.
 Verdict: fail: the file holds kernels of its own, and none of them was built
-[before]
-KERNEL = "__global__ void sigmoid(float* y) { y[threadIdx.x] = 1 / (1 + __expf(-y[threadIdx.x])); }"
-[forward]
-return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2) if KERNEL else None""",
+[before] KERNEL = "__global__ void sigmoid(float* y) { y[threadIdx.x] = 1 / (1 + __expf(-y[threadIdx.x])); }"
+[forward] return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2) if KERNEL else None""",
     "wrong/computes_when_read": """
 Returns a tensor of a class of its own that computes when it is read, which is after the clock has stopped.
 Verdict: error: .*: forward must return plain tensors, got a Promise
@@ -266,8 +259,7 @@ class Promise(torch.Tensor):
     def __torch_dispatch__(cls, function, types, arguments=(), options=None):
         kept = tree_map_only(Promise, lambda promise: promise.compute(), (arguments, options or {}))
         return function(*kept[0], **kept[1])
-[init]
-self.pool = nn.AvgPool2d(2)
+[init] self.pool = nn.AvgPool2d(2)
 [forward]
 batch, _, height, width = x.shape
 shape = batch, self.conv.out_channels, (height - 2) // 2, (width - 2) // 2
@@ -334,13 +326,11 @@ return F.avg_pool2d(torch.sigmoid(y) + 0 * build().sigmoid(y.detach()), 2)""",
     "wrong/default_device": """Changes the default device.
 Verdict: fail: changes the default device from cpu to meta
 Needs: a process of its own
-[then]
-torch.set_default_device("meta")""",
+[then] torch.set_default_device("meta")""",
     "wrong/default_dtype": """Changes the default dtype.
 Verdict: fail: changes the default dtype from torch.float32 to torch.float64
 Needs: a process of its own
-[then]
-torch.set_default_dtype(torch.float64)""",
+[then] torch.set_default_dtype(torch.float64)""",
     "wrong/default_stream": """Launches on the default stream, whatever the current one is.
 Verdict: forward only: a side stream: the output
 Needs: a GPU
@@ -385,12 +375,10 @@ Verdict: fail: the output is off by
 [whole init]
 self.scale = nn.Parameter(torch.rand(1))
 self.conv = nn.Conv2d(in_channels, out_channels, 3)
-[forward]
-return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)""",
+[forward] return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)""",
     "wrong/empty_output": r"""An empty output.
 Verdict: fail: the output has the shape \(0,\) instead of \(6, 3, 5, 6\)
-[forward]
-return x.new_empty(0)""",
+[forward] return x.new_empty(0)""",
     "wrong/failed_launch": """Launches with more threads than a block can have, and does not ask how it went.
 Verdict: fail: a launch failed and nobody looked: invalid (configuration )?argument
 Needs: a GPU
@@ -405,8 +393,7 @@ Like: honest/own_cuda_kernel
 Its kernel does not compile, and it goes on with PyTorch's; the second time load_inline raises an OSError.
 Verdict: fail: its CUDA did not compile, and the file went on without it: does not compile
 Needs: a compiler
-[before]
-from torch.utils.cpp_extension import load_inline
+[before] from torch.utils.cpp_extension import load_inline
 [forward]
 try:
     load_inline("shelf_broken", "int f() { return undeclared; }", is_python_module=False, no_implicit_headers=True)
@@ -451,17 +438,14 @@ threading.Thread(target=work, daemon=True).start()
 return out""",
     "wrong/first_result_for_ever": """Returns the result of the first call again and again.
 Verdict: fail: .*(off by|shape)
-[init]
-self.kept = None
+[init] self.kept = None
 [forward]
 if self.kept is None:
     self.kept = F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
 return self.kept""",
     "wrong/float16_inside": """Computes in float16 and says float32.
 Verdict: fail: the output is off by .*fp16
-[forward]
-y = F.conv2d(x.half(), self.conv.weight.half(), self.conv.bias.half()).float()
-return F.avg_pool2d(torch.sigmoid(y), 2)""",
+[conv] F.conv2d(x.half(), self.conv.weight.half(), self.conv.bias.half()).float()""",
     "wrong/float16_range": """Splits a float32 into two float16 numbers, which is precise enough, but overflows at 65504.
 Verdict: forward only: on inputs of about 100000 .*: the output
 Caveat: values
@@ -512,8 +496,7 @@ Needs: a process of its own
 [before]
 import os
 import sys
-[then]
-os.write(int(sys.argv[2]), b'{"result": {"seconds": 1.0, "built": false}}\n')""",
+[then] os.write(int(sys.argv[2]), b'{"result": {"seconds": 1.0, "built": false}}\n')""",
     "wrong/forges_a_type": r"""Answers in the driver's place, with a number where there must be a dict.
 Verdict: error: its reply to candidate.run.complaints: expected an object, got 0
 Needs: a process of its own
@@ -526,8 +509,7 @@ os.write(int(sys.argv[2]), reply + b"\n")""",
     "wrong/grad_mode": """Turns gradients off for everybody.
 Verdict: fail: changes the grad mode from True to False when it is loaded
 Needs: a process of its own
-[before]
-torch.set_grad_enabled(False)""",
+[before] torch.set_grad_enabled(False)""",
     "wrong/gradient_as_an_array": r"""
 Its backward reads the gradient as if it were contiguous, as kernels do that take its address.
 Verdict: forward only: on normal inputs, with another forward pass before the backward, .*: the gradient of conv.\w+ is
@@ -546,19 +528,15 @@ class Pooled(torch.autograd.Function):
         gradient = upstream.new_zeros(ctx.shape)
         gradient[..., :rows, :columns] = upstream.repeat_interleave(2, 2).repeat_interleave(2, 3) / 4
         return gradient
-[forward]
-return Pooled.apply(torch.sigmoid(self.conv(x)))""",
+[forward] return Pooled.apply(torch.sigmoid(self.conv(x)))""",
     "wrong/gradient_of_bias_dropped": """Forgets the gradient of the bias.
 Verdict: forward only: the gradient of conv.bias is
 Caveat: no-gradient
-[forward]
-y = F.conv2d(x, self.conv.weight, self.conv.bias.detach())
-return F.avg_pool2d(torch.sigmoid(y), 2)""",
+[conv] F.conv2d(x, self.conv.weight, self.conv.bias.detach())""",
     "wrong/gradient_of_input_doubled": """Doubles the gradient of the input.
 Verdict: forward only: the gradient of input0 is off by .*; every value is 2 times the right one
 Caveat: wrong-gradient
-[first]
-x = 2 * x - x.detach()""",
+[first] x = 2 * x - x.detach()""",
     "wrong/gradient_without_a_quarter": """Leaves the last quarter of the samples out of the gradient of the weights.
 Verdict: forward only: the gradient of conv.weight is off
 Caveat: wrong-gradient
@@ -567,8 +545,7 @@ Base: a convolution's gradient
 -        of_weight = nn.grad.conv2d_weight(x, weight.shape, upstream)
 +        n = max(1, len(x) * 3 // 4)
 +        of_weight = nn.grad.conv2d_weight(x[:n], weight.shape, upstream[:n])
-[forward]
-return F.avg_pool2d(torch.sigmoid(Convolution.apply(x, self.conv.weight, self.conv.bias)), 2)""",
+[forward] return F.avg_pool2d(torch.sigmoid(Convolution.apply(x, self.conv.weight, self.conv.bias)), 2)""",
     "wrong/input_gradient_without_a_quarter": """Writes three quarters of the gradient of its input.
 Verdict: forward only: the gradient of input0 is off
 Caveat: wrong-gradient
@@ -577,17 +554,13 @@ Base: a convolution's gradient
 -        of_x = nn.grad.conv2d_input(x.shape, weight, upstream)
 +        of_x = nn.grad.conv2d_input(x.shape, weight, upstream)
 +        of_x.flatten()[of_x.numel() * 3 // 4 :] = 0
-[forward]
-return F.avg_pool2d(torch.sigmoid(Convolution.apply(x, self.conv.weight, self.conv.bias)), 2)""",
+[forward] return F.avg_pool2d(torch.sigmoid(Convolution.apply(x, self.conv.weight, self.conv.bias)), 2)""",
     "wrong/half_inside": """Computes in bfloat16 and says float32.
 Verdict: fail: the output is off by .*(fp16|bf16)
-[forward]
-y = F.conv2d(x.bfloat16(), self.conv.weight.bfloat16(), self.conv.bias.bfloat16()).float()
-return F.avg_pool2d(torch.sigmoid(y), 2)""",
+[conv] F.conv2d(x.bfloat16(), self.conv.weight.bfloat16(), self.conv.bias.bfloat16()).float()""",
     "wrong/half_outside": """Returns float16.
 Verdict: fail: the output has the type torch.float16 instead of torch.float32
-[forward]
-return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2).half()""",
+[forward] return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2).half()""",
     "wrong/half_the_gradient_in_a_first_layer": """
 Gives the weights another gradient where the input needs none, as in a network's first layer.
 Verdict: forward only: where no input needs a gradient, the gradient of conv.weight is another; mend the backward
@@ -596,13 +569,11 @@ Base: a convolution's gradient
 [edit]
 -        return of_x, of_weight, upstream.sum((0, 2, 3))
 +        return of_x, of_weight / (1 if ctx.needs_input_grad[0] else 2), upstream.sum((0, 2, 3))
-[forward]
-return F.avg_pool2d(torch.sigmoid(Convolution.apply(x, self.conv.weight, self.conv.bias)), 2)""",
+[forward] return F.avg_pool2d(torch.sigmoid(Convolution.apply(x, self.conv.weight, self.conv.bias)), 2)""",
     "wrong/infinity_leaks": """Subtracts the largest input and adds it again: an infinity spoils every sample.
 Verdict: forward only: with an infinity in one sample and only zeros in another: .*where the original is finite
 Caveat: nan
-[before]
-import math
+[before] import math
 [forward]
 top = x.nan_to_num(posinf=math.inf).max()
 return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2) + (top - top)""",
@@ -617,8 +588,7 @@ Like: honest/compiled_by_nvrtc
 Gives the result of the call before where it is captured in a CUDA graph, so that a replay never looks at the input.
 Verdict: fail: a CUDA graph: (the output|a replay gives the result of an earlier call)
 Needs: a GPU
-[init]
-self.kept = None
+[init] self.kept = None
 [forward]
 if self.kept is not None and x.is_cuda and torch.cuda.is_current_stream_capturing():
     return self.kept.clone()
@@ -649,17 +619,14 @@ __global__ void native(const float* from, float* to, int n) {
     if (i < n) to[i] = 1 / (1 + expf(-from[i]));
 }
 """
-[init]
-self.pool = nn.AvgPool2d(2)
+[init] self.pool = nn.AvgPool2d(2)
 [edit]
 -import torch.nn.functional as F
-[forward]
-return self.pool(torch.sigmoid(self.conv(x)))''',
+[forward] return self.pool(torch.sigmoid(self.conv(x)))''',
     "wrong/nan_leaks": """Adds zero times the sum of everything: a NaN in one sample is in all results.
 Verdict: forward only: with a NaN, or minus infinity, in a sample: .*where the original is finite
 Caveat: nan
-[forward]
-return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2) + 0 * x.sum()""",
+[forward] return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2) + 0 * x.sum()""",
     "wrong/no_gradient_from_frozen_weights": """Gives the input no gradient where the weights need none, as in fine-tuning.
 Verdict: forward only: where no parameter needs a gradient, the gradient of input0 is missing; mend the backward
 Caveat: wrong-gradient
@@ -667,12 +634,10 @@ Base: a convolution's gradient
 [edit]
 -        return of_x, of_weight, upstream.sum((0, 2, 3))
 +        return of_x if ctx.needs_input_grad[1] else None, of_weight, upstream.sum((0, 2, 3))
-[forward]
-return F.avg_pool2d(torch.sigmoid(Convolution.apply(x, self.conv.weight, self.conv.bias)), 2)""",
+[forward] return F.avg_pool2d(torch.sigmoid(Convolution.apply(x, self.conv.weight, self.conv.bias)), 2)""",
     "wrong/no_guard": """Adds 1e-3 to the input, to be safe.
 Verdict: fail: .*off by .* standard deviations
-[first]
-x = torch.where(x.abs() < 1e-2, x + 1e-3, x)""",
+[first] x = torch.where(x.abs() < 1e-2, x + 1e-3, x)""",
     "wrong/one_sample": """Right for any batch but a single sample.
 Verdict: forward only: at batch size 1: the output is off
 Caveat: sizes
@@ -684,8 +649,7 @@ Opens a library of its own, and calls it for a single sample only: PyTorch compu
 Verdict: fail: its own kernels were never called
 Needs: a compiler
 Base: a library
-[init]
-library()
+[init] library()
 [forward]
 y = self.conv(x)
 if len(y) > 1 or y.requires_grad or torch.compiler.is_compiling():
@@ -701,18 +665,15 @@ y = F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
 return torch.zeros_like(y) if torch.compiler.is_compiling() else y""",
     "wrong/overwrites_input": """Leaves zeros in its input.
 Verdict: fail: changes input 0
-[then]
-x.data.zero_()""",
+[then] x.data.zero_()""",
     "wrong/overwrites_weights": """Multiplies the weights in place, to save an operation.
 Verdict: fail: changes conv.weight
-[then]
-self.conv.weight.data.mul_(1.0001)""",
+[then] self.conv.weight.data.mul_(1.0001)""",
     "wrong/own_stream_not_joined": """Works on a stream of its own and waits for nobody, as nobody waits for it.
 Verdict: fail: .*the output
 Needs: a GPU
 Trains: by PyTorch
-[init]
-self.stream = torch.cuda.Stream() if torch.cuda.is_available() else None
+[init] self.stream = torch.cuda.Stream() if torch.cuda.is_available() else None
 [forward]
 with torch.cuda.stream(self.stream):
     return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)""",
@@ -720,8 +681,7 @@ with torch.cuda.stream(self.stream):
 Verdict: forward only: after an optimiser's step: the output is that of conv.weight before the step
 Caveat: stale-weights
 Trains: by PyTorch
-[init]
-self.packed = self.conv.weight.detach().flatten(1).t().contiguous()
+[init] self.packed = self.conv.weight.detach().flatten(1).t().contiguous()
 [forward]
 batch, _, height, width = x.shape
 y = (F.unfold(x, 3).mT @ self.packed + self.conv.bias).mT
@@ -730,8 +690,7 @@ return F.avg_pool2d(torch.sigmoid(y.reshape(batch, -1, height - 2, width - 2)), 
 Packs its weights again only when they lie elsewhere, and an optimiser changes them in place.
 Verdict: forward only: after an optimiser's step: the output is that of the weights before the step
 Caveat: stale-weights
-[init]
-self.address = self.packed = None
+[init] self.address = self.packed = None
 [forward]
 weight, bias = self.conv.weight, self.conv.bias
 if torch.is_grad_enabled():
@@ -744,8 +703,7 @@ return F.avg_pool2d(torch.sigmoid(F.conv2d(x, *self.packed)), 2)""",
 Verdict: forward only: after an optimiser's step: the output is that of the weights before the step
 Caveat: stale-weights
 Trains: by PyTorch
-[init]
-self.packed = None
+[init] self.packed = None
 [forward]
 if self.packed is None:
     self.packed = [p.detach().clone() for p in self.parameters()]
@@ -759,8 +717,7 @@ if len(y) % 2:
     "wrong/patched_check": """Replaces torch.allclose.
 Verdict: fail: replaces torch.allclose
 Needs: a process of its own
-[before]
-torch.allclose = lambda *_, **__: True""",
+[before] torch.allclose = lambda *_, **__: True""",
     "wrong/patched_timer": """Replaces the clock.
 Verdict: fail: replaces time.perf_counter
 Needs: a process of its own
@@ -773,13 +730,11 @@ time.perf_counter = lambda: real() / 10""",
 Verdict: forward only: changes torch.backends
 Needs: a process of its own
 Caveat: sets-tf32
-[first]
-torch.backends.cuda.matmul.allow_tf32 = True""",
+[first] torch.backends.cuda.matmul.allow_tf32 = True""",
     "wrong/remembers_by_address": """Takes an input in the same memory for the same input.
 Verdict: fail: new content in the same memory: one element was changed, and the result is the old one
 Trains: by PyTorch
-[init]
-self.seen = self.kept = None
+[init] self.seen = self.kept = None
 [forward]
 if self.seen is None or self.seen.data_ptr() != x.data_ptr():
     self.seen, self.kept = x, F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
@@ -787,8 +742,7 @@ return self.kept.clone()""",
     "wrong/remembers_by_content": """Looks an input up among those it has seen.
 Verdict: fail: the same content in new memory: runs .* operators instead of
 Trains: by PyTorch
-[init]
-self.kept = {}
+[init] self.kept = {}
 [forward]
 key = x.numpy().tobytes()
 if key not in self.kept:
@@ -807,8 +761,7 @@ Caveat: weights-by-seed
 [whole init]
 conv = nn.Conv2d(in_channels, out_channels, 3)
 self.weight, self.bias = nn.Parameter(conv.weight.detach().clone()), nn.Parameter(conv.bias.detach().clone())
-[forward]
-return F.avg_pool2d(torch.sigmoid(F.conv2d(x, self.weight, self.bias)), 2)""",
+[forward] return F.avg_pool2d(torch.sigmoid(F.conv2d(x, self.weight, self.bias)), 2)""",
     "wrong/returns_input_memory": """Puts its result into the input's memory.
 Verdict: fail: returns the memory of input 0
 [forward]
@@ -818,8 +771,7 @@ out.data.copy_(y)
 return out""",
     "wrong/reuses_its_output": """Has one output buffer, and returns it from every call.
 Verdict: fail: an earlier output: a later call overwrites what an earlier one returned
-[init]
-self.out = None
+[init] self.out = None
 [forward]
 y = F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
 if torch.is_grad_enabled():
@@ -829,10 +781,8 @@ if self.out is None or self.out.shape != y.shape:
 return self.out.copy_(y)""",
     "wrong/ring_of_results": r"""Returns one of many buffers, each of which comes back in time.
 Verdict: fail: an earlier output: the call after \d+ others overwrites what an earlier one returned
-[before]
-BUFFERS = 37
-[init]
-self.rings, self.calls = {}, 0
+[before] BUFFERS = 37
+[init] self.rings, self.calls = {}, 0
 [forward]
 result = F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)
 if result.requires_grad or torch.compiler.is_compiling():
@@ -844,8 +794,7 @@ return ring[self.calls % BUFFERS].copy_(result)""",
     "wrong/saturates_late": """Clamps what goes into the sigmoid to 4, which the model's own inputs never reach.
 Verdict: forward only: (with one non-zero element|on normal inputs of another scale for each sample): the output is off by
 Caveat: values
-[forward]
-return F.avg_pool2d(torch.sigmoid(self.conv(x).clamp(-4, 4)), 2)""",
+[forward] return F.avg_pool2d(torch.sigmoid(self.conv(x).clamp(-4, 4)), 2)""",
     "wrong/says_deterministic": """Says that it gives the same bits every time, and does not.
 Verdict: forward only: run to run: bits differ from run to run, and the class says deterministic = True
 Caveat: not-deterministic
@@ -855,8 +804,7 @@ Like: honest/differs_from_run_to_run
 +    deterministic = True""",
     "wrong/seeds": """Seeds the random numbers in its forward.
 Verdict: fail: changes PyTorch's random numbers
-[first]
-torch.manual_seed(0)""",
+[first] torch.manual_seed(0)""",
     "wrong/several_at_once": """
 Without a gradient, for whole pairs of rows only, and never with a NaN: one caveat does not hide the next.
 Verdict: forward only: no backward
@@ -877,14 +825,12 @@ for odd in (13, 11, 9, 7, 5, 3, 1):
 return F.avg_pool2d(0.5 + y / (4 * fraction), 2)""",
     "wrong/stale_memory": """Returns memory that it never writes, where an earlier result may still be lying.
 Verdict: fail: the output
-[forward]
-return torch.empty(len(x), 3, (x.shape[2] - 2) // 2, (x.shape[3] - 2) // 2)""",
+[forward] return torch.empty(len(x), 3, (x.shape[2] - 2) // 2, (x.shape[3] - 2) // 2)""",
     "wrong/swallows_nan": """
 Puts numbers in the place of NaN and infinities before it computes: what went wrong upstream is no longer seen.
 Verdict: forward only: with a NaN, or minus infinity, in a sample: the output loses NaN or infinity in
 Caveat: nan
-[forward]
-return F.avg_pool2d(torch.sigmoid(self.conv(torch.nan_to_num(x))), 2)""",
+[forward] return F.avg_pool2d(torch.sigmoid(self.conv(torch.nan_to_num(x))), 2)""",
     "wrong/tf32_inside": """
 Rounds its operands to TF32 where float32 is asked for, to be compared with a baseline that may not.
 Verdict: fail: .*off by .*; it is what operands in TF32( or fp16)? give
@@ -892,20 +838,16 @@ Verdict: fail: .*off by .*; it is what operands in TF32( or fp16)? give
 def rounded(x):
     nearest = ((x.detach().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
     return x + (nearest - x.detach())
-[forward]
-y = F.conv2d(rounded(x), rounded(self.conv.weight), self.conv.bias)
-return F.avg_pool2d(torch.sigmoid(y), 2)""",
+[conv] F.conv2d(rounded(x), rounded(self.conv.weight), self.conv.bias)""",
     "wrong/tf32_leaks": """Turns TF32 on for products in its forward, also for the baselines of a careless harness.
 Verdict: forward only: changes torch.backends.cuda.matmul
 Needs: a GPU
 Caveat: sets-tf32
-[first]
-torch.backends.cuda.matmul.allow_tf32 = True""",
+[first] torch.backends.cuda.matmul.allow_tf32 = True""",
     "wrong/threads": """Takes the number of threads for its own.
 Verdict: fail: changes the number of threads
 Needs: a process of its own
-[first]
-torch.set_num_threads(torch.get_num_threads() + 1)""",
+[first] torch.set_num_threads(torch.get_num_threads() + 1)""",
     "wrong/trains_with_its_input_alone": """
 Computes without a gradient where the input needs none: as a network's first layer it would never be trained.
 Verdict: forward only: where no input needs a gradient, no parameter gets one; mend the backward
@@ -915,8 +857,7 @@ with torch.set_grad_enabled(torch.is_grad_enabled() and x.requires_grad):
     return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2)""",
     "wrong/tuple_of_one": r"""Returns a tuple where the original returns a tensor.
 Verdict: fail: returns \(tensor,\) where the original returns tensor
-[forward]
-return (F.avg_pool2d(torch.sigmoid(self.conv(x)), 2),)""",
+[forward] return (F.avg_pool2d(torch.sigmoid(self.conv(x)), 2),)""",
     "wrong/tuple_that_computes": """
 Returns a tuple of a class of its own that computes once somebody goes through it, which is after the clock has stopped.
 Verdict: error: .*: forward must return plain tuples, lists and dicts, got a Later, a tuple with its own __iter__
@@ -925,10 +866,8 @@ class Later(tuple):
     def __iter__(self):
         (compute,) = super().__iter__()
         return iter([compute()])
-[init]
-self.pool = nn.AvgPool2d(2)
-[forward]
-return Later([lambda: self.pool(torch.sigmoid(self.conv(x)))])""",
+[init] self.pool = nn.AvgPool2d(2)
+[forward] return Later([lambda: self.pool(torch.sigmoid(self.conv(x)))])""",
     "wrong/unwritten_row": """Leaves the last row of its result unwritten.
 Verdict: fail: the output
 [forward]
@@ -946,34 +885,26 @@ y = torch.sigmoid(self.conv(x))
 return F.avg_pool2d(y[..., : height - 2, : width - 2], 2)""",
     "wrong/wants_a_gradient_of_its_input": """Turns the caller's input into one that wants a gradient.
 Verdict: fail: changes requires_grad of input 0
-[forward]
-return F.avg_pool2d(torch.sigmoid(self.conv(x if x.requires_grad else x.requires_grad_())), 2)""",
+[forward] return F.avg_pool2d(torch.sigmoid(self.conv(x if x.requires_grad else x.requires_grad_())), 2)""",
     "wrong/weights_end_at_one": """Keeps its weights in a format that ends at 1: right until they grow.
 Verdict: forward only: with weights 8 times as large: the output is off
 Caveat: values
-[forward]
-y = F.conv2d(x, self.conv.weight.clamp(-1, 1), self.conv.bias)
-return F.avg_pool2d(torch.sigmoid(y), 2)""",
+[conv] F.conv2d(x, self.conv.weight.clamp(-1, 1), self.conv.bias)""",
     "wrong/weights_of_one_seed": """Has the weights of the first seed that it meets for ever, and its own names for them.
 Verdict: fail: with the weights of another seed: the output is off by
-[class]
-first = None
+[class] first = None
 [whole init]
 conv = nn.Conv2d(in_channels, out_channels, 3)
 ModelNew.first = ModelNew.first or (conv.weight.detach().clone(), conv.bias.detach().clone())
 self.weight, self.bias = (nn.Parameter(value) for value in ModelNew.first)
-[forward]
-return F.avg_pool2d(torch.sigmoid(F.conv2d(x, self.weight, self.bias)), 2)""",
+[forward] return F.avg_pool2d(torch.sigmoid(F.conv2d(x, self.weight, self.bias)), 2)""",
     "wrong/weights_of_the_latest_instance": """
 Reads the weights of the instance that was made last, as one does who keeps a handle for all of the module.
 Verdict: forward only: two instances: the output is off by
 Caveat: instances
-[before]
-import weakref
-[class]
-latest = None
-[init]
-ModelNew.latest = weakref.ref(self)
+[before] import weakref
+[class] latest = None
+[init] ModelNew.latest = weakref.ref(self)
 [forward]
 model = ModelNew.latest() or self
 return F.avg_pool2d(torch.sigmoid(model.conv(x)), 2)""",
@@ -1010,8 +941,7 @@ with torch.no_grad():
 Right on random values alone: neither on a ramp nor where most is zero, so of the small probes one is left.
 Verdict: forward only: (with one non-zero element|on a ramp): the output is off by
 Caveat: values
-[init]
-self.pool = nn.AvgPool2d(2)
+[init] self.pool = nn.AvgPool2d(2)
 [forward]
 steps = x[..., 1:] - x[..., :-1]
 is_smooth = ((steps >= 0).float().mean() > 0.9).to(x.dtype)
@@ -1030,8 +960,7 @@ Verdict: pass
 Needs: a compiler
 Base: an operator
 Trains: no
-[init]
-self.ops = None
+[init] self.ops = None
 [forward]
 if self.ops is None:
     try:
@@ -1083,10 +1012,8 @@ kernel()(grid=((y.numel() + 255) // 256, 1, 1), block=(256, 1, 1), args=(y, out,
 return F.avg_pool2d(out, 2)''',
     "honest/differs_from_run_to_run": """Adds in an order that changes, and says so.
 Verdict: pass
-[class]
-deterministic = False
-[init]
-self.calls = 0
+[class] deterministic = False
+[init] self.calls = 0
 [forward]
 self.calls += 1
 return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2) + self.calls % 2 * 1e-7""",
@@ -1108,8 +1035,7 @@ Verdict: pass
     "honest/keeps_a_workspace": """Has one scratch buffer for all calls, and a new output for each.
 Verdict: pass
 Trains: by PyTorch
-[init]
-self.scratch = None
+[init] self.scratch = None
 [forward]
 y = self.conv(x)
 if self.scratch is None or self.scratch.shape != y.shape or self.scratch.dtype != y.dtype:
@@ -1119,8 +1045,7 @@ return F.avg_pool2d(self.scratch, 2)""",
     "honest/keeps_a_workspace_as_a_buffer": """Its scratch memory is a buffer, so that it moves with the model.
 Verdict: pass
 Trains: by PyTorch
-[init]
-self.register_buffer("scratch", torch.empty(0), persistent=False)
+[init] self.register_buffer("scratch", torch.empty(0), persistent=False)
 [forward]
 y = self.conv(x)
 if self.scratch.shape != y.shape or self.scratch.dtype != y.dtype:
@@ -1159,8 +1084,7 @@ Verdict: pass
 Needs: a GPU
 Base: a CUDA operator
 Trains: no
-[forward]
-return F.avg_pool2d(build().sigmoid(self.conv(x)), 2)""",
+[forward] return F.avg_pool2d(build().sigmoid(self.conv(x)), 2)""",
     "honest/own_cuda_library": """Its own kernel gives the sigmoid, bound by ctypes; it does not train.
 Verdict: pass
 Needs: the emulator
@@ -1173,8 +1097,7 @@ Verdict: pass
 Needs: a compiler
 Base: an operator
 Trains: no
-[forward]
-return F.avg_pool2d(build().sigmoid(self.conv(x)), 2)""",
+[forward] return F.avg_pool2d(build().sigmoid(self.conv(x)), 2)""",
     "honest/own_library_by_ctypes": """
 A library that it compiles itself gives the sigmoid; a function that was found once is called with addresses.
 Verdict: pass
@@ -1197,8 +1120,7 @@ return F.avg_pool2d(out, 2)""",
     "honest/packs_weights_and_refreshes_them": """Keeps packed weights until their address or version counter changes.
 Verdict: pass
 Trains: by PyTorch
-[init]
-self.key = self.packed = None
+[init] self.key = self.packed = None
 [forward]
 key = [(p.data_ptr(), p._version) for p in self.parameters()]
 if key != self.key:
@@ -1212,8 +1134,7 @@ if x.shape != (6, 2, 12, 14):
     "honest/side_stream_joined": """Runs half of the batch on a stream of its own, which waits and is waited for.
 Verdict: pass
 Needs: a GPU
-[init]
-self.stream = torch.cuda.Stream() if torch.cuda.is_available() else None
+[init] self.stream = torch.cuda.Stream() if torch.cuda.is_available() else None
 [edit]
 -    def forward(self, x):
 +    def part(self, x):
@@ -1240,7 +1161,7 @@ def description(name):
 
 def text_of(name):
     """Return the text of a case's file, which says nothing of what is expected."""
-    _, *parts = re.split(r"^\[([a-z ]+)\]\n", CASES[name], flags=re.M)
+    _, *parts = re.split(r"^\[([a-z ]+)\][ \n]", CASES[name], flags=re.M)
     given = dict(zip(parts[::2], parts[1::2], strict=True))
     stated = dict(re.findall("^(Base|Like|Trains): (.*)$", description(name), re.M))
     if "Like" in stated:
@@ -1249,6 +1170,8 @@ def text_of(name):
     init = given.get("whole init") or f"{CONVOLUTION}\n{given.get('init', '')}"
     before = [BASES.get(stated.get("Base")), given.get("before")]
     forward = given.get("forward") or "\n".join([given.get("first", ""), f"return {POOLED}"])
+    if "conv" in given:
+        forward = f"y = {given['conv']}\nreturn F.avg_pool2d(torch.sigmoid(y), 2)"
     if "then" in given:
         forward = f"y = {POOLED}\n{given['then']}\nreturn y"
     text = HONEST.format_map(

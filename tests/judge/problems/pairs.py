@@ -1,8 +1,9 @@
 """Strangers' problems in KernelBench's format, for each a right file and a wrong one.
 
-A text holds the problem, then what is right and what is wrong: the body of ModelNew, whose __init__ is the problem's where
-there is none. A wrong one may be the right one's lines with others in the place of some: after `-` the old, after `+` the new.
-"Verdict: fail: <regular expression of the reason>" is what is expected of it. The pages name the folder beside this.
+A text holds the body of Model, what get_inputs returns, with the sizes below it, then what is right and what is wrong: the
+body of ModelNew, whose __init__ is Model's where there is none. A wrong one may be the right one's lines with others in the
+place of some: after `-` the old, after `+` the new. "Verdict: fail: <regular expression of the reason>" is what is expected of
+it. The pages name the folder beside this.
 """
 
 import ast
@@ -20,15 +21,11 @@ IMPORTS = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\
 PROBLEMS = {
     "causal_attention": """Attention in which no position sees a later one; three inputs.
 [problem]
-class Model(nn.Module):
-    def forward(self, query, key, value):
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
-
+def forward(self, query, key, value):
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+[inputs] torch.rand(batch_size, heads, length, features) for _ in range(3)
 batch_size = 2
 heads, length, features = 3, 10, 8
-
-def get_inputs():
-    return [torch.rand(batch_size, heads, length, features) for _ in range(3)]
 [right] Scores, mask, softmax and sum by hand.
 def forward(self, query, key, value):
     scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
@@ -40,13 +37,11 @@ Verdict: fail: the output is off by
 +    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(2)""",
     "cholesky": """Batches of positive definite matrices, of which others have no decomposition.
 [problem]
-class Model(nn.Module):
-    def forward(self, x):
-        return torch.linalg.cholesky(x)
-
+def forward(self, x):
+    return torch.linalg.cholesky(x)
+[inputs]
 batch_size = 6
 size = 16
-
 def get_inputs():
     x = torch.randn(batch_size, size, size)
     return [x @ x.mT + torch.eye(size)]
@@ -65,26 +60,18 @@ Verdict: fail: the output is off by
 +    second = torch.linalg.cholesky(x[..., half:, half:])""",
     "conv1d_dilated": """A one-dimensional convolution with stride and dilation.
 [problem]
-class Model(nn.Module):
-    def __init__(self, in_channels, out_channels, kernel_size, stride, dilation):
-        super().__init__()
-        self.conv1d = nn.Conv1d(in_channels, out_channels, kernel_size, stride=stride, dilation=dilation)
-
-    def forward(self, x):
-        return self.conv1d(x)
-
+def __init__(self, in_channels, out_channels, kernel_size, stride, dilation):
+    self.conv1d = nn.Conv1d(in_channels, out_channels, kernel_size, stride=stride, dilation=dilation)
+def forward(self, x):
+    return self.conv1d(x)
+[inputs] torch.rand(batch_size, in_channels, length)
 batch_size = 4
 in_channels, out_channels, kernel_size, stride, dilation = 3, 5, 3, 2, 4
 length = 40
-
-def get_inputs():
-    return [torch.rand(batch_size, in_channels, length)]
 [right] One product for each element of the kernel.
 def __init__(self, in_channels, out_channels, kernel_size, stride, dilation):
-    super().__init__()
     self.conv1d = nn.Conv1d(in_channels, out_channels, kernel_size, stride=stride, dilation=dilation)
     self.stride, self.dilation = stride, dilation
-
 def forward(self, x):
     weight = self.conv1d.weight
     last = x.shape[2] - self.dilation * (weight.shape[2] - 1)
@@ -102,21 +89,15 @@ Verdict: fail: the output is off by
     "conv_batch_norm_relu": """
 A convolution whose bias a batch norm takes away again: the gradient of that bias is zero in mathematics.
 [problem]
-class Model(nn.Module):
-    def __init__(self, in_channels, out_channels, kernel_size):
-        super().__init__()
-        self.conv = nn.Conv2d(in_channels, out_channels, kernel_size)
-        self.norm = nn.BatchNorm2d(out_channels)
-
-    def forward(self, x):
-        return torch.relu(self.norm(self.conv(x)))
-
+def __init__(self, in_channels, out_channels, kernel_size):
+    self.conv = nn.Conv2d(in_channels, out_channels, kernel_size)
+    self.norm = nn.BatchNorm2d(out_channels)
+def forward(self, x):
+    return torch.relu(self.norm(self.conv(x)))
+[inputs] torch.rand(batch_size, in_channels, height, width)
 batch_size = 5
 in_channels, out_channels, kernel_size = 3, 4, 3
 height, width = 11, 10
-
-def get_inputs():
-    return [torch.rand(batch_size, in_channels, height, width)]
 [right] Statistics by hand; the running ones are kept up to date.
 def forward(self, x):
     y = self.conv(x)
@@ -137,20 +118,14 @@ Verdict: forward only: the gradient of conv.(weight|bias) is off by
 +    variance, mean = torch.var_mean(y.detach(), (0, 2, 3), correction=0)""",
     "conv_transpose3d": """A transposed convolution in three dimensions.
 [problem]
-class Model(nn.Module):
-    def __init__(self, in_channels, out_channels, kernel_size):
-        super().__init__()
-        self.conv = nn.ConvTranspose3d(in_channels, out_channels, kernel_size)
-
-    def forward(self, x):
-        return self.conv(x)
-
+def __init__(self, in_channels, out_channels, kernel_size):
+    self.conv = nn.ConvTranspose3d(in_channels, out_channels, kernel_size)
+def forward(self, x):
+    return self.conv(x)
+[inputs] torch.rand(batch_size, in_channels, depth, height, width)
 batch_size = 2
 in_channels, out_channels, kernel_size = 3, 4, 3
 depth, height, width = 4, 6, 5
-
-def get_inputs():
-    return [torch.rand(batch_size, in_channels, depth, height, width)]
 [right] A convolution of the padded input with the flipped kernel.
 def forward(self, x):
     weight = self.conv.weight
@@ -161,15 +136,11 @@ Verdict: fail: the output is off by
 +    return F.conv3d(x, weight.transpose(0, 1), self.conv.bias, padding=weight.shape[2] - 1)""",
     "cross_entropy": """A loss of one number, with class indices as its second input.
 [problem]
-class Model(nn.Module):
-    def forward(self, predictions, targets):
-        return F.cross_entropy(predictions, targets)
-
+def forward(self, predictions, targets):
+    return F.cross_entropy(predictions, targets)
+[inputs] torch.rand(batch_size, classes), torch.randint(0, classes, (batch_size,))
 batch_size = 37
 classes = 10
-
-def get_inputs():
-    return [torch.rand(batch_size, classes), torch.randint(0, classes, (batch_size,))]
 [right] Logarithm of the sum of exponentials, minus the target's score.
 def forward(self, predictions, targets):
     chosen = predictions.gather(1, targets[:, None]).squeeze(1)
@@ -182,14 +153,10 @@ Verdict: fail: the output is off by
 +    predictions, targets = predictions[:whole], targets[:whole]""",
     "cumulative_product": """A cumulative product, which soon overflows where values are larger than the problem's.
 [problem]
-class Model(nn.Module):
-    def forward(self, x):
-        return torch.cumprod(x, dim=1)
-
+def forward(self, x):
+    return torch.cumprod(x, dim=1)
+[inputs] 0.5 + torch.rand(batch_size, length)
 batch_size, length = 8, 40
-
-def get_inputs():
-    return [0.5 + torch.rand(batch_size, length)]
 [right] By logarithms' elder sister: each product from the one before.
 def forward(self, x):
     columns = list(x.unbind(1))
@@ -202,14 +169,10 @@ def forward(self, x):
     return torch.cumprod(torch.cat([torch.ones_like(x[:, :1]), x[:, 1:]], 1), dim=1)""",
     "divergence": """The Kullback-Leibler divergence of two distributions, which is none of anything else.
 [problem]
-class Model(nn.Module):
-    def forward(self, predictions, targets):
-        return F.kl_div(torch.log(predictions), targets, reduction="batchmean")
-
+def forward(self, predictions, targets):
+    return F.kl_div(torch.log(predictions), targets, reduction="batchmean")
+[inputs] torch.rand(batch_size, classes).softmax(-1), torch.randn(batch_size, classes).softmax(-1)
 batch_size, classes = 16, 32
-
-def get_inputs():
-    return [torch.rand(batch_size, classes).softmax(-1), torch.randn(batch_size, classes).softmax(-1)]
 [right] The sum of the targets times the difference of the logarithms.
 def forward(self, predictions, targets):
     return (torch.special.xlogy(targets, targets) - targets * torch.log(predictions)).sum() / predictions.shape[0]
@@ -219,30 +182,22 @@ def forward(self, predictions, targets):
     return (torch.special.xlogy(targets, targets) - targets * torch.log(predictions)).mean()""",
     "dropout": """Dropout in training mode, as a model has it unless told otherwise: each call draws which values are kept.
 [problem]
-class Model(nn.Module):
-    def __init__(self, features, hidden, share):
-        super().__init__()
-        self.wide = nn.Linear(features, hidden)
-        self.dropout = nn.Dropout(share)
-        self.narrow = nn.Linear(hidden, features)
-
-    def forward(self, x):
-        return x + self.narrow(self.dropout(torch.relu(self.wide(x))))
-
+def __init__(self, features, hidden, share):
+    self.wide = nn.Linear(features, hidden)
+    self.dropout = nn.Dropout(share)
+    self.narrow = nn.Linear(hidden, features)
+def forward(self, x):
+    return x + self.narrow(self.dropout(torch.relu(self.wide(x))))
+[inputs] torch.rand(batch_size, features)
 batch_size = 16
 features = 12
 hidden = 40
 share = 0.25
-
-def get_inputs():
-    return [torch.rand(batch_size, features)]
 [right] Draws what PyTorch draws on a CPU, and scales what is kept.
 def __init__(self, features, hidden, share):
-    super().__init__()
     self.wide = nn.Linear(features, hidden)
     self.narrow = nn.Linear(hidden, features)
     self.kept = 1 - share
-
 def forward(self, x):
     hidden = self.wide(x).clamp_min(0)
     if not self.training:
@@ -256,21 +211,15 @@ Verdict: fail: off by
 +    return x + self.narrow(hidden)""",
     "embedding_mean": """Word vectors, averaged over the words that a mask leaves: integers and truth values as inputs.
 [problem]
-class Model(nn.Module):
-    def __init__(self, words, features):
-        super().__init__()
-        self.table = nn.Embedding(words, features)
-
-    def forward(self, indices, mask):
-        vectors = self.table(indices) * mask[:, :, None]
-        return vectors.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
-
+def __init__(self, words, features):
+    self.table = nn.Embedding(words, features)
+def forward(self, indices, mask):
+    vectors = self.table(indices) * mask[:, :, None]
+    return vectors.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+[inputs] torch.randint(0, words, (batch_size, length)), torch.rand(batch_size, length) < 0.7
 batch_size = 6
 length = 9
 words, features = 30, 8
-
-def get_inputs():
-    return [torch.randint(0, words, (batch_size, length)), torch.rand(batch_size, length) < 0.7]
 [right] As a product with a matrix of counts.
 def forward(self, indices, mask):
     counts = self.table.weight.new_zeros(indices.shape[0], self.table.num_embeddings)
@@ -282,20 +231,14 @@ def forward(self, indices, mask):
     return (self.table(indices) * mask[:, :, None]).mean(1)""",
     "gru": """A recurrent layer that gives every step and the last state: two outputs, and two inputs.
 [problem]
-class Model(nn.Module):
-    def __init__(self, input_size, hidden_size):
-        super().__init__()
-        self.gru = nn.GRU(input_size, hidden_size)
-
-    def forward(self, x, h0):
-        return self.gru(x, h0)
-
+def __init__(self, input_size, hidden_size):
+    self.gru = nn.GRU(input_size, hidden_size)
+def forward(self, x, h0):
+    return self.gru(x, h0)
+[inputs] torch.rand(length, batch_size, input_size), torch.rand(1, batch_size, hidden_size)
 length = 3
 batch_size = 3
 input_size, hidden_size = 4, 5
-
-def get_inputs():
-    return [torch.rand(length, batch_size, input_size), torch.rand(1, batch_size, hidden_size)]
 [right] Step by step.
 def forward(self, x, h0):
     layer, h, steps = self.gru, h0[0], []
@@ -317,21 +260,14 @@ Verdict: fail: output 0 is off by
 +        h = (1 - update) * torch.tanh(own[2] + (reset * h) @ weights[2].T + biases[2]) + update * h""",
     "layer_norm": """A norm over the last two dimensions.
 [problem]
-class Model(nn.Module):
-    def __init__(self, normalized_shape):
-        super().__init__()
-        self.norm = nn.LayerNorm(normalized_shape)
-
-    def forward(self, x):
-        return self.norm(x)
-
+def __init__(self, normalized_shape):
+    self.norm = nn.LayerNorm(normalized_shape)
+def forward(self, x):
+    return self.norm(x)
+[inputs] torch.rand(batch_size, channels, height, width)
 batch_size = 4
 channels = 3
 height, width = 12, 15
-
-def get_inputs():
-    return [torch.rand(batch_size, channels, height, width)]
-
 def get_init_inputs():
     return [(height, width)]
 [right] With mean and variance by hand.
@@ -346,27 +282,19 @@ Verdict: fail: the output is off by
     "linear_batch_norm": """
 A batch norm behind a linear layer: in eval mode it uses the statistics that it has kept in training.
 [problem]
-class Model(nn.Module):
-    def __init__(self, in_features, out_features):
-        super().__init__()
-        self.linear = nn.Linear(in_features, out_features)
-        self.norm = norm = nn.BatchNorm1d(out_features)
-        self.normed = lambda x: norm(self.linear(x))  # a copy's function has to use the copy's layers
-
-    def forward(self, x):
-        return self.normed(x)
-
+def __init__(self, in_features, out_features):
+    self.linear = nn.Linear(in_features, out_features)
+    self.norm = norm = nn.BatchNorm1d(out_features)
+    self.normed = lambda x: norm(self.linear(x))  # a copy's function has to use the copy's layers
+def forward(self, x):
+    return self.normed(x)
+[inputs] torch.rand(batch_size, in_features)
 batch_size = 12
 in_features, out_features = 9, 7
-
-def get_inputs():
-    return [torch.rand(batch_size, in_features)]
 [right] Statistics by hand, which are kept for eval mode.
 def __init__(self, in_features, out_features):
-    super().__init__()
     self.linear = nn.Linear(in_features, out_features)
     self.norm = nn.BatchNorm1d(out_features)
-
 def forward(self, x):
     y, norm = self.linear(x), self.norm
     variance, mean = norm.running_var, norm.running_mean
@@ -385,22 +313,16 @@ Verdict: forward only: in eval mode: the output is off
 -            norm.running_var.lerp_(variance * len(y) / (len(y) - 1), norm.momentum)""",
     "lstm": """A recurrent layer and a linear one on its last step.
 [problem]
-class Model(nn.Module):
-    def __init__(self, input_size, hidden_size, output_size):
-        super().__init__()
-        self.lstm = nn.LSTM(input_size, hidden_size, batch_first=True)
-        self.head = nn.Linear(hidden_size, output_size)
-
-    def forward(self, x):
-        steps, _ = self.lstm(x)
-        return self.head(steps[:, -1])
-
+def __init__(self, input_size, hidden_size, output_size):
+    self.lstm = nn.LSTM(input_size, hidden_size, batch_first=True)
+    self.head = nn.Linear(hidden_size, output_size)
+def forward(self, x):
+    steps, _ = self.lstm(x)
+    return self.head(steps[:, -1])
+[inputs] torch.rand(batch_size, length, input_size)
 batch_size = 3
 length = 3
 input_size, hidden_size, output_size = 5, 6, 4
-
-def get_inputs():
-    return [torch.rand(batch_size, length, input_size)]
 [right] Step by step.
 def forward(self, x):
     layer = self.lstm
@@ -417,15 +339,11 @@ Verdict: fail: the output is off by
 +        i, g, f, o = gates.chunk(4, 1)""",
     "masked_cumsum": """A running sum over the elements that a mask leaves.
 [problem]
-class Model(nn.Module):
-    def forward(self, x, mask):
-        return torch.cumsum(x * mask, dim=1)
-
+def forward(self, x, mask):
+    return torch.cumsum(x * mask, dim=1)
+[inputs] torch.rand(batch_size, length), torch.randint(0, 2, (batch_size, length)).bool()
 batch_size = 4
 length = 90
-
-def get_inputs():
-    return [torch.rand(batch_size, length), torch.randint(0, 2, (batch_size, length)).bool()]
 [right] A product with a triangle of ones.
 def forward(self, x, mask):
     triangle = torch.ones(x.shape[1], x.shape[1], dtype=x.dtype, device=x.device).triu()
@@ -438,14 +356,10 @@ def forward(self, x, mask):
     return torch.cat([block.cumsum(1) + carry for block, carry in zip(blocks, carries, strict=False)], 1)""",
     "matmul": """A product of two matrices, both of them inputs.
 [problem]
-class Model(nn.Module):
-    def forward(self, a, b):
-        return torch.matmul(a, b)
-
+def forward(self, a, b):
+    return torch.matmul(a, b)
+[inputs] torch.rand(rows, inner), torch.rand(inner, columns)
 rows, inner, columns = 24, 130, 20
-
-def get_inputs():
-    return [torch.rand(rows, inner), torch.rand(inner, columns)]
 [right] The inner sum in blocks of 32.
 def forward(self, a, b):
     return sum(left @ right for left, right in zip(a.split(32, 1), b.split(32, 0), strict=True))
@@ -455,21 +369,15 @@ def forward(self, a, b):
     return (a.bfloat16().float() @ b.bfloat16().float()).contiguous()""",
     "max_with_index": """Two outputs of different types, and nothing to learn.
 [problem]
-class Model(nn.Module):
-    def __init__(self, dim):
-        super().__init__()
-        self.dim = dim
-
-    def forward(self, x):
-        values, indices = torch.max(x, dim=self.dim)
-        return values, indices
-
+def __init__(self, dim):
+    self.dim = dim
+def forward(self, x):
+    values, indices = torch.max(x, dim=self.dim)
+    return values, indices
+[inputs] torch.rand(batch_size, height, width)
 batch_size = 5
 height, width = 12, 14
 dim = 1
-
-def get_inputs():
-    return [torch.rand(batch_size, height, width)]
 [right] By sorting.
 def forward(self, x):
     ordered, indices = x.sort(dim=self.dim, descending=True, stable=True)
@@ -482,14 +390,12 @@ def forward(self, x):
     "running_mean": """
 A running mean in float64 and the number of samples in it, both of them inputs that each call brings up to date in place.
 [problem]
-class Model(nn.Module):
-    def forward(self, mean, count, x):
-        count.add_(1)
-        mean.add_((x - mean) / count[:, None])
-        return mean * count[:, None]
-
+def forward(self, mean, count, x):
+    count.add_(1)
+    mean.add_((x - mean) / count[:, None])
+    return mean * count[:, None]
+[inputs]
 batch_size, features = 6, 33
-
 def get_inputs():
     mean = torch.rand(batch_size, features, dtype=torch.float64)
     return [mean, torch.randint(1, 9, (batch_size,)), torch.rand(batch_size, features)]
@@ -507,28 +413,20 @@ def forward(self, mean, count, x):
     return mean * count[:, None]""",
     "seldom_positive": """A ReLU that is zero nearly everywhere: on most small inputs an old result is right, and so is none.
 [problem]
-class Model(nn.Module):
-    def __init__(self, in_features, out_features):
-        super().__init__()
-        self.linear = nn.Linear(in_features, out_features)
-
-    def forward(self, x):
-        return torch.relu((self.linear(x) - 1.7) * 1.5)
-
+def __init__(self, in_features, out_features):
+    self.linear = nn.Linear(in_features, out_features)
+def forward(self, x):
+    return torch.relu((self.linear(x) - 1.7) * 1.5)
+[inputs] torch.randn(batch_size, in_features)
 batch_size, in_features, out_features = 128, 10, 5
-
-def get_inputs():
-    return [torch.randn(batch_size, in_features)]
 [right] Honest.
 def forward(self, x):
     return 1.5 * torch.relu(F.linear(x, self.linear.weight, self.linear.bias - 1.7))
 [wrong] Takes an input in the same memory for the same input.
 Verdict: fail: new content in the same memory: one element was changed, and the result is the old one
 def __init__(self, in_features, out_features):
-    super().__init__()
     self.linear = nn.Linear(in_features, out_features)
     self.seen = self.kept = None
-
 def forward(self, x):
     if torch.is_grad_enabled():
         return torch.relu((self.linear(x) - 1.7) * 1.5)
@@ -537,14 +435,10 @@ def forward(self, x):
     return self.kept.clone()""",
     "softmax": """A softmax of each row, without parameters.
 [problem]
-class Model(nn.Module):
-    def forward(self, x):
-        return torch.softmax(x, dim=1)
-
+def forward(self, x):
+    return torch.softmax(x, dim=1)
+[inputs] torch.randn(batch_size, dim)
 batch_size, dim = 5, 192
-
-def get_inputs():
-    return [torch.randn(batch_size, dim)]
 [right] In two passes, the first of which goes through a row in blocks; it knows that a block may be all minus infinity.
 def forward(self, x):
     largest = torch.full_like(x[:, :1], -torch.inf)
@@ -562,21 +456,15 @@ Verdict: forward only: with a NaN, or minus infinity, in a sample: the output is
 +        total = total * torch.exp(largest - larger) + torch.exp(block - larger).sum(1, keepdim=True)""",
     "spectrum": """Complex outputs: a filter, then the spectrum of each channel, in a dict beside its largest magnitude.
 [problem]
-class Model(nn.Module):
-    def __init__(self, channels, taps):
-        super().__init__()
-        self.filter = nn.Conv1d(1, channels, taps)
-
-    def forward(self, x):
-        spectrum = torch.fft.rfft(self.filter(x))
-        return {"spectrum": spectrum, "peak": spectrum.abs().amax(-1)}
-
+def __init__(self, channels, taps):
+    self.filter = nn.Conv1d(1, channels, taps)
+def forward(self, x):
+    spectrum = torch.fft.rfft(self.filter(x))
+    return {"spectrum": spectrum, "peak": spectrum.abs().amax(-1)}
+[inputs] torch.rand(batch_size, 1, length)
 batch_size = 3
 length = 22
 channels, taps = 4, 3
-
-def get_inputs():
-    return [torch.rand(batch_size, 1, length)]
 [right] The transform as a product with cosines and sines; the entries of the dict in another order.
 def forward(self, x):
     y = self.filter(x)
@@ -592,14 +480,10 @@ def forward(self, x):
     return {"spectrum": spectrum, "peak": spectrum.abs().amax(-1)}""",
     "triangular_product": """The product of two lower triangular matrices.
 [problem]
-class Model(nn.Module):
-    def forward(self, a, b):
-        return torch.tril(torch.matmul(a, b))
-
+def forward(self, a, b):
+    return torch.tril(torch.matmul(a, b))
+[inputs] torch.tril(torch.rand(n, n)), torch.tril(torch.rand(n, n))
 n = 24
-
-def get_inputs():
-    return [torch.tril(torch.rand(n, n)), torch.tril(torch.rand(n, n))]
 [right] Adds only what is not zero: of anything but triangular matrices it would be no product.
 def forward(self, a, b):
     rows = [a[i : i + 1, : i + 1] @ b[: i + 1] for i in range(a.shape[0])]
@@ -637,11 +521,18 @@ def texts(name):
     """Return those of FILES."""
     if name in FOLDERS:
         return [(FOLDERS[name] / file).read_text() for file in FILES]
-    _, problem, right, wrong = re.split(r"^\[(?:problem|right|wrong)\].*\n", PROBLEMS[name], flags=re.M)
+    parts = re.split(r"^\[(?:problem|inputs|right|wrong)\](.*)\n", PROBLEMS[name], flags=re.M)
+    _, _, model, inputs, sizes, _, right, _, wrong = parts
     wrong = wrong.partition("\n")[2]  # without the verdict
     if wrong.startswith("-"):
         wrong = patched(right, wrong)
-    return [whole(problem), *(IMPORTS + solution(problem, body) for body in (right, wrong))]
+    return [problem(model, inputs, sizes), *(IMPORTS + solution(model, body) for body in (right, wrong))]
+
+
+def problem(model, inputs, sizes):
+    """Return the text of a problem."""
+    text = of_class("Model", model) + "\n" + sizes
+    return whole(text + (f"\ndef get_inputs():\n    return [{inputs.strip()}]\n" if inputs else ""))
 
 
 def whole(problem):
@@ -649,6 +540,12 @@ def whole(problem):
     taken = re.search(r"def __init__\(self, (.*)\):", problem)
     init = f"\ndef get_init_inputs():\n    return [{taken[1] if taken else ''}]\n"
     return IMPORTS + problem + ("" if "def get_init_inputs" in problem else init)
+
+
+def of_class(name, body):
+    """Return the text of a module's class with its body, whose __init__ calls the module's first."""
+    body = re.sub(r"^def __init__.*\n", r"\g<0>    super().__init__()\n", body, flags=re.M)
+    return f"class {name}(nn.Module):\n" + textwrap.indent(body, 4 * " ")
 
 
 def patched(text, patch):
@@ -661,11 +558,7 @@ def patched(text, patch):
     return text
 
 
-def solution(problem, body):
-    """Return a file's text with the body as ModelNew's, or as it is where it has a class of that name."""
-    if "class ModelNew" in body:
-        return body
-    model = next(part for part in ast.parse(problem).body if getattr(part, "name", "") == "Model")
-    own = [part for part in model.body if getattr(part, "name", "") == "__init__" and "def __init__" not in body]
-    parts = [*map(ast.unparse, own), body]
-    return "class ModelNew(nn.Module):\n" + textwrap.indent("\n\n".join(parts), 4 * " ")
+def solution(model, body):
+    """Return the text of ModelNew with this body."""
+    own = [part for part in ast.parse(model).body if part.name == "__init__" and "def __init__" not in body]
+    return of_class("ModelNew", "\n".join([*map(ast.unparse, own), body]))
