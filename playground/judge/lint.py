@@ -20,6 +20,7 @@ from playground.judge.sizes import BATCH_NAMES, REDUCED_BATCH
 TOLERANCE = {None: 1e-4, "fp16": 1e-2, "bf16": 1e-2}  # KernelBench's get_tolerance_for_precision, absolute and relative
 DRAWS = 2
 WEIGHTS = 1 << 24  # elements of parameters: with more they shrink, too
+SLOW = 5.0  # seconds: a model that takes longer on shapes, as a recurrent one does, shrinks by its inputs alone
 WIDTH = 64  # a smaller constant is no width of a layer, but its kernel, or how many there are
 MOST = 1 << 28  # elements of a problem's inputs: with more it is not examined
 LOWER = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -68,7 +69,9 @@ def shrink(path, settings, elements):
     problem, changes = own = catalog.load_problem(path, settings), {}
     names = [name for name in catalog.constants(path) if _size(getattr(problem, name, None)) > 1]
     batch = next((name for usual in BATCH_NAMES for name in names if name.lower() == usual), None)
-    shapes = _shapes(problem)
+    began, shapes = time.monotonic(), _shapes(problem)
+    if is_slow := time.monotonic() - began > SLOW:
+        shapes = _shapes(problem, runs=False)
     for of_weights in (True, False):
         weights, stuck = _weights(problem), {batch} if of_weights else set()
         while shapes[2] > WEIGHTS if of_weights else _elements(shapes) > elements:
@@ -79,7 +82,7 @@ def shrink(path, settings, elements):
             halved = {each: _half(value, each == batch) for each, value in values.items() if name in (None, each)}  # or all
             try:
                 changed = catalog.load_problem(path, settings | changes | halved)
-                found = _shapes(changed)
+                found = _shapes(changed, not is_slow)
                 if of_weights:
                     fits = found[2] < shapes[2] and _elements(found) <= _elements(shapes)
                 else:
@@ -93,7 +96,7 @@ def shrink(path, settings, elements):
             else:
                 stuck.add(name)
         if of_weights and shapes[2] > WEIGHTS:
-            (problem, changes), shapes = own, _shapes(own[0])
+            (problem, changes), shapes = own, _shapes(own[0], not is_slow)
     if _elements(shapes) > MOST:
         raise catalog.CatalogError(f"internal limit: no constant makes its {_elements(shapes):.1e} elements few enough to try")
     return changes
@@ -121,8 +124,8 @@ def _weights(problem):
     return repr(problem.get_init_inputs())
 
 
-def _shapes(problem):
-    """The shapes of inputs and of outputs, and how many elements the parameters have.
+def _shapes(problem, runs=True):
+    """The shapes of inputs and, if it runs, of outputs, and how many elements the parameters have.
 
     Nothing has values where the file needs none. The model's exceptions come through.
     """
@@ -136,7 +139,7 @@ def _shapes(problem):
         with torch.device("meta"), torch.no_grad():
             model = tensors.make_model(problem, problem.Model, 0, "meta")
             parameters = sum(value.numel() for value in model.parameters())
-            outputs = tensors.flatten(model(*tensors.to(inputs, "meta")))
+            outputs = tensors.flatten(model(*tensors.to(inputs, "meta"))) if runs else []
     except RuntimeError as complaint:  # NotImplementedError among them
         if "meta" not in str(complaint).lower():
             raise
