@@ -329,7 +329,7 @@ class Perturbed(Decomposing):
         return result if _is_view(function) else _with_each(self._perturbed, result)
 
     def _perturbed(self, value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.dtype != self._OF:
+        if not isinstance(value, Tensor) or value.dtype != self._OF or _is_whole(value):
             return value
         table, count = self._table(value.device), value.numel()
         if count > self._TABLE and value.layout is torch.strided:
@@ -350,6 +350,14 @@ class Perturbed(Decomposing):
 
     def _signs(self, generator: torch.Generator) -> Tensor:
         return 2.0 * torch.randint(0, 2, (self._TABLE,), generator=generator, dtype=torch.int8) - 1
+
+
+def _is_whole(value: Tensor) -> bool:
+    """Return whether all are whole numbers that float32 has, so that nothing was rounded away, as behind torch.round."""
+    for part in (value[tuple(slice(4) for _ in value.shape)], value) if value.layout is torch.strided else ():
+        if not torch.equal(part, part.trunc()):
+            return False
+    return value.layout is torch.strided and value.numel() > 0 and value.abs().max().item() * torch.finfo(torch.float32).eps < 1
 
 
 class Nudged(Perturbed):
