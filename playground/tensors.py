@@ -380,7 +380,7 @@ def flatten(outputs):
 
 
 def require_judgeable(values):
-    """Raise InternalLimit for a tensor among the values that the judge cannot compare: sparse, nested, quantised, in half a byte."""
+    """Raise InternalLimit for a tensor among the values that the judge cannot compare: sparse, nested, quantised, float4."""
     for value in values:
         if _type(value) not in (_Tensor, _Parameter):
             continue
