@@ -37,8 +37,8 @@ def examine(path, settings, precision, elements, seconds, seed, with_mutants=Tru
     mutants are tried for so many seconds.
     """
     own = tensors.in_precision(catalog.load_problem(path, settings), precision)
-    size, floor = sizing.measure(own, by_running=True), _floor(own)
-    changes = shrink(path, settings, elements)
+    size, began, floor = sizing.measure(own, by_running=False), time.monotonic(), _floor(own)
+    changes = shrink(path, settings, elements, runs=time.monotonic() - began < SLOW)
     try:
         case = Case(tensors.in_precision(catalog.load_problem(path, settings | changes), precision), precision, seed)
     except Exception:  # a size that makes no sense to the file, which shapes did not show
@@ -60,8 +60,8 @@ def examine(path, settings, precision, elements, seconds, seed, with_mutants=Tru
     return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in found.items()}
 
 
-def shrink(path, settings, elements):
-    """Return {constant: value} with which neither inputs nor outputs have more elements; the batch first.
+def shrink(path, settings, elements, runs=True):
+    """Return {constant: value} with which neither inputs nor, if it runs, outputs have more elements; the batch first.
 
     Weights stay as they are, unless they have more than WEIGHTS elements, and constants change that: then they shrink first.
     Raises CatalogError where no constant makes inputs and outputs small enough to try.
@@ -69,9 +69,7 @@ def shrink(path, settings, elements):
     problem, changes = own = catalog.load_problem(path, settings), {}
     names = [name for name in catalog.constants(path) if _size(getattr(problem, name, None)) > 1]
     batch = next((name for usual in BATCH_NAMES for name in names if name.lower() == usual), None)
-    began, shapes = time.monotonic(), _shapes(problem)
-    if is_slow := time.monotonic() - began > SLOW:
-        shapes = _shapes(problem, runs=False)
+    shapes = _shapes(problem, runs)
     for of_weights in (True, False):
         weights, stuck = _weights(problem), {batch} if of_weights else set()
         while shapes[2] > WEIGHTS if of_weights else _elements(shapes) > elements:
@@ -82,7 +80,7 @@ def shrink(path, settings, elements):
             halved = {each: _half(value, each == batch) for each, value in values.items() if name in (None, each)}  # or all
             try:
                 changed = catalog.load_problem(path, settings | changes | halved)
-                found = _shapes(changed, not is_slow)
+                found = _shapes(changed, runs)
                 if of_weights:
                     fits = found[2] < shapes[2] and _elements(found) <= _elements(shapes)
                 else:
@@ -96,7 +94,7 @@ def shrink(path, settings, elements):
             else:
                 stuck.add(name)
         if of_weights and shapes[2] > WEIGHTS:
-            (problem, changes), shapes = own, _shapes(own[0], not is_slow)
+            (problem, changes), shapes = own, _shapes(own[0], runs)
     if _elements(shapes) > MOST:
         raise catalog.CatalogError(f"internal limit: no constant makes its {_elements(shapes):.1e} elements few enough to try")
     return changes
