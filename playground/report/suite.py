@@ -127,6 +127,12 @@ def _geometric_mean(values):
     return statistics.geometric_mean(values) if all(values) else 0.0  # an interval may begin at zero
 
 
+def left_out(report):
+    """Return why results that are right are in no file of another project, such as '2 right: not timed'; None where all are."""
+    rows = [result for result in report.results if is_correct(result, "forward") and not speedups(result)]
+    return f"{len(rows)} right: {rows[0].why_not_measured or 'not timed'}" if rows else None
+
+
 def eval_results(report):
     """Return {level: KernelBench's eval_results.json of its pairs} (eval_from_generations.py, add_to_eval_results_file).
 

@@ -32,12 +32,6 @@ def traces(report):
     return made
 
 
-def left_out(report):
-    """Return why results that are right are in no trace, such as '2 right: not timed'; None where all are."""
-    rows = [result for result in report.results if suite.is_correct(result, "forward") and not _status(result)]
-    return f"{len(rows)} right: {rows[0].why_not_measured or 'not timed'}" if rows else None
-
-
 def _status(result):
     """The status; None for a result that is left out."""
     if suite.is_correct(result, "forward"):
