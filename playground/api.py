@@ -5,8 +5,7 @@
     found = compare("problem.py", text_of_a_solution)
     print(found.verdict, found.reason, found.speedups)
 
-It is compare.py for one pair: the same processes, checks and figures. A call may take a minute. Calls leave nothing behind, and
-several threads may call at the same time: what is judged then shares the machine, and one is timed after the other.
+It is compare.py for one pair. Several threads may call at the same time: one is timed after the other.
 """
 
 import functools
@@ -14,7 +13,7 @@ import inspect
 import io
 import tempfile
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -44,18 +43,12 @@ class CannotCompare(RuntimeError):
 class Comparison:
     """What came of a solution.
 
-    `verdict` is "pass" (a drop-in replacement), "forward only" (right on the problem's own inputs; the caveats say what is
-    missing), "fail", "error" (it did not run to the end) or "skipped" (it does not run on that device). `is_right` says whether
-    it meets the standard that was asked for.
-
-    `reason` is one sentence, None with "pass"; `details` may hold a compiler's output or a traceback. `accuracy` is its class,
-    such as "as PyTorch" or "float32"; None where it is not known. `ran_on` is "cuda", "cpu" or "emulator", which times nothing.
-
-    `milliseconds` is the median of a forward pass; `baselines` are the medians of PyTorch's, and `speedups` those over each of
-    them and over the "fastest" that is at least as precise. Where nothing is claimed `speedups` is empty, and `not_measured`
-    says why. `proved` is what the outer clock says over eager PyTorch; None where it was not asked, or could not tell.
-
-    `result` is all that is known, as in the JSON of compare.py.
+    `verdict` is "pass", "forward only" (the caveats say what is missing), "fail", "error" (it did not run to the end) or
+    "skipped" (not on that device); `is_right`: it meets the standard asked for. `reason` is one sentence, None with "pass";
+    `details` may hold a compiler's output or a traceback. `accuracy` is its class, such as "as PyTorch"; `ran_on` is "cuda",
+    "cpu" or "emulator", which times nothing. `milliseconds` and `baselines` are medians of a forward pass; `speedups` those
+    over each baseline and the "fastest" as precise: empty where `not_measured` says why. `proved` is what the outer clock says
+    over eager PyTorch, or None. `result` is all, as in the JSON.
     """
 
     verdict: str
@@ -92,28 +85,17 @@ def compare(
     """Judge a solution of a problem, both in KernelBench's format, and time it if it is right.
 
     Either is a path, the name of one of the project's models or variants, the text of a file, or a module that has a file.
-    `settings` are other values for constants of the problem, such as {"batch_size": 4}. `device`, `standard`, `quick`,
-    `check_only`, `training`, `precision`, `time_limit` (seconds for each step), `sandbox` and `trust` are those of compare.py;
-    `quick` leaves out torch.compile, `check_only` times nothing. `accept` is the error, at most 0.01 of the output's standard
-    deviation, with which a solution is timed all the same.
-
-    What is wrong with the solution is in the Comparison. Processes that have imported PyTorch stay for the next call, and end
-    with the caller's. Raises CatalogError for a path or a setting that stands for nothing and for a problem that does not run,
-    CannotCompare where the machine lacks what `device` needs, TypeError and ValueError for other arguments.
+    `settings` are other values for constants of the problem, such as {"batch_size": 4}; `accept` is the error, at most 0.01 of
+    the output's standard deviation, that may be timed; `quick` leaves out torch.compile; the others are compare.py's options.
+    Processes that have imported PyTorch stay for the next call. Raises CatalogError for what stands for nothing or does not
+    run, CannotCompare where the machine lacks what `device` needs, TypeError and ValueError for other arguments.
     """
-    options = Options(
-        device=device,
-        standard=standard,
-        quick=quick,
-        check_only=check_only,
-        training=training,
-        precision=precision,
-        accept=accept,
-        time_limit=time_limit,
-        sandbox=sandbox,
-        trust=trust,
-    )
-    _prepare(device)
+    named = locals()
+    options = Options(**{each.name: named[each.name] for each in fields(Options) if each.name in named})
+    with _once:
+        missing = _missing("cuda" if device == "cuda" else "cpu")
+    if missing:
+        raise CannotCompare(str(missing))
     if sandbox == "require":
         try:
             version()
@@ -145,7 +127,6 @@ def _run(model, variant, settings, options):
 
 
 def _file(given, text_file):
-    """A path or a name as text. What is the text of a file is written into `text_file`."""
     if isinstance(given, ModuleType):
         try:
             return str(Path(inspect.getfile(given)).resolve())
@@ -160,29 +141,11 @@ def _file(given, text_file):
 
 
 def _told(result):
-    return Comparison(
-        verdict=result.verdict,
-        is_right=meets(result),
-        reason=result.reason,
-        details=result.details,
-        caveats=tuple(result.caveats),
-        accuracy=suite.accuracy_class(result),
-        ran_on=result.ran_on,
-        milliseconds=result.median_ms,
-        baselines={name: spread.median for name, spread in result.baselines_ms.items()},
-        speedups=suite.speedups(result),
-        proved=result.proved,
-        not_measured=result.why_not_measured,
-        result=dump(result),
-    )
-
-
-def _prepare(device):
-    """Raises CannotCompare where this machine lacks what the device needs."""
-    with _once:
-        missing = _missing("cuda" if device == "cuda" else "cpu")
-    if missing:
-        raise CannotCompare(str(missing))
+    same = {name: getattr(result, name) for name in ("verdict", "reason", "details", "ran_on", "proved")}
+    same |= {"milliseconds": result.median_ms, "not_measured": result.why_not_measured, "caveats": tuple(result.caveats)}
+    baselines = {name: spread.median for name, spread in result.baselines_ms.items()}
+    found = {"is_right": meets(result), "accuracy": suite.accuracy_class(result), "speedups": suite.speedups(result)}
+    return Comparison(**same, **found, baselines=baselines, result=dump(result))
 
 
 @functools.cache

@@ -1,8 +1,4 @@
-"""Which models and variants there are, by name or by path, and how a file of either kind is loaded.
-
-A model is a file in KernelBench's format: a class `Model`, `get_inputs()` and `get_init_inputs()`. A variant is a file with
-a class `ModelNew` of the same signatures. The project's own are found by name; any other by its path.
-"""
+"""Which models (`Model`, `get_inputs()`, `get_init_inputs()`) and variants (`ModelNew`) there are, and how they load."""
 
 import ast
 import builtins
@@ -29,8 +25,7 @@ COMPARE = "python compare.py" if IS_CLONE else "kernel-playground"  # as its use
 # (tests/kernels/test_shapes.py); where it only counts, less will do.
 SETTINGS = {
     "cpu": {
-        "conv_pool_sigmoid_sum": {"batch_size": 4},
-        "conv3d_div_max_gap_bias_sum": {"batch_size": 8},
+        **{"conv_pool_sigmoid_sum": {"batch_size": 4}, "conv3d_div_max_gap_bias_sum": {"batch_size": 8}},
         "alexnet_conv1": {"batch_size": 16},
     },
     "emulator": {
@@ -80,10 +75,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Variant:
-    """A file with a ModelNew. `backend` is where its own code runs: "cuda", "cpu", or "any" where the file does not tell.
-
-    It is None of a file that cannot be read.
-    """
+    """A file with a ModelNew; `backend` is "cuda", "cpu", "any" where nothing tells, or None where it cannot be read."""
 
     name: str
     path: Path
@@ -152,9 +144,8 @@ def find_model(name_or_path):
     path = _existing_file(name_or_path, "model", known)
     names = _top_level_names(path)
     if "ModelNew" in names and "Model" not in names:
-        raise CatalogError(
-            f"{path}: defines ModelNew and no Model, as a solution does: give it to --variant, its problem to --model"
-        )
+        what = "defines ModelNew and no Model, as a solution does: give it to --variant, its problem to --model"
+        raise CatalogError(f"{path}: {what}")
     return Model(path.stem, path)
 
 
@@ -182,17 +173,13 @@ def find_variant(model, name_or_path):
     path = _existing_file(name_or_path, f"variant of {model.name}", known)
     names = _top_level_names(path)
     if {"Model", "get_inputs"} <= names and not {"ModelNew", "*"} & names:
-        raise CatalogError(
-            f"{path}: defines Model and no ModelNew, as a problem does: give it to --model, its solution to --variant"
-        )
+        what = "defines Model and no ModelNew, as a problem does: give it to --model, its solution to --variant"
+        raise CatalogError(f"{path}: {what}")
     return _variant(path)
 
 
 def find_any_variant(name_or_path, model_name=None):
-    """Return the variant of that name, whatever its model, or the one in the file at that path. Raises CatalogError.
-
-    `model_name` says which model's it is; MODEL/VARIANT does, too. A name that only one model has needs neither.
-    """
+    """Return the variant of that name, or MODEL/VARIANT, or in a file, of `model_name` if given. Raises CatalogError."""
     prefix, _, name = str(name_or_path).rpartition("/")
     if model_name:
         return find_variant(find_model(model_name), name_or_path)
@@ -222,10 +209,7 @@ def _existing_file(name_or_path, kind, known):
 
 
 def _variant(path):
-    """The backend is read off the file: what launches kernels of its own needs CUDA, whatever it is called.
-
-    An untrusted file without any, such as one of PyTorch's operators, runs on either, unless its name begins with cpu_.
-    """
+    """Return the variant in a file: what launches kernels needs CUDA, what has none runs on either, unless named cpu_*."""
     text = path.read_text(encoding="utf-8", errors="replace")
     if CUDA_TEXT.search(text):
         return Variant(path.stem, path, "cuda")
@@ -252,9 +236,8 @@ def parse_settings(texts):
 def load_problem(path, settings=None):
     """Return the module of a model's file, with its top-level constants replaced by `settings` where they are assigned.
 
-    They are replaced while the file runs, so that constants computed from them follow. Raises CatalogError for a name that the
-    file does not assign at its top level and for a file without Model, get_inputs and get_init_inputs; whatever the file
-    itself raises comes through.
+    Raises CatalogError for an unknown constant and for a file without Model, get_inputs and get_init_inputs, and what the file
+    itself raises.
     """
     path = Path(path)
     tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
@@ -281,7 +264,6 @@ def _top_level_names(path):
 
 
 def _assigned_names(statement):
-    """Names that an assignment at the top level binds, through tuples too."""
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     if isinstance(statement, ast.AnnAssign) and statement.value is not None:
         targets = [statement.target]
@@ -309,10 +291,10 @@ def require_constants(path, who, names):
 
 
 def load_variant(path, content=None, names=None, model_new_of=None):
-    """Return the module of a variant's file. Raises CatalogError when it defines no ModelNew; its own errors come through.
+    """Return the module of a variant's file, of `content` if given. Raises CatalogError without ModelNew, and its own errors.
 
-    `content`, bytes, is run in the place of what is in the file by now. The module has `names`, {name: value}, beforehand.
-    `model_new_of(module)`, where the problem has it, returns the ModelNew of a file in another format.
+    The module has `names`, {name: value}, beforehand. `model_new_of(module)`, where the problem has it, gives the ModelNew of
+    another format.
     """
     path = Path(path)
     content = path.read_bytes() if content is None else content
@@ -338,7 +320,6 @@ def _run(kind, path, code, names, required, model_new_of=None):
 
 
 def _may_define(code, path, name):
-    """Whether a file's text may define a name, which is looked for before a build that would be in vain."""
     nodes = list(ast.walk(ast.parse(code, filename=str(path)))) if b"cpp_extension" in code else []
     for node in nodes:
         defined = getattr(node, "name", None) or getattr(node, "asname", None) or getattr(node, "id", None)
@@ -348,15 +329,10 @@ def _may_define(code, path, name):
 
 
 def borrowed_names(variant, problem):
-    """Return the names, sorted, that a variant's file uses without defining them, and that the problem's file defines.
-
-    KernelBench runs a solution in the namespace of its problem. Empty if a file does not parse, or
-    if the problem makes a ModelNew of its solutions itself.
-    """
+    """Return the names, sorted, that a variant's file uses and only its problem's file defines, as KernelBench permits."""
     try:
-        own, given = (
-            symtable.symtable(Path(path).read_text(encoding="utf-8"), str(path), "exec") for path in (variant, problem)
-        )
+        texts = [(Path(path).read_text(encoding="utf-8"), str(path)) for path in (variant, problem)]
+        own, given = (symtable.symtable(*each, "exec") for each in texts)
     except (SyntaxError, ValueError, OSError):
         return []
     if "model_new_of" in given.get_identifiers():

@@ -1,9 +1,7 @@
-"""Problems of FlashInfer-Bench and SOL-ExecBench in KernelBench's form, in which the judge takes them.
+"""Problems of FlashInfer-Bench and SOL-ExecBench (a definition in JSON with lines of workloads) in KernelBench's form.
 
-A problem is a definition (JSON: axes, inputs, outputs, and a reference in PyTorch, the function `run`) with workloads (a line
-of JSON each: values of the variable axes, and where the inputs come from). `read` writes a file for each workload: the text of
-the reference, the axes and scalars as constants, and a call of `problem`. Nothing is read where tensors come from files, or
-where a type has less than a byte.
+`read` writes a file for each workload: the reference's text, axes and scalars as constants, and a call of `problem`. Tensors
+from files, and types of less than a byte, are not read.
 """
 
 import inspect
@@ -42,9 +40,8 @@ def problems(path):
 def read(folder, solutions):
     """Return the Suite of all problems in a folder: a pair for each workload and each solution.
 
-    `solutions` are files, the folder that they are in, or None: those in the folder itself. Each is JSON that names its
-    definition and one file of Python, or, for the only problem, a file of Python; its function `run` takes the inputs or, in
-    destination-passing style, the outputs behind them. Raises CatalogError; a faulty problem costs its own pairs alone.
+    `solutions` are files, their folder, or None: those in the folder itself; each is JSON that names its definition and one
+    file of Python, or, for an only problem, a file of Python. Raises CatalogError; a faulty problem costs its own pairs alone.
     """
     folder, pairs, files = Path(folder), [], problems(folder)
     given = solutions or folder
@@ -85,7 +82,6 @@ def _definition(file):
 
 
 def _workloads(file, name):
-    """The workloads of a definition's file, each {"axes", "inputs", "uuid", "tolerance"}."""
     beside = file.with_name(WORKLOADS)
     root = next((parent for parent in file.parents if parent.name == ROOT), file.parent)
     near = [beside] if file.name == DEFINITION else sorted((root.parent / "workloads").rglob(f"{name}.jsonl"))
@@ -133,22 +129,17 @@ def _pair(file, definition, workload, at, solution, count):
     types = {each.get("dtype", "") for each in (definition["inputs"] | definition["outputs"]).values()}
     unread = sorted(set(kinds.values()) - set(SOURCES)) + sorted(each for each in types if each.startswith("float4"))
     axes = " ".join(f"{key}={value}" for key, value in workload["axes"].items())
-    return Pair(
-        path,
-        at if at.suffix == ".py" else own,
-        name,
-        str(solution["name"]),
-        workload=workload,
-        skipped=f"internal limit: {', '.join(unread)} inputs are not read" if unread else solution.get("skipped"),
-        case=Case(kind="benchmark", name=f"workload {axes}".rstrip(), ranking="geom", benchmarks=count),
-    )
+    case = Case(kind="benchmark", name=f"workload {axes}".rstrip(), ranking="geom", benchmarks=count)
+    skipped = f"internal limit: {', '.join(unread)} inputs are not read" if unread else solution.get("skipped")
+    files = path, at if at.suffix == ".py" else own
+    return Pair(*files, name, str(solution["name"]), workload=workload, skipped=skipped, case=case)
 
 
 def problem(given, definition, sources):
     """Return (Model, get_inputs, get_init_inputs, model_new_of) of a definition whose reference has run in the module `given`.
 
-    `sources` say of each input whether it is "random" (normal floats, integers from -1024 to 1023), a "scalar", whose value is
-    the constant of its name, or "custom", made by the function that the definition names.
+    `sources` say of each input whether it is "random" (normal floats, integers from -1024 to 1023), a "scalar" or "custom", by
+    the definition's own function.
     """
     import torch
 

@@ -1,8 +1,4 @@
-"""GPU MODE's competition problems in KernelBench's form, in which the judge takes them.
-
-A problem is a folder as in the repository gpu-mode/reference-kernels: task.yml lists the files, tests and benchmarks. `read`
-writes a file for each problem, whose constants are the arguments of generate_input. In a worker it uses gpu_mode_problem.
-"""
+"""GPU MODE's competition problems (folders with a task.yml) in KernelBench's form; see gpu_mode_problem for a worker's part."""
 
 import functools
 import importlib.abc
@@ -36,8 +32,8 @@ def read(folder, submissions, has_gpu, settings=None):
     """Return the Suite of a problem's folder, or of all below it: a pair for each submission and each test and benchmark.
 
     `submissions` are files, a folder in which each problem has one of its name, or None: those in the problem's folder.
-    `settings` replace arguments of generate_input. Without a GPU nothing is timed, CUDA is judged at the smallest test, and
-    what needs a GPU is skipped. Raises CatalogError; of several problems a faulty one costs its own pairs alone.
+    `settings` replace arguments of generate_input. Without a GPU CUDA is judged at the smallest test, untimed. Raises
+    CatalogError; a faulty problem costs its own pairs alone.
     """
     found, pairs = problems(folder), []
     for each in found:
@@ -58,10 +54,7 @@ def read(folder, submissions, has_gpu, settings=None):
 
 
 def alone(folder):
-    """Return [(name, file, settings of each test, the smallest first)] of the problems in a folder, whoever solved them.
-
-    In place of its file a faulty one has the CatalogError.
-    """
+    """Return [(name, file or a CatalogError, settings of each test, smallest first)] of the problems in a folder."""
     found = []
     for each in problems(folder):
         try:
@@ -112,7 +105,6 @@ def _pairs(folder, file, names, has_gpu, settings):
 
 
 def _task(folder):
-    """Return what task.yml says. Its "files" are {module: (path, text)}, but for the submission and what runs it."""
     try:
         yaml = importlib.import_module("yaml")
         task = yaml.safe_load((folder / TASK).read_text(encoding="utf-8"))

@@ -44,8 +44,8 @@ class _Files(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def problem(files, arguments, device):
     """Return (Model, get_inputs, get_init_inputs, model_new_of, check_outputs). Raises CatalogError for what does not fit.
 
-    The model's inputs are the tensors in `data`, floats of one byte as bytes, and the form of `data` as text. A tensor that
-    generate_input leaves uninitialised is an output buffer: each call gets a new one. check_implementation may be missing.
+    Inputs are the tensors in `data`, one-byte floats as bytes, and its form as text; uninitialised ones are output buffers, new
+    for each call.
     """
     _Files(files, device)
     reference = importlib.import_module("reference")

@@ -1,6 +1,8 @@
 """PyTorch's modes: what uninitialised memory holds, determinism, and the precision of float32."""
 
 import contextlib
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -8,12 +10,8 @@ WARN = 1  # torch.get_deterministic_debug_mode's number for "warn"
 
 
 @contextlib.contextmanager
-def uninitialised_is_nan():
-    """Have torch fill what it would leave uninitialised with NaN (or the largest integer), as in deterministic mode.
-
-    A file that ends that mode, as some do behind their own use of it, ends it afterwards.
-    torch.use_deterministic_algorithms would import torch._inductor, for a second, and make all that is compiled deterministic.
-    """
+def uninitialised_is_nan() -> Iterator[None]:
+    """Have torch fill what it would leave uninitialised with NaN (or the largest integer), without slow imports."""
     fill = torch.utils.deterministic.fill_uninitialized_memory
     mode = torch.get_deterministic_debug_mode()
     torch.utils.deterministic.fill_uninitialized_memory = True
@@ -21,7 +19,7 @@ def uninitialised_is_nan():
     _modes.append(mode)
     set_mode = torch._C._set_deterministic_algorithms
 
-    def go_on_filling(mode, *, warn_only=False):
+    def go_on_filling(mode: bool, *, warn_only: bool = False) -> None:
         if not mode:
             _modes[:] = [0] * len(_modes)
         set_mode(True, warn_only=warn_only or not mode)
@@ -36,11 +34,8 @@ def uninitialised_is_nan():
         torch.utils.deterministic.fill_uninitialized_memory = fill
 
 
-def set_fp32_precision(values):
-    """Set `fp32_precision` of some of torch.backends, {cudnn.conv, for example: "ieee", "tf32" or "none"}.
-
-    The older flags go along: reading one, as programs written before torch 2.9 do, raises where it says something else.
-    """
+def set_fp32_precision(values: dict[Any, str]) -> None:
+    """Set `fp32_precision` of some of torch.backends, and the older flags, which must agree."""
     cudnn, products = torch.backends.cudnn.conv, torch.backends.cuda.matmul
     if cudnn in values:
         torch._C._set_cudnn_allow_tf32(values[cudnn] == "tf32")
@@ -50,10 +45,10 @@ def set_fp32_precision(values):
         place.fp32_precision = value
 
 
-_modes = []  # of torch's determinism, as they were before
+_modes: list[int] = []  # of torch's determinism, as they were before
 
 
-def deterministic_mode():
+def deterministic_mode() -> int:
     """Return torch's mode, as it would be without uninitialised_is_nan: a file may set the usual one after its call."""
     mode = torch.get_deterministic_debug_mode()
     return _modes[0] if _modes and mode == WARN else mode

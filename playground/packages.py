@@ -1,7 +1,4 @@
-"""Says whether this Python will do and which packages it lacks, before anything imports them.
-
-Imports nothing but the standard library, and is written so that a Python that is too old can read it, too.
-"""
+"""Says whether this Python will do and which packages it lacks; an older Python can read it, too."""
 
 import sys
 from importlib.util import find_spec
@@ -11,7 +8,7 @@ OLDEST = (3, 11)
 NEEDED = ("torch", "numpy", "rich", "pygments", "psutil", "filelock")
 
 
-def missing():
+def missing() -> str | None:
     """Return one line that says which packages this Python lacks, or that it is too old, and what to do; or None."""
     if sys.version_info < OLDEST:
         found, needed = (".".join(map(str, version[:2])) for version in (sys.version_info, OLDEST))
@@ -25,7 +22,7 @@ def missing():
     return f"no {', '.join(absent)} in {sys.executable}: install with `{how}`"
 
 
-def require():
+def require() -> None:
     """End the program with status 2, as for everything that this machine cannot do, where something is missing."""
     line = missing()
     if line:

@@ -277,9 +277,7 @@ class Caveat:
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    """The class of the outputs' accuracy (judge/accuracy.py), the error, the limit within which all are as PyTorch, and the
-    error that the caller accepts.
-    """
+    """The class of the outputs' accuracy, the error, the limit of "as PyTorch", the error that the caller accepts."""
 
     kind: Text = field(metadata={"key": "class"})
     error: Amount | None
@@ -335,7 +333,6 @@ class Probe(Entry, Errors):
     max_error: Amount | None = None
     allowed: Amount | None = None
     eager_error: Amount | None = None
-    permitted_error: Amount | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

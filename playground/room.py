@@ -9,10 +9,10 @@ class NoRoom(Exception):
     """A folder of this machine is full; the text says which, and what to do."""
 
 
-def is_full(error):
+def is_full(error: BaseException) -> bool:
     """Return whether an error says that a file system, or a share of it, is full."""
     return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)
 
 
-def no_room_in(folder):
+def no_room_in(folder: object) -> str:
     return f"{NO_ROOM}in {folder}, where processes exchange tensors: make some there, or set TMPDIR to a folder that has it"

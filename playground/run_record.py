@@ -62,7 +62,7 @@ class Environment:
 
     def verify(self, where: str) -> None:
         try:
-            self.moment.isoformat()
+            _ = self.moment
         except ValueError:
             require(False, f"{where}.date", "an ISO 8601 date", self.date)
 
@@ -138,10 +138,7 @@ class Suite:
 
 @dataclass(frozen=True, kw_only=True)
 class Against:
-    """An earlier document that this one was compared with: `counts` of verdicts, which differ by more than the `margin`.
-
-    `regressions` says in a line each what is slower than then, or less right.
-    """
+    """An earlier document that this one was compared with, and what is slower or less right than then (`regressions`)."""
 
     file: str
     date: str

@@ -1,8 +1,8 @@
 """Dataclasses as JSON and back, strictly: what is missing, unknown or of another type is refused, with its path.
 
-A field is a key of the JSON, unless its metadata names another `key`. A field without a default must be there. The annotation
-says what stands there: a dataclass, bool, int, float, str, Any, a Literal, a union, a list, tuple or dict of such, or Annotated
-with a Rule. What a dataclass itself requires is in its method `verify(where)`.
+A field is a key of the JSON, unless its metadata names another `key`; one without a default must be there. Annotations are
+dataclasses, plain types, Any, Literal, unions, lists, tuples and dicts of such, or Annotated with a Rule. A dataclass may have
+a method `verify(where)`.
 """
 
 import dataclasses
@@ -57,10 +57,7 @@ def values(record: Any) -> dict[str, Any]:
 
 
 def dump(value: Any) -> Any:
-    """Return a value as JSON can hold it: a dataclass as an object, tuples as lists, what is not finite as None.
-
-    Of a record that was read, what was not there is left out again.
-    """
+    """Return a value as JSON can hold it; what a record that was read lacked is left out again."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         absent = value.__dict__.get("_absent", _form_of(type(value)).omitted)
         own = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
@@ -74,10 +71,7 @@ def dump(value: Any) -> Any:
 
 
 def load(form: type[T], value: Any, where: str = "", strict: bool = True) -> T:
-    """Return what a value of JSON is in a `form`: a dataclass, or whatever else the annotation of a field may be.
-
-    Raises DocumentError, which names the path, where it has another form. Without `strict` an object may have more keys.
-    """
+    """Return a value of JSON in a `form`; `strict` refuses more keys. Raises DocumentError, with the path."""
     return typing.cast(T, _load(form, value, where, strict))
 
 

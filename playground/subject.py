@@ -8,9 +8,8 @@ from playground.serial import OMITTED, Amount, Count, Rule, Text
 
 NOTHING_TO_DO = "no kernel of its own to look at"  # of compute-sanitizer
 
-Digest = Annotated[
-    str, Rule("64 hexadecimal digits", lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{64}", value)))
-]
+IS_DIGEST = Rule("64 hexadecimal digits", lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{64}", value)))
+Digest = Annotated[str, IS_DIGEST]
 
 Place = Literal["cuda", "cpu", "emulator"]
 
@@ -39,10 +38,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class PairFacts:
-    """A pair of a suite: KernelBench's numbers, where the solution comes from, and the speed-up that is claimed there.
-
-    `workload` is the size of a definition, as it was read: see playground/definitions.py.
-    """
+    """A pair of a suite: KernelBench's numbers, its origin, the claimed speed-up, and a definition's `workload`."""
 
     problem: str
     solution: str

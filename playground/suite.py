@@ -1,8 +1,4 @@
-"""The pairs of a suite: KernelBench's problems and the solutions of a run, or a JSON list of pairs.
-
-KernelBench keeps its problems in `level1/3_Batched_matrix_multiplication.py` and the solutions of a run in one folder, as
-`level_1_problem_3_sample_0_kernel.py` (dataset.py and eval_from_generations.py of ScalingIntelligence/KernelBench).
-"""
+"""The pairs of a suite: folders as KernelBench keeps problems and solutions of a run, or a JSON list of pairs."""
 
 import json
 import re
@@ -25,12 +21,9 @@ LIST_FORM = '[{"problem": "a.py", "solution": "b.py"}, ...]'
 class Pair:
     """A problem and a solution of it, by their paths and the names under which they are reported.
 
-    `level`, `problem_id` and `sample_id` are KernelBench's, None where nothing says them. `origin` is where the solution comes
-    from, in the words of the list, and `claimed_speedup` what is said there of its speed over eager PyTorch. `broken` is why it
-    cannot be judged; None where nothing is known against it; `skipped` is why it is not tried here.
-
-    Where a problem lists several sizes, `case` says which this is, and `workload` is it in the words of a definition. What is
-    not `timed` is only judged.
+    `level`, `problem_id` and `sample_id` are KernelBench's or None; `origin` and `claimed_speedup` are the list's words.
+    `broken` is why it cannot be judged, `skipped` why it is not tried here. `case` and `workload` say which of several sizes
+    this is. What is not `timed` is only judged.
     """
 
     problem: Path
@@ -69,10 +62,7 @@ class Suite:
 
 
 def read(problems, solutions=None):
-    """Return the Suite in two folders of KernelBench's layouts or, without `solutions`, in the JSON list `problems`.
-
-    What is wrong with one pair breaks that pair alone. Raises CatalogError where there are no pairs at all.
-    """
+    """Return the Suite in two folders, or in a JSON list; what is wrong with one pair breaks it alone. Raises CatalogError."""
     problems = Path(problems)
     if problems.is_dir() and solutions is None:
         raise CatalogError(f"--suite {problems} is a folder of problems: name that of their solutions with --solutions RUN")
@@ -98,9 +88,8 @@ def _from_folders(problems, solutions):
             problem = known.get((level, number))
             broken = None if problem else f"{problems} has no problem {number} of level {level}"
             path = problem or problems / f"level{level}" / f"{number}_.py"
-            pairs.append(
-                Pair(path, file, _name(path, problems), file.stem, level, number, sample, broken=broken or _unreadable(file))
-            )
+            known_as = _name(path, problems), file.stem, level, number, sample
+            pairs.append(Pair(path, file, *known_as, broken=broken or _unreadable(file)))
     if not pairs:
         raise CatalogError(f"--solutions {solutions}: no solution such as level_1_problem_3_sample_0_kernel.py is in there")
     solved, levels = {pair.problem for pair in pairs}, {pair.level for pair in pairs}
@@ -146,16 +135,9 @@ def _listed(entry, number, file):
             raise CatalogError(f"{where}: {key} is {entry[key]!r}, no {getattr(kind, '__name__', 'number')}")
     problem, solution = (file.parent / entry[key] for key in ("problem", "solution"))
     numbers = _numbers(problem, solution) | {name: entry[name] for name in NUMBERS if entry.get(name) is not None}
-    return Pair(
-        problem,
-        solution,
-        *(_name(path, file.parent) for path in (problem, solution)),
-        **numbers,
-        origin=entry.get("origin"),
-        claimed_speedup=entry.get("claimed_speedup"),
-        settings=entry.get("settings") or {},
-        broken=_unreadable(problem) or _unreadable(solution),
-    )
+    names = [_name(path, file.parent) for path in (problem, solution)]
+    said = {key: entry.get(key) for key in ("origin", "claimed_speedup")} | {"settings": entry.get("settings") or {}}
+    return Pair(problem, solution, *names, **numbers, **said, broken=_unreadable(problem) or _unreadable(solution))
 
 
 def _numbers(problem, solution):

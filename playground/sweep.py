@@ -3,10 +3,14 @@
 import ast
 import itertools
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from playground.catalog import CatalogError
+from playground.record import Result
 
+Axes = dict[str, tuple[Any, ...]]  # {name of a constant: its values}
 # How the reason of an exception begins by which a variant refuses what it was given; faults, time limits and a TypeError, which
 # is how a wrong call ends, are none. PyTorch raises RuntimeError, too: only one of the variant's own code is a refusal.
 REFUSAL = re.compile(r"(ValueError|NotImplementedError): ")
@@ -17,9 +21,9 @@ COMPILED = "<compiled code of the file>"  # stands in a traceback for what calls
 CALLERS = ("torch/_ops.py", COMPILED)
 
 
-def parse(texts):
+def parse(texts: Iterable[str]) -> Axes:
     """Return {"batch_size": (1, 8)} from ["batch_size=1,8"]; values are Python literals. Raises CatalogError."""
-    axes = {}
+    axes: Axes = {}
     for text in texts:
         name, equals, values = text.partition("=")
         if not equals or not name.isidentifier() or not values.strip():
@@ -35,12 +39,12 @@ def parse(texts):
     return axes
 
 
-def grid(axes):
+def grid(axes: Axes) -> list[dict[str, Any]]:
     """Return the settings of every point, the last axis changing fastest; one empty point without axes."""
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
-def is_refusal(result):
+def is_refusal(result: Result) -> bool:
     """Return whether the variant said no to the shape."""
     reason = result.reason or ""
     if result.verdict != "error":
@@ -48,13 +52,9 @@ def is_refusal(result):
     return bool(REFUSAL.match(reason) or (MAYBE_REFUSAL.match(reason) and _is_its_own(result)))
 
 
-def _is_its_own(result):
-    """Whether the exception of a result came from the variant's own text: its operators', or a `raise` in its file.
-
-    Where it was raised is what the traceback in "details" ends with. An operator of PyTorch's that the variant calls ends it in
-    the variant's own line, or in PyTorch's files. Without a traceback nothing says that it was meant.
-    """
-    traceback, found, _ = result.details.partition("\n" + result.reason)
+def _is_its_own(result: Result) -> bool:
+    """Whether the exception of a result came from the variant's own operators, or a `raise` in its file, by its traceback."""
+    traceback, found, _ = result.details.partition(f"\n{result.reason}")
     frames = list(FRAME.finditer(traceback)) if found else []
     if not frames:
         return False
@@ -62,31 +62,31 @@ def _is_its_own(result):
     return file.as_posix().endswith(CALLERS) or (file.stem == result.variant and code.startswith("raise "))
 
 
-def lines_along(results, axes, axis):
+def lines_along(results: Sequence[Result], axes: Axes, axis: str) -> list[tuple[dict[str, Any], list[Result]]]:
     """Return the results of a variant, grouped by all axes but one: [({name: value} of the others, [results along it])]."""
     others = [name for name in axes if name != axis]
-    groups = {}
+    groups: dict[tuple[str, ...], list[Result]] = {}
     for result in sorted(results, key=lambda result: [place_on(axes, name, result) for name in (*others, axis)]):
         groups.setdefault(tuple(repr(value(result, name)) for name in others), []).append(result)
     return [({name: value(line[0], name) for name in others}, line) for line in groups.values()]
 
 
-def value(result, name):
+def value(result: Result, name: str) -> Any:
     """Return the value of a constant in a result, the same before and after JSON."""
     found = result.shape.settings[name]
     return tuple(found) if isinstance(found, list) else found
 
 
-def place_on(axes, axis, result):
+def place_on(axes: Axes, axis: str, result: Result) -> Any:
     """Return the key that sorts results along an axis: by size where its values are numbers, else as they were given."""
     found = value(result, axis)
     return found if is_numeric(axes, axis) else list(axes[axis]).index(found)
 
 
-def is_numeric(axes, axis):
+def is_numeric(axes: Axes, axis: str) -> bool:
     return all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in axes[axis])
 
 
-def measured(line):
+def measured(line: Iterable[Result]) -> list[Result]:
     """Return the results of which a speed-up is known."""
     return [result for result in line if result.outcome and result.outcome.ratio]

@@ -47,10 +47,7 @@ def save(content, path):
 
 
 def load(path, mapped=False):
-    """Read what `save` wrote. Not for what a process wrote that is not trusted: see load_results.
-
-    Of a large file that they have `mapped` processes share the memory, until they write there. Nobody may change it meanwhile.
-    """
+    """Read what `save` wrote in a trusted process; `mapped`: large files share memory until they are written to."""
     return torch.load(path, weights_only=True, mmap=mapped and Path(path).stat().st_size >= LARGE)
 
 
@@ -75,10 +72,7 @@ class NotTensors(Exception):
 
 @dataclass
 class Results:
-    """`outputs`, a list of tensors; `gradients` by name, None where there is none, empty where none were asked for.
-
-    `detached` says that a variant's outputs are; of the original's, `form` is how they are made up, see `form`.
-    """
+    """`outputs`, a list of tensors; `gradients` by name, None where there is none; `detached`, and `form` of the original's."""
 
     outputs: list
     gradients: dict = field(default_factory=dict)
@@ -108,11 +102,7 @@ def save_results(results, path):
 
 
 def load_results(path, most, device="cpu"):
-    """Return the Results in a file that a variant's process wrote, of up to `most` bytes; tensors are dense and on the device.
-
-    Its bytes are copied and never executed: no pickle is read. Raises NotTensors where it is a link, no regular file, too long,
-    or holds something else, and torch.OutOfMemoryError where the device has no room.
-    """
+    """Return the Results in an untrusted file of up to `most` bytes, on the device. Raises NotTensors, OutOfMemoryError."""
     try:
         with os.fdopen(untrusted.opened(path, most=most), "rb") as file:
             return _read_results(file, device)
@@ -203,10 +193,7 @@ def in_precision(problem, precision):
 
 
 def manual_seed(seed):
-    """Seed the generators of the host and of all GPUs, as torch.manual_seed does.
-
-    For each kind of device that has not been used that one keeps a traceback of each call, which takes 0.15 ms.
-    """
+    """Seed the generators of the host and of all GPUs, as torch.manual_seed does, without 0.15 ms for each kind of device."""
     if torch.backends.cuda.is_built() and not torch.cuda.is_initialized():
         torch.manual_seed(seed)
         return
@@ -216,10 +203,7 @@ def manual_seed(seed):
 
 
 def seed_draws(seed=None):
-    """Have the next call of a model draw the random numbers that every judged and timed call draws, in whatever process.
-
-    `seed` is that of a call of the outer clock, each of which has its own; see `drawing_from`.
-    """
+    """Have a model's next call draw the random numbers that every judged call draws; a `seed` is of the outer clock's call."""
     manual_seed(_draws if seed is None else seed)
 
 
@@ -235,11 +219,7 @@ def drawing_from(seed):
 
 
 def made_on(device, make):
-    """Return what make() gives; the tensors that it makes are on the device where that works.
-
-    A get_inputs that cannot make its tensors there, because it mixes them with others of its own or hands them to NumPy, makes
-    them on the CPU, in every process. Raises OutOfMemoryError: made on the CPU, they would be others than in other processes.
-    """
+    """Return what make() gives, its tensors on the device, or else on the CPU, in every process. Raises OutOfMemoryError."""
     try:
         with torch.device(device):
             return make()
@@ -258,11 +238,7 @@ def make_inputs(problem, seed):
 
 
 def inputs_of(problem):
-    """Return a list of what the problem's get_inputs gives, NumPy's numbers as Python's, tensors on the default device.
-
-    A get_inputs may name a device itself. Raises TypeError for what no process can be given: something other than a list or
-    tuple, a NumPy array, or tensors inside of another container.
-    """
+    """Return a list of what get_inputs gives, NumPy's numbers as Python's. Raises TypeError for what cannot be passed on."""
     inputs = problem.get_inputs()
     if not isinstance(inputs, list | tuple):
         raise TypeError(f"get_inputs must return a list of forward's arguments, got {type(inputs).__name__}")
@@ -275,18 +251,14 @@ def _argument(i, value):
         return value.item()
     inside = torch.utils._pytree.tree_leaves(value)
     if isinstance(value, np.ndarray) or (not isinstance(value, torch.Tensor) and any(map(torch.is_tensor, inside))):
-        raise TypeError(
-            f"get_inputs must return tensors, numbers and the like, but its element {i} is a {type(value).__name__}"
-            f"{'' if isinstance(value, np.ndarray) else ' of tensors'}; give each tensor an argument of its own"
-        )
+        what = f"a {type(value).__name__}{'' if isinstance(value, np.ndarray) else ' of tensors'}"
+        how = f"but its element {i} is {what}; give each tensor an argument of its own"
+        raise TypeError(f"get_inputs must return tensors, numbers and the like, {how}")
     return value.to(torch.get_default_device()) if isinstance(value, torch.Tensor) else value
 
 
 def make_model(problem, cls, seed, device="cpu"):
-    """Return an instance of `cls` with the problem's init inputs, its tensors and those of the init inputs on the device.
-
-    The generators are seeded before either: so two classes get the same inputs, and draw the same numbers.
-    """
+    """Return an instance of `cls` with the problem's init inputs, on the device, seeded before either."""
     torch.manual_seed(seed)
     init_inputs = to(problem.get_init_inputs(), device)
     torch.manual_seed(seed)
@@ -297,11 +269,7 @@ def make_model(problem, cls, seed, device="cpu"):
 
 
 def copy_model(model):
-    """Return a deep copy whose functions use its own layers; what was computed from parameters is a constant in it.
-
-    copy.deepcopy keeps functions as they are: after `m = self.mlp; self.mlpf = lambda x: m.proj(m.fc(x))`, as in nanoGPT, a
-    copy would go on computing with the weights of the model that it was made from.
-    """
+    """Return a deep copy whose functions use its own layers; what was computed from parameters is a constant."""
     attributes = [leaf for module in model.modules() for leaf in torch.utils._pytree.tree_leaves(vars(module))]
     functions, memo = _closures(attributes), {}
     for function in functions:
@@ -351,11 +319,7 @@ _known = None
 
 
 def known_classes_only():
-    """Have `flatten` refuse, in this process, collections of classes that are made from now on and override reading.
-
-    Such may compute when somebody reads them, after the clock stopped. What is known may be defined by the problem's file, or
-    by what that imports; it is read as the tuple, list or dict that it is, whatever its methods say.
-    """
+    """Have `flatten` refuse collections of classes made from now on that override reading, and may compute late."""
     global _known
     _known = {_type(None): None}
     nodes = filter(lambda kind: isinstance(kind, type), torch.utils._pytree.SUPPORTED_NODES)
@@ -368,11 +332,7 @@ def known_classes_only():
 
 
 def flatten(outputs):
-    """Return the tensors of a model's result: one, a tuple, a list or a dict; those of a dict in the order of its keys.
-
-    Numbers among them become tensors, so that they are compared, too. Raises TypeError when there are no tensors, and for
-    those of require_plain.
-    """
+    """Return the tensors of a result: one, a tuple, list or dict, in key order; numbers become tensors. Raises TypeError."""
     leaves = list(_leaves(outputs))
     if not any(_type(leaf) in (_Tensor, _Parameter) for leaf in leaves):
         raise TypeError(f"forward must return a tensor or a collection of tensors, got {_type(outputs).__name__}")
@@ -408,7 +368,6 @@ def require_plain(outputs):
 
 
 def _parts(value):
-    """(dict or tuple, [(key or None, part), ...]) of a collection as it is in memory, without its methods; else (None, [])."""
     kind = _type(value)
     mro = _type.mro(kind) if kind is not _type else []
     base = next((each for each in mro if each in (dict, list, tuple)), None)
@@ -471,10 +430,9 @@ def in_float32(outputs):
 
 
 def gradients(model, inputs, upstream, wanted_inputs, before_backward=lambda outputs: None):
-    """Run one forward and backward pass; between them `before_backward(outputs)` is called.
+    """Run one forward and backward pass; between them `before_backward(outputs)` is called. Raises what they raise.
 
-    `upstream` holds a gradient for each output (None for one that has none). Returns (outputs, {name: gradient or None}, in
-    which inputs are called input0, input1, ...). Raises what forward or backward raise.
+    `upstream` holds a gradient for each output or None. Returns (outputs, {name, input0, ...: gradient or None}).
     """
     inputs = [value.detach().requires_grad_() if i in wanted_inputs else value for i, value in enumerate(inputs)]
     names = [name for name, p in model.named_parameters() if p.requires_grad] + [f"input{i}" for i in wanted_inputs]

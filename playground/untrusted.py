@@ -1,8 +1,7 @@
-"""Files in a folder that a judged process can write to, for the processes that judge.
+"""Files in a folder that a judged process can write to, for the processes that judge, which hold it open beforehand.
 
-What lies there may be a link to any file, a pipe that nobody writes to, terabytes of holes, and something else a moment later.
-So such a folder is held open from before the judged process begins (`Folder`), and the functions here alone open, measure and
-remove what is in it.
+What lies there may be a link, a pipe that nobody writes to, terabytes of holes, and something else a moment later: the
+functions here alone open, measure and remove it.
 """
 
 import fcntl
@@ -30,23 +29,18 @@ class File(NamedTuple):
 
 
 class Folder:
-    """A folder that a judged process will write to, held open. Make it before that process begins.
+    """A folder that a judged process will write to, held open: make it before that begins. Other processes take `held`."""
 
-    Below `held`, a path that other processes of this user can take, too, lies this very folder, whatever is at `path` by then.
-    """
-
-    def __init__(self, path):
+    def __init__(self, path: Path | str) -> None:
         self.path, self._descriptor = Path(path), os.open(path, FOLDER)
         self.close = weakref.finalize(self, os.close, self._descriptor)  # which may be called twice
         self.held = held_at(self._descriptor)
-        if not self.held.exists():  # a system without /proc, which has no sandbox either
-            self.held = self.path
 
-    def file(self, name):
+    def file(self, name: str) -> File:
         """Return the File of that name."""
         return File(self.path / name, self.held / name)
 
-    def size(self, most):
+    def size(self, most: int) -> float:
         """Return the bytes on the disk of all that is below; infinite for over `most` entries, or what cannot be looked at."""
         try:
             total, _ = _size(os.open(".", FOLDER, dir_fd=self._descriptor), most, DEEPEST)
@@ -55,17 +49,16 @@ class Folder:
             return float("inf")
 
 
-def held_at(descriptor):
+def held_at(descriptor: int) -> Path:
     """Return the path under which other processes of this user open what this process has open."""
     return Path(f"/proc/{os.getpid()}/fd/{descriptor}")
 
 
-def opened(path, flags=os.O_RDONLY, most=None, or_new=False):
+def opened(path: Path | str, flags: int = os.O_RDONLY, most: float | None = None, or_new: bool = False) -> int:
     """Return a descriptor of the file at a path, which is a File's `held`.
 
-    With O_CREAT among the flags it is a new file, with `or_new` one where there is none. Links are not followed, and nobody is
-    waited for. Raises Refused for what is no regular file of this user's, has another name, too, or more than `most` bytes;
-    OSError where there is none, or, to be made, there is one.
+    With O_CREAT it is a new file, with `or_new` one where there is none. Raises Refused for what is no regular file of this
+    user's alone, or has more than `most` bytes; OSError where there is none, or, to be made, there is one.
     """
     try:
         descriptor = os.open(path, flags | FILE | (os.O_EXCL if flags & os.O_CREAT else 0), 0o600)
@@ -85,13 +78,13 @@ def opened(path, flags=os.O_RDONLY, most=None, or_new=False):
         raise
 
 
-def read(path, most):
+def read(path: Path | str, most: int) -> bytes:
     """Return the bytes of a file, of up to `most`, however it grows meanwhile. Raises what `opened` does."""
     with os.fdopen(opened(path, most=most), "rb") as file:
         return file.read(most)
 
 
-def remove(path):
+def remove(path: Path | str) -> None:
     """Remove what lies at a path, if anything does: a file, a link, an empty folder. Raises Refused where that cannot be."""
     try:
         Path(path).unlink(missing_ok=True)
@@ -102,7 +95,7 @@ def remove(path):
             raise Refused("cannot be removed") from None
 
 
-def erase(path):
+def erase(path: Path | str) -> bool:
     """Write zeros over the first eight bytes of a file, whose memory stays. Return whether it was a regular file."""
     try:
         with os.fdopen(opened(path, os.O_WRONLY), "wb") as file:
@@ -112,26 +105,21 @@ def erase(path):
         return False
 
 
-def new_seed(bits=31):
+def new_seed(bits: int = 31) -> int:
     """Return a seed that nobody foresees, whatever the generators of Python and PyTorch were seeded with."""
     return secrets.randbits(bits)
 
 
-def memory(name):
-    """Return the descriptor of new memory without a name in any folder, which may grow.
-
-    Nobody can shorten it, or forbid to write to it, so that whoever judges may map what a judged process has, too. On a system
-    that has no such memory it has no room.
-    """
-    if not hasattr(os, "memfd_create"):
+def memory(name: str) -> int:
+    """Return the descriptor of new memory, which may grow and nobody can shorten or seal; without memfd, no room."""
+    if not hasattr(os, "memfd_create"):  # a Python that was built for older systems
         return os.open(os.devnull, os.O_RDWR)
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
     return descriptor
 
 
-def _size(folder, most, depth):
-    """(bytes of all below a folder, how many entries), by its descriptor, which is closed. Raises OSError for too many."""
+def _size(folder: int, most: int, depth: int) -> tuple[int, int]:
     total = count = 0
     try:
         with os.scandir(folder) as entries:

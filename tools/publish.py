@@ -171,7 +171,7 @@ def newest_runs(root):
     for path in sorted((root / "results").glob("*.json")):
         document = load_document(json.loads(recorded(path)))
         environment, gpu = document.environment, document.environment.gpu
-        full_size = [r for r in document.results if r.ran_on == "cuda" and not figures.changed_sizes(r, root)]
+        full_size = [r for r in document.results if r.ran_on == "cuda" and not figures.size_note(r, root)]
         half = next((each.precision for each in full_size if each.precision in HALF), "")
         took = [each for each in full_size if not half or each.precision == half]  # other variants refuse 16 bits
         found = {(each.model, each.variant): each for each in took}

@@ -48,10 +48,7 @@ def run(given):
 
 
 def named(path):
-    """Return [(name, file or what is wrong with it, settings of its tests)] of the problems at a path.
-
-    That is a file, or a folder in one of the formats of --suite.
-    """
+    """Return [(name, file or what is wrong with it, settings of its tests)] of the problems in a file or folder."""
     if path.is_file():
         return [(path.stem, catalog.find_model(str(path)).path, [{}])]
     if not path.is_dir():
@@ -68,7 +65,6 @@ def named(path):
 
 
 def _examined(path, tests, precision, seed, given):
-    """What the referee's process says of a problem; "error" is why it says nothing. What passes, passes each of its tests."""
     began, nothing = time.monotonic(), {"settings": {}, "passes": [], "notes": [], "mutants": None}
     how = {"elements": ELEMENTS[given.quick], "seconds": SECONDS[given.quick], "with_mutants": not given.quick}
     if isinstance(path, catalog.CatalogError):

@@ -165,7 +165,6 @@ def _run(given, make_tasks, view, add=lambda report: report):
 
 
 def _measured(given, make_tasks, view, add, outputs, cluster):
-    """Measure, show, and write the `outputs`. Returns the exit status."""
     tasks, axes, compared = _prepared(given, make_tasks, cluster)
     console = make_console(sys.stderr if given.json == files.STDOUT else None)
     expected = collections.Counter(task.model.name for task in tasks)
@@ -174,19 +173,22 @@ def _measured(given, make_tasks, view, add, outputs, cluster):
     def finish(report):
         return compared(add(report))
 
-    def check():
-        _require_originals(given, tasks)
+    def end(report):
+        shown.end(report)
+        if given.json == files.STDOUT:
+            Output("--json", files.STDOUT).write(functools.partial(files.write_document, report))
 
     try:
-        report = measure(tasks, given.options, outputs.get("--json"), given.resume, finish, shown.update, cluster, check)
+        how = finish, shown.update, cluster, functools.partial(_require_originals, given, tasks)
+        report = measure(tasks, given.options, outputs.get("--json"), given.resume, *how)
     except signals.Interrupted:
         if shown.latest:
             report = finish(shown.latest)
             with contextlib.suppress(OSError):  # the terminal may be gone
-                _show_end(given, shown, report)
+                end(report)
             files.write_files(outputs, tasks, report, axes)
         raise
-    _show_end(given, shown, report)
+    end(report)
     files.write_files(outputs, tasks, report, axes)
     lacks_room = any(is_of_machine(result.reason) for result in report.results)
     if lacks_room or any(output.is_elsewhere for output in outputs.values()):
@@ -195,13 +197,10 @@ def _measured(given, make_tasks, view, add, outputs, cluster):
         print(f"--fail-on-regression: no time can be compared with {given.against}; the reasons are above", file=sys.stderr)
         return IMPOSSIBLE
     regressed = given.fail_on_regression and report.against.regressions
-    return PASSED if _passed(report, axes) and not regressed else FAILED
-
-
-def _show_end(given, shown, report):
-    shown.end(report)
-    if given.json == files.STDOUT:
-        Output("--json", files.STDOUT).write(functools.partial(files.write_document, report))
+    unmet = [result for result in report.results if not meets(result) and result.verdict != "skipped"]
+    # In a sweep a variant may refuse a shape.
+    has_passed = report.environment.complete and all(axes and sweep.is_refusal(result) for result in unmet)
+    return PASSED if has_passed and not regressed else FAILED
 
 
 def _prepared(given, make_tasks, cluster=None):
@@ -251,9 +250,3 @@ def _chosen(given, make_tasks, ask):
     if failed := plan.failed(tasks, needs.earlier("--failed", given.failed).results):
         return failed
     raise Impossible(f"--failed {given.failed}: nothing that was asked for failed there")
-
-
-def _passed(report, axes):
-    """In a sweep a variant may refuse a shape."""
-    unmet = [result for result in report.results if not meets(result) and result.verdict != "skipped"]
-    return report.environment.complete and all(axes and sweep.is_refusal(result) for result in unmet)

@@ -19,10 +19,8 @@ def require_eval_results(file, pairs):
     """Raise Impossible for pairs without KernelBench's numbers, or one file for several levels."""
     unnumbered = [pair.solution for pair in pairs.pairs if pair.level is None or pair.problem_id is None]
     if unnumbered:
-        raise Impossible(
-            f"--eval-results needs KernelBench's numbers, and {unnumbered[0]} has none: name it as in "
-            "level_1_problem_3_sample_0_kernel.py, or write level and problem_id into the list"
-        )
+        how = "name it as in level_1_problem_3_sample_0_kernel.py, or write level and problem_id into the list"
+        raise Impossible(f"--eval-results needs KernelBench's numbers, and {unnumbered[0]} has none: {how}")
     if len(pairs.levels) > 1 and "{level}" not in file.name:
         levels = ", ".join(map(str, pairs.levels))
         raise Impossible(f"--eval-results: a file holds one level, and these are levels {levels}: name it eval_{{level}}.json")
@@ -49,9 +47,8 @@ def require_sanitizer(tasks, device, ask):
 def tell_how_to_step(tasks, device):
     emulated = [task for task in tasks if task.place == "emulator"]
     if not emulated:
-        raise Impossible(
-            f"--debug is for what runs under the emulator, and on --device {device} nothing does: add --device emulator"
-        )
+        why = f"on --device {device} nothing does: add --device emulator"
+        raise Impossible(f"--debug is for what runs under the emulator, and {why}")
     for task in emulated:
         print(step.recipe(task.model, task.variant, task.settings) + "\n", file=sys.stderr)
 

@@ -1,8 +1,4 @@
-"""compare.py --new: a new variant's file that is right at once, to start from; and --copy: a file of the project's as it is.
-
-A CUDA variant of one of the project's models starts as a copy of its v1, the simplest kernel of the ladder. Any other start is
-the original itself with a copy of its result behind it. The files in templates/ hold all of that.
-"""
+"""compare.py --new, a variant that is right at once, and --copy, a file of the project's as it is."""
 
 import ast
 import re
@@ -24,10 +20,8 @@ NEEDED = {"Model", "get_inputs", "get_init_inputs"}
 
 
 def create(model, name):
-    """Write the file of a new variant called `name` and return its path.
+    """Write a new variant called `name` to kernels/ of the clone, the working folder, or beside its problem; return its path.
 
-    A variant of one of the project's models goes to kernels/<model>/ of the clone, or to the working folder where the project
-    is installed from a wheel; that of any other problem goes beside the problem's file.
     Raises CatalogError for a name that does not fit, one that is taken, a file that is there, and a problem that cannot be
     wrapped.
     """
@@ -43,10 +37,7 @@ def create(model, name):
 
 
 def copy(name):
-    """Copy a model's or a variant's file, or the folder "examples", to the working folder. Returns the path of the copy.
-
-    Raises CatalogError for a name that stands for nothing and for a copy that is there.
-    """
+    """Copy a model's or a variant's file, or "examples", to the working folder, and return its path. Raises CatalogError."""
     named = {model.name: model.path for model in catalog.models()} | {"examples": catalog.EXAMPLES}
     source = named.get(name) or catalog.find_any_variant(name).path
     files = [path for path in source.rglob("*") if path.is_file() and path.suffix != ".pyc"] if source.is_dir() else [source]
@@ -55,7 +46,6 @@ def copy(name):
 
 
 def _write(contents):
-    """Write {path: bytes}, or nothing: raises CatalogError where one of the files is there."""
     if there := next((path for path in contents if path.exists()), None):
         raise CatalogError(f"{there} is there already; nothing was written")
     for path, content in contents.items():
@@ -69,9 +59,8 @@ def _write(contents):
 
 def _check_name(model, name):
     if not NAME.fullmatch(name):
-        raise CatalogError(
-            f"a variant is called v<N>_<idea> or cpu_<idea>, in lower case, such as v{_next_number(model)}_tiles; got {name!r}"
-        )
+        such = f"such as v{_next_number(model)}_tiles; got {name!r}"
+        raise CatalogError(f"a variant is called v<N>_<idea> or cpu_<idea>, in lower case, {such}")
     if claims := CLAIMS & set(name.split("_")):
         raise CatalogError(f"a variant's name says what its idea is, not how good it is: {', '.join(sorted(claims))}")
     number = name.split("_")[0]

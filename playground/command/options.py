@@ -1,6 +1,7 @@
 """What the two commands accept: one table of options, each with the things to do that it goes with."""
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 from pathlib import Path
@@ -24,16 +25,10 @@ USAGE = """compare.py --model NAME_OR_PATH [--variant NAME_OR_PATH ...] [options
 ALL = "all"  # what run_all.py does without --list
 # Options that choose what compare.py does -> how the error about an option that does not go with one begins.
 NOTHING_RUNS = "{} judges and times nothing"
-DOES = {
-    "--suite": "{} names its problems and solutions itself",
-    "--lint": "{} takes problems alone",
-    "--list": NOTHING_RUNS,
-    "--new": NOTHING_RUNS,
-    "--copy": NOTHING_RUNS,
-    "--diff": NOTHING_RUNS,
-    "--explain": NOTHING_RUNS.format("--explain VARIANT"),
-    "--watch": "{} shows each judgement on the screen and keeps none",
-}
+DOES = {"--suite": "{} names its problems and solutions itself", "--lint": "{} takes problems alone"}
+DOES |= dict.fromkeys(("--list", "--new", "--copy", "--diff"), NOTHING_RUNS)
+DOES |= {"--explain": NOTHING_RUNS.format("--explain VARIANT")}
+DOES |= {"--watch": "{} shows each judgement on the screen and keeps none"}
 MODEL = "--model"  # what it does without any of these: judge variants of a model
 EVERYWHERE = [MODEL, "--watch", "--suite"]  # all that judges
 ENDS = [MODEL, "--suite"]  # what has an end, at which files are written
@@ -59,12 +54,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def run_all_parser():
-    parser = _Parser(
-        prog=RUN_ALL,
-        usage=f"{RUN_ALL} [options]",
-        description="Judge and time every variant of every model.",
-        epilog=EXIT_STATUS,
-    )
+    about = "Judge and time every variant of every model."
+    parser = _Parser(prog=RUN_ALL, usage=f"{RUN_ALL} [options]", description=about, epilog=EXIT_STATUS)
     parser.option([], "--models", metavar="A,B", help="only these models, by name or path", completer=_models)
     _add_common(parser)
     return parser
@@ -169,7 +160,7 @@ def parse(command, arguments=None):
     """Return the arguments of "run_all" or "compare" (those of the command line where they are None) as a namespace.
 
     `does` says what is to be done, MODEL, ALL or one of DOES, `options` are the run's Options. Exits with status 2 where
-    options are unknown or do not go together.
+    options do not go together.
     """
     if command == "run_all":
         given = run_all_parser().parse_args(arguments)
@@ -197,7 +188,6 @@ def _require_fitting(parser, does, given):
 
 
 def _models(prefix, **_):
-    """What argcomplete offers: names, or files where a path was begun."""
     return [model.name for model in catalog.models()] if "/" not in prefix else _files(prefix)
 
 
@@ -214,18 +204,14 @@ def _files(prefix):
 
 def _accuracy(text):
     name, _, limit = text.partition("=")
-    try:
+    with contextlib.suppress(ValueError):
         if name == "accuracy" and 0 < float(limit) <= MOST_ACCEPTED:
             return float(limit)
-    except ValueError:
-        pass
     raise argparse.ArgumentTypeError(f"takes accuracy=X, an X up to {MOST_ACCEPTED:g}, such as accuracy=1e-3; got {text!r}")
 
 
 def _seconds(text):
-    try:
+    with contextlib.suppress(ValueError):
         if 0 < float(text) < float("inf"):
             return float(text)
-    except ValueError:
-        pass
     raise argparse.ArgumentTypeError(f"takes a number of seconds above 0, got {text!r}")

@@ -1,8 +1,4 @@
-"""A suite on several GPUs or hosts, by Dask: a task is one pair, and the texts of its files travel with it.
-
-A worker writes the texts into a folder of its own and runs the pair as compare.py does: each file in a process of its own, one
-timed at a time. A worker that is lost costs no pair: Dask has the pair tried again elsewhere.
-"""
+"""A suite on several GPUs or hosts, by Dask: a task is one pair with its files' texts, tried again if lost."""
 
 import contextlib
 import dataclasses
@@ -50,10 +46,7 @@ TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology"
 
 @contextlib.contextmanager
 def connected(where: str, side_by_side: bool = True, without_gpu: int = 1) -> Iterator["Cluster"]:
-    """Yield the Cluster of "local", whose workers end with the block, or of a running scheduler. Raises Impossible without one.
-
-    Without `side_by_side` a local worker judges one pair at a time. Without a GPU there are `without_gpu` of them.
-    """
+    """Yield the Cluster of "local" (`without_gpu` workers if there is no GPU) or of a scheduler. Raises Impossible."""
     with contextlib.ExitStack() as stack:
         if where == LOCAL:
             stack.enter_context(dask.config.set(QUIET | {"distributed.scheduler.allowed-failures": RETRIES}))
@@ -119,8 +112,7 @@ class Cluster:
     """Workers that judge pairs. `lost` counts those that were lost while they did."""
 
     def __init__(self, client: Any, is_local: bool) -> None:
-        self._client = client
-        self._is_local = is_local
+        self._client, self._is_local = client, is_local
         self.lost = 0
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -200,10 +192,7 @@ def judge(task: Task, texts: tuple[bytes | None, ...], options: Options, run: st
 
 @functools.cache
 def _prepare(shared_by: int) -> threading.BoundedSemaphore:
-    """Make this process one like compare.py's. Returns what bounds how many pairs are judged at once; those timed are apart.
-
-    Dask's nannies set the threads of OpenMP and others to 1, which would slow down all that is timed on a CPU.
-    """
+    """Make this process, whose threads Dask has set to 1, one like compare.py's. Returns what bounds pairs judged at once."""
     for name, value in dask.config.get("distributed.nanny.pre-spawn-environ", {}).items():
         if os.environ.get(name) == str(value):
             del os.environ[name]

@@ -52,7 +52,6 @@ class Floor:
         return bound.impossible(milliseconds, work.certain.bytes, fastest, on_cpu)
 
     def _ask(self, step: str, request: str, **arguments: Any) -> Any:
-        """A reply of the baselines; None where there is none: their process went with it."""
         try:
             return self._originals.baselines.ask(request, **arguments)
         except WorkerFailure as failure:

@@ -39,17 +39,13 @@ def measure(
     cluster: Any = None,
     check: Callable[[], None] = lambda: None,
 ) -> Document:
-    """Return the document of a run, here or on a cluster.Cluster.
+    """Return the document of a run, here or on a cluster.Cluster. Raises Impossible where that in `resume` cannot be continued.
 
-    Every result is written to `file`, an Output, as soon as it is there, of a run of thousands by and by, but always before
-    the run ends, interrupted or not. Results that the document in the file `resume` has of these tasks are taken over.
-    "complete" in the environment says whether there is a result of each. What `add` makes of the finished document is what is
-    written last, and returned. `check` is called before anything is judged, once workers have begun to start. `show` is called
-    with the document so far at each new result, and gives what can be drawn of the rest.
-    Raises Impossible where that document cannot be continued.
+    Results are written to `file`, an Output, as they come; `add` completes the last document. `check` is called once workers
+    have begun to start; `show`, with the document so far, at each new result, and gives what can be drawn of the rest.
     """
     began = time.monotonic()
-    record = _Record(tasks, options, file, show or (lambda document: None), cluster.ask if cluster else operator.call)
+    record = Record(tasks, options, file, show or (lambda document: None), cluster.ask if cluster else operator.call)
     if resume:
         record.take_over(resume)
     try:
@@ -67,7 +63,7 @@ def measure(
     return record.finished(add)
 
 
-def _run_on(cluster: Any, tasks: Sequence[Task], options: Options, record: "_Record") -> None:
+def _run_on(cluster: Any, tasks: Sequence[Task], options: Options, record: "Record") -> None:
     with Progress() as progress:
         progress.expect(len(tasks))
         for task, row in cluster.results(tasks, options):
@@ -77,7 +73,7 @@ def _run_on(cluster: Any, tasks: Sequence[Task], options: Options, record: "_Rec
     record.environment |= {"lost_workers": cluster.lost}
 
 
-def _run_here(tasks: Sequence[Task], options: Options, record: "_Record", check: Callable[[], None]) -> None:
+def _run_here(tasks: Sequence[Task], options: Options, record: "Record", check: Callable[[], None]) -> None:
     with Progress() as progress:
         runner = Runner(options, progress)
         record.environment |= {"seed": runner.seed}
@@ -99,7 +95,7 @@ def _run_here(tasks: Sequence[Task], options: Options, record: "_Record", check:
         record.environment |= {"probe_seed": runner.probe_seed, "timeline": progress.timeline, "requests": dict(spent)}
 
 
-class _Record:
+class Record:
     """The results so far, in the order of the tasks. `ask(function, ...)` calls it on the machine where they are measured."""
 
     def __init__(
@@ -110,10 +106,7 @@ class _Record:
         show: Callable[[Document], Any],
         ask: Callable[..., Any],
     ) -> None:
-        self._tasks = tasks
-        self._show = show
-        self._file = file
-        self._ask = ask
+        self.tasks, self._show, self._file, self._ask = tasks, show, file, ask
         self._identities = [_identity(task.subject) for task in tasks]
         self._rows: dict[Any, Result] = {}
         self._write_again = 0.0  # the moment
@@ -128,18 +121,18 @@ class _Record:
             raise Impossible(f"--resume {complaint}") from None
         rows, had, has = earlier.results, earlier.environment, self._environment()
         names = [(row.model, row.variant) for row in rows]
-        if rows and not {*names} & {(task.model.name, task.variant.name) for task in self._tasks}:
+        if rows and not {*names} & {(task.model.name, task.variant.name) for task in self.tasks}:
             of = ", ".join(dict.fromkeys(map("/".join, names[:3]))) + (", ..." if len(rows) > 3 else "")
             raise Impossible(f"--resume {file}: has results of {of}, and none of what is to be run here")
         for key in ("options", "gpu", "cpu", "torch", "driver"):
             if (then := getattr(had, key)) != (now := getattr(has, key)):
                 raise Impossible(f"--resume {file}: that run had {key} {then!r}, this one has {now!r}")
-        standards = {identity: task.standard for identity, task in zip(self._identities, self._tasks, strict=True)}
+        standards = {identity: task.standard for identity, task in zip(self._identities, self.tasks, strict=True)}
         final = {_identity(row): row for row in rows if row.verdict in FINAL}
         self._rows = {key: dataclasses.replace(row, standard=standards[key]) for key, row in final.items() if key in standards}
         changed = len(final) - len(self._rows)
         errors = {_identity(row) for row in rows} & standards.keys() - self._rows.keys()
-        new = len(self._tasks) - len(self._rows) - len(errors)
+        new = len(self.tasks) - len(self._rows) - len(errors)
         counts = {"kept": len(self._rows), "judged again after an error": len(errors), "new": new}
         told = f"--resume {file}: " + ", ".join(f"{n} {what}" for what, n in counts.items() if n)
         more = f"; {changed} in it {'is' if changed == 1 else 'are'} of another file or at other settings" if changed else ""
@@ -147,10 +140,10 @@ class _Record:
 
     def settle(self) -> list[Task]:
         """Keep the results of the tasks that cannot run. Returns those that are left."""
-        settled = [plan.settled(task) for task in self._tasks if task.settled]
+        settled = [plan.settled(task) for task in self.tasks if task.settled]
         if settled or self._rows:
             self.keep(settled)
-        pairs = zip(self._tasks, self._identities, strict=True)
+        pairs = zip(self.tasks, self._identities, strict=True)
         return [task for task, identity in pairs if identity not in self._rows and not task.settled]
 
     def keep(self, results: list[Result]) -> Any:
@@ -167,7 +160,7 @@ class _Record:
         try:
             load_result(dump(row))
         except DocumentError as complaint:
-            return plan.settled(self._tasks[self._identities.index(identity)], "error", *internal_error(complaint))
+            return plan.settled(self.tasks[self._identities.index(identity)], "error", *internal_error(complaint))
         return row
 
     def write(self) -> None:
@@ -189,7 +182,7 @@ class _Record:
 
     def document(self) -> Document:
         rows = [self._rows[key] for key in self._identities if key in self._rows]
-        environment = dataclasses.replace(self._environment(), complete=len(rows) == len(self._tasks))
+        environment = dataclasses.replace(self._environment(), complete=len(rows) == len(self.tasks))
         return Document(schema=SCHEMA, environment=environment, results=rows)
 
     def _environment(self) -> Environment:
@@ -201,6 +194,5 @@ class _Record:
 
 
 def _identity(row: Subject) -> tuple[Any, ...]:
-    """What tells a row's task from others, the same before and after JSON."""
     settings = json.dumps(row.shape.settings, sort_keys=True)
     return row.model, row.variant, row.ran_on, settings, row.model_sha256, row.source_sha256

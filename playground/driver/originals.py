@@ -24,10 +24,7 @@ ROOM_MIB = 4096
 
 
 class Original:
-    """A process of `make()` in which the original is loaded, by `load(worker)`, when it is first asked for something.
-
-    Where it fails it ends, and the next request begins with a new one.
-    """
+    """A process of `make()` in which the original is loaded, by `load(worker)`, when first needed and after a failure."""
 
     def __init__(self, make: Callable[[], WorkerProcess], load: Callable[[WorkerProcess], Any]) -> None:
         self.worker: WorkerProcess | None = None
@@ -73,11 +70,7 @@ class Original:
 
 
 class Originals:
-    """Baselines and control of one model at one size, in processes that are started when they are first needed.
-
-    `arguments` are those of baselines.load. The control runs in the `room`, as variants do in theirs. `unavailable` says, by
-    mode, why a baseline does not run, `control_fails` why the control does not.
-    """
+    """Baselines and control of one model and size, started when first needed; `unavailable` says, by mode, why one is not."""
 
     def __init__(
         self,
@@ -116,7 +109,6 @@ class Originals:
         return []
 
     def _start_baseline(self, side: Side, unavailable: dict[str, str]) -> bool:
-        """Whether it runs, or nobody needs it any more."""
         names = self._task.names(baseline_name(side.name))
         if self.are_given_up or self.baselines.resumes(side):
             return True
@@ -130,10 +122,7 @@ class Originals:
         return side.name not in unavailable or self.are_given_up
 
     def start_control(self, mode: str, not_graphed: Sequence[str] = ()) -> Side | None:
-        """Return the Side of the original in a process that is loaded and judged as a variant's is; None where it fails.
-
-        It runs as eager does: without a graph where that does.
-        """
+        """Return the Side of the original, judged as a variant's is and graphed as eager is; None where it fails."""
         side = Side(CONTROL, step_of(mode) if "eager" in not_graphed else mode, self._task.place, self.control.ask)
         try:
             if not self.control_fails:
@@ -176,11 +165,7 @@ class Originals:
 
     @contextlib.contextmanager
     def alone(self, workers: Sequence[WorkerProcess] = (), beside_compilers: bool = False) -> Iterator[None]:
-        """While it lasts, nothing else that this run has started runs: neither compilers nor what is judged meanwhile.
-
-        Beside a GPU goes on what torch.compile makes for the CPU, which takes a minute and few processors; `beside_compilers`,
-        also compilers of the project's own files.
-        """
+        """While it lasts, nothing else of this run runs but, beside a GPU, torch.compile, or `beside_compilers`."""
         timed = {*workers, self._referee.worker, *self.workers}
         with pause_others(timed, self._task.place == "cuda", beside_compilers), self._referee.reserved():
             yield

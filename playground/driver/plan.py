@@ -35,10 +35,7 @@ def of_variants(
 
 
 def of_suite(suite: Suite, options: Options, lacks_gpu: bool | None = None) -> list[Task]:
-    """Return a task for each pair of a Suite, in its order; those that cannot be judged are settled.
-
-    `lacks_gpu` says whether the machine that judges them has no GPU, or lacks what it needs; None asks this one.
-    """
+    """Return a task for each pair of a Suite; those that cannot be judged, where its machine `lacks_gpu`, are settled."""
     return [_of_pair(pair, options, lacks_gpu) for pair in suite.pairs]
 
 
@@ -81,10 +78,7 @@ def failing_probe(row: Result) -> str | None:
 
 
 def require_originals(tasks: Sequence[Task], options: Options) -> None:
-    """Call each original that is not the project's, or not at the project's settings, before anything is built.
-
-    Raises CatalogError, which names the file, for an original that does not run.
-    """
+    """Call each original that is not the project's, or at other settings, before anything is built. Raises CatalogError."""
     known = [task.model.catalogued_as and task.settings == task.model.settings(task.place) for task in tasks]
     groups = {task.group: task for task, is_known in zip(tasks, known, strict=True) if not (task.settled or is_known)}
     if not groups:

@@ -1,8 +1,4 @@
-"""One run: variants are built and checked side by side, and timed one after the other, each in a process of its own.
-
-While one is timed, everything else that the run has started stands still. What runs under the emulator is never timed, so it is
-built and checked in one go.
-"""
+"""One run: variants are built and checked side by side, and timed one after the other, while all else stands still."""
 
 import collections
 import contextlib
@@ -52,14 +48,10 @@ COMPILERS = 2  # of a pair's build: most have a C++ and a CUDA text
 
 
 class Runner:
-    """Runs tasks and gives their Results.
-
-    `judge_slot` is held while a variant is judged, where several runners share a GPU; else a runner has one of its own.
-    """
+    """Runs tasks and gives their Results; `judge_slot`, which runners of a GPU share, is held while a variant is judged."""
 
     def __init__(self, options: Options, progress: Progress, judge_slot: AbstractContextManager[Any] | None = None) -> None:
-        self._options = options
-        self._progress = progress
+        self._options, self._progress = options, progress
         self.seed = new_seed()  # of the models' weights and of what is timed; every worker is told it
         self.probe_seed = new_seed(53)  # of what is judged, which no variant foresees before it draws inputs
         self.measured = Measured(Patience(options.patience([])))
@@ -85,10 +77,7 @@ class Runner:
         self._begun, self._judged, self._most_ahead = threading.Condition(), 0, 0  # how many builds are judged; may run ahead
 
     def begin(self, tasks: Sequence[Task]) -> None:
-        """Begin to compile the texts of an only task's file for the emulator: others import PyTorch meanwhile.
-
-        Its process starts here: once a thread waits for one that is forked, none starts until PyTorch is imported.
-        """
+        """Begin to compile an only task's texts for the emulator, in a process that starts before a thread waits for a fork."""
         if not (len(tasks) == 1 and tasks[0].place == "emulator" and not self._options.debug):
             return
         (task,), ours = tasks, owner.set(self)
@@ -103,7 +92,6 @@ class Runner:
         owner.reset(ours)
 
     def _compile(self, task: Task, content: bytes, compiler: WorkerProcess) -> WorkerFailure | None:
-        """Compile the texts of a task's file. Returns why one fails without which the file cannot be loaded; None elsewhere."""
         names, path = task.names(), str(task.variant.path)
         failure = None
         with contextlib.suppress(WorkerFailure, NoRoom, OSError):
@@ -117,10 +105,7 @@ class Runner:
         return failure
 
     def run(self, tasks: Sequence[Task], keep: Callable[[list[Result]], None] = lambda results: None) -> list[Result]:
-        """Return one Result a task, in their order. Failures of a variant are its verdict; nothing of it is raised.
-
-        One model comes after the other. `keep` is called with all that are finished whenever there is a new one.
-        """
+        """Return one Result a task, in order; a failure is a verdict. `keep` is called with all at each new one."""
         results: dict[int, Result] = {}
         finishing = threading.Lock()  # of those that are finished, by id(task)
 
@@ -169,7 +154,6 @@ class Runner:
         return in_order()
 
     def _run(self, tasks: Sequence[Task], finish: Finish) -> None:
-        """Build and judge the tasks in their order; builds run ahead."""
         on_gpu = any(task.place == "cuda" for task in tasks)
         # Where a model runs at several settings, its baselines compile the same kernels, and wait for locks.
         has_points = len({task.group for task in tasks}) > len({(task.model.path, task.place) for task in tasks})
@@ -205,7 +189,6 @@ class Runner:
                 self.is_over = True
 
     def _build_in_turn(self, task: Task, place: int) -> Subject:
-        """Build the variant at a place of the order: those before it are never kept waiting for it."""
         with self._begun:
             while not (place < self._judged + self._most_ahead or self.is_over):
                 self._begun.wait(LOOK_AGAIN)
@@ -228,13 +211,12 @@ class Runner:
             call.result()
         for task in postponed:
             self._shared[task.group] = SharedSession(functools.partial(self.session_for, task), 1)
-            self._check_and_time(task, _build_alone(built[id(task)].result()), finish)
+            built_alone = built[id(task)].result()
+            subject = Subject(**{each.name: getattr(built_alone, each.name) for each in fields(Subject)})  # without a verdict
+            self._check_and_time(task, subject, finish)
 
     def _judge(self, build: Future[Any], task: Task, finish: Finish) -> None:
-        """Judge a variant when it is built. Where others are judged meanwhile, reference and baselines are ready then.
-
-        On the CPU they take longest, for torch.compile.
-        """
+        """Judge a variant when it is built; reference and baselines, which take longest on the CPU, are made meanwhile."""
         if self.are_beside and not (self.is_over or (build.done() and isinstance(build.result(), Result))):
             with contextlib.suppress(Exception):  # it is raised again where the session is used
                 self._shared[task.group].session()
@@ -345,7 +327,6 @@ class Runner:
         return self._footprints[task.group]
 
     def _room_for_call(self, task: Task) -> AbstractContextManager[Any]:
-        """A context in which there is memory for one call of the variant."""
         footprint = self._footprints.get(task.group)
         if footprint is None:
             return contextlib.nullcontext()
@@ -355,8 +336,7 @@ class Runner:
     def room_for_judgement(
         self, task: Task, size_up: Callable[[], Footprint]
     ) -> tuple[AbstractContextManager[Any], float, bool]:
-        """Return (a context in which there is memory for a judgement, the share of all results that has room there, whether
-        there is for the baselines, too, while the reference is computed).
+        """Return (a context with memory for a judgement, the share of results with room, whether baselines have it meanwhile).
 
         What is emulated waits for nobody: it is begun in another order than its originals, and made small.
         """
@@ -383,7 +363,6 @@ class Runner:
         return subject, failure
 
     def _ptxas(self, worker: WorkerProcess) -> dict[str, list[Kernel]] | Unknown:
-        """What ptxas says of the texts that a worker's variant has handed to load_inline."""
         if worker.room:  # nvcc would read, for this process, whatever file the text includes
             return Unknown("the text is not compiled outside of the sandbox")
         try:
@@ -424,7 +403,6 @@ class Runner:
         return kind
 
     def _leave(self, task: Task) -> None:
-        """It has its process, or needs none any more."""
         self._coming = [each for each in self._coming if each is not task]
 
     def session_for(self, task: Task) -> Session:
@@ -432,14 +410,8 @@ class Runner:
 
     def original(self, task: Task) -> dict[str, Any]:
         """Return how a worker makes the original of a task."""
-        return {
-            "problem": str(task.model.path),
-            "settings": task.settings,
-            "place": task.place,
-            "seed": self.seed,
-            "strict": self._options.strict,
-            "precision": self._options.half,
-        }
+        of_task = {"problem": str(task.model.path), "settings": task.settings, "place": task.place}
+        return of_task | {"seed": self.seed, "strict": self._options.strict, "precision": self._options.half}
 
 
 class _Pool(ThreadPoolExecutor):
@@ -455,13 +427,7 @@ class _Pool(ThreadPoolExecutor):
         self.shutdown(cancel_futures=True)
 
 
-def _build_alone(subject: Subject) -> Subject:
-    """What is known of a build, whatever came of it."""
-    return Subject(**{each.name: getattr(subject, each.name) for each in fields(Subject)})
-
-
 def _key_of(task: Task) -> str | None:
-    """What builds of a task may be used for again: its own files alone, since both of them run where these are built."""
     files = [task.hashes["source_sha256"], task.hashes["model_sha256"]]
     versions = sys.version, cuda_emulator.torch_version().__version__
     return hashlib.sha256(repr([*files, *versions]).encode()).hexdigest()[:16] if all(files) else None

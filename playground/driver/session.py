@@ -37,15 +37,10 @@ GATHERING = 15.0  # seconds in which a variant that could be timed waits for oth
 
 
 class Session:
-    """What the variants of one model share at one place and size: the reference, the baselines, and the stopwatch.
-
-    `original` are the arguments with which a worker makes the original; `run` is the Runner. Threads may share a session.
-    """
+    """What the variants of one model share at one place and size: reference, baselines, stopwatch. Threads may share it."""
 
     def __init__(self, task: Task, original: dict[str, Any], options: Options, progress: Progress, run: "Runner") -> None:
-        self._options = options
-        self._progress = progress
-        self._run = run
+        self._options, self._progress, self._run = options, progress, run
         self._unusable, self._description = None, {}
         self._warming = threading.Lock()
         self._judged, self._judging = threading.Condition(), 0  # how many are being judged
@@ -99,7 +94,7 @@ class Session:
             turn.close()
 
     def check_and_time(self, task: Task, subject: Subject, build: bool = False) -> Result:
-        """Return the Result of one of the group's variants, timed where it can be. `build`: it has not been built yet.
+        """Return the Result of one of the group's variants, timed where it can be; `build`: it has not been built yet.
 
         `subject` is what its build told, a Result where that failed, which compute-sanitizer may explain.
         """
@@ -137,7 +132,6 @@ class Session:
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
-        """While it lasts, one more is being judged."""
         with self._judged:
             self._judging += 1
         try:
@@ -155,14 +149,12 @@ class Session:
                 self._judged.wait(until - time.monotonic())
 
     def _warm_up(self) -> Future[None]:
-        """The future of what a variant is timed beside, which is prepared once."""
         with self._warming:
             if self._warmed is None:
                 self._warmed = submit(self._beside, self._stopwatch.warm_up, self._prepared)
             return self._warmed
 
     def _described(self, task: Task, subject: S) -> S:
-        """At what precision and size the variant is judged; of one that cannot be built, nothing is said."""
         about = self._description
         shape = Shape(inputs=about["inputs"], settings=task.settings)
         return replace(subject, precision=about["precision"], shape=shape, unvaried=about["unvaried"])
@@ -179,14 +171,12 @@ class Session:
     def _judge(
         self, workers: contextlib.ExitStack, worker: WorkerProcess, task: Task, subject: Subject, build: bool
     ) -> tuple[Subject, Judged]:
-        """Judge the variant in `worker`; `workers` closes further processes that this takes."""
         names = task.names()
 
         def load(worker: WorkerProcess) -> Loaded:
             return load_candidate(worker, self._original, task, self._options, self._referee.weights)
 
         def renew() -> WorkerProcess:
-            """A process in the place of one that a crash has left in a state of its own."""
             environment = UNTIMED if task.place == "emulator" else None
             another = workers.enter_context(WorkerProcess("candidate", limit, environment, room=self._run.room(task)))
             load(another)
@@ -195,7 +185,6 @@ class Session:
             return another
 
         def tell(complaint: str | None) -> None:
-            """What the first probe, on which the variant failed before, says of it now."""
             self._progress.said("check", *names, f"as before, {complaint}" if complaint else f"right on '{task.first}' now")
 
         limit, accept = self._options.time_limit, self._options.accept
@@ -225,7 +214,6 @@ class Session:
         return subject, judged
 
     def _time(self, worker: WorkerProcess, task: Task, result: Result) -> Result:
-        """The result with its times; what was rejected while it was timed is wrong."""
         names = task.names()
         try:
             self._warm_up().result()
@@ -246,12 +234,11 @@ class Session:
         self._open.close()
 
 
-class SharedSession:
+class SharedSession(contextlib.AbstractContextManager["SharedSession"]):
     """A session for `uses` uses, each a block under `with`, in several threads; the last one closes it."""
 
     def __init__(self, make: Callable[[], Session], uses: int) -> None:
-        self._make = make
-        self._uses_left = uses
+        self._make, self._uses_left = make, uses
         self._session: Session | None = None
         self._lock = threading.Lock()
 
@@ -260,9 +247,6 @@ class SharedSession:
         with self._lock:
             self._session = self._session or self._make()
             return self._session
-
-    def __enter__(self) -> "SharedSession":
-        return self
 
     def __exit__(self, *exception: Any) -> None:
         with self._lock:
@@ -303,11 +287,6 @@ def candidate_arguments(
     if not task.variant.is_catalogued:
         builds = options.builds or f"{build_locks.JUDGED}/{str(task.hashes['source_sha256'])[:16]}"
     builds = str(room.builds) if room else builds
-    return original | {
-        "variant": str(path),
-        "content": content and content.decode("latin-1"),
-        "borrowed": catalog.borrowed_names(path, task.model.path),
-        "weights": weights,
-        "debug": options.debug,
-        "builds": builds,
-    }
+    borrowed, text = catalog.borrowed_names(path, task.model.path), content and content.decode("latin-1")
+    given = {"variant": str(path), "content": text, "borrowed": borrowed, "weights": weights}
+    return original | given | {"debug": options.debug, "builds": builds}

@@ -29,9 +29,8 @@ PATIENCE_FOR_A_PAIR = 3.0  # seconds, of a whole run, which would have used up a
 class Task:
     """A variant of a model, and the place where it runs: "cuda", "cpu" or "emulator".
 
-    `point` holds the settings in which the tasks of a run differ. `standard` is the one that the variant has to meet; both are
-    judged. `pair` is what the document says of a pair of a suite. `settled` is the (verdict, reason) of a task that cannot run.
-    `first` is the probe with which the check begins: the variant failed on it before. One that is not `timed` is only judged.
+    `point` holds settings in which tasks differ, `standard` the one to meet, `pair` what the document says of a suite's pair,
+    `settled` the (verdict, reason) of a task that cannot run, `first` the probe on which the variant failed before.
     """
 
     model: catalog.Model
@@ -75,19 +74,12 @@ class Task:
 class Options:
     """The options of a run, of either command and of the API. Raises ValueError for a value that an option does not have.
 
-    `device` is where variants run, "auto": the GPU where there is one; `standard` the one that they have to meet, None: see
-    plan.standard_of. `training` times training steps, too; `time_limit` is the seconds of one request to a process. With
-    `check_only` nothing is timed.
-
-    `max_autotune` adds torch.compile's max-autotune to the baselines, `sanitize` compute-sanitizer, `ptxas` what registers and
-    memory kernels take. `debug` has the emulator build without optimisation. `precision` is "strict", which forbids TF32, or
-    that of models and inputs, one of HALF. `accept` is the error, in the output's spread, that is accepted where the limit is
-    smaller.
-
-    `builds` is the folder where extensions of files that are not the project's are built; None: for each file one of its own in
-    torch's, since different files give their extensions the same names. `sandbox`, one of worker.sandbox.MODES, says what runs
-    in one: "auto", what is not the project's, where that can be had; "require", everything. `trust`, one of record.TRUST, says
-    by which clocks: MINE by the inner one alone, NOBODY by the outer one, too, which the project's own files do not need.
+    `device` "auto" is the GPU where there is one; `standard` None: see plan.standard_of. `training` times training steps, too,
+    `check_only` nothing; `time_limit` is the seconds of one request to a process. `max_autotune` adds that to the baselines,
+    `sanitize` compute-sanitizer, `ptxas` what kernels take. `debug` has the emulator build without optimisation. `precision` is
+    "strict", which forbids TF32, or that of models and inputs; `accept` the error, in the output's spread, that may be timed.
+    `builds` is the folder of extensions of files that are not the project's; None: one for each. `sandbox` "auto" is for these
+    where it can be had, "require" for everything. `trust` MINE is for the inner clock alone, NOBODY for the outer one, too.
     """
 
     device: str = "auto"

@@ -1,7 +1,4 @@
-"""Judges variants again whenever their files are saved.
-
-What the save left as it was is kept: the reference, the baselines, and a process in which PyTorch is imported already.
-"""
+"""Judges variants again whenever their files are saved, with the reference, baselines and processes that are still right."""
 
 import contextlib
 import contextvars
@@ -41,17 +38,10 @@ class Again:
 
 
 class Watch:
-    """Tasks that are judged as often as their files are saved.
-
-    `make_tasks()` gives the tasks as the files are now. It may raise CatalogError, whose text is then shown. `screen` is a
-    playground.report.watch_screen.Screen.
-    """
+    """Tasks that are judged as often as their files are saved: those of `make_tasks()`, which may raise CatalogError."""
 
     def __init__(self, make_tasks: Callable[[], list[Task]], options: Options, progress: Progress, screen: "Screen") -> None:
-        self._make_tasks = make_tasks
-        self._options = options
-        self._progress = progress
-        self._screen = screen
+        self._make_tasks, self._options, self._progress, self._screen = make_tasks, options, progress, screen
         self._runner = Runner(options, progress)
         self._thread = ThreadPoolExecutor(max_workers=1)  # one for all: with it ends what it has started
         self._sessions: dict[Any, tuple[str | None, Session]] = {}  # {group: (hash of the problem's file, Session)}
@@ -75,7 +65,6 @@ class Watch:
             self._thread.shutdown()
 
     def _round(self, tasks: Sequence[Task], files: dict[Path, Any]) -> None:
-        """Judge what is not as it was; a save meanwhile ends it without a result."""
         began, over = time.monotonic(), threading.Event()
         context = contextvars.copy_context()
         context.run(owner.set, over)  # of the round's own workers; the referee's and the baselines' is the runner
@@ -109,7 +98,6 @@ class Watch:
             self._screen.show(again, files, complaint)
 
     def _stop(self, future: Future[Any], *owners: Any) -> None:
-        """End the owners' workers until nothing waits for one any more."""
         while not wait([future], timeout=KILL_AGAIN).done:
             for each in owners:
                 kill_all(each)
@@ -171,7 +159,6 @@ def _saved(files: dict[Path, Any]) -> set[Path]:
 
 
 def _stamp(path: Path) -> Any:
-    """What tells a save of a file, or None where it cannot be read."""
     with contextlib.suppress(OSError):
         found = path.stat()
         return found.st_mtime_ns, found.st_size, found.st_ino

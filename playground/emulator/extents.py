@@ -40,10 +40,8 @@ def main(arguments=None):
     except emulator.Finding as finding:
         print(finding)
         return 1
-    print(
-        f"{len(launches)} launches: nothing found in the blocks that ran. Not known: whether an index that is kept in 32 bits, "
-        "or read from a tensor, wraps and lands within a tensor, and what the other blocks do"
-    )
+    unknown = "whether an index that is kept in 32 bits, or read from a tensor, wraps and lands within a tensor, and what the "
+    print(f"{len(launches)} launches: nothing found in the blocks that ran. Not known: {unknown}other blocks do")
     return 0
 
 

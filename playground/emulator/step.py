@@ -10,10 +10,7 @@ from playground import catalog
 
 
 def parse(module, about, arguments, *more, sets=True):
-    """Return (model, variant, settings of --set, all arguments) of a `module`'s command; `more` are flags, as (name, help).
-
-    Exits with status 2 where the arguments stand for nothing.
-    """
+    """Return (model, variant, settings of --set, all arguments) of a `module`'s command, or exit with status 2."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about)
     parser.add_argument("--model", metavar="NAME_OR_PATH", required=True)
     parser.add_argument("--variant", metavar="NAME_OR_PATH", required=True)

@@ -17,21 +17,17 @@ here and nowhere else:
     any other                       its convolutions and matrix products as written, forward and backward
 
 They are taken at the fastest rate that gives the precision: TF32's 11 bits come from one product of scaled fp16 values,
-float32's from three of either (error-compensated, 3xTF32). So it is a bound: no variant here does less. One that did would come
-out at more than 100%, and the reports would say so.
-
-Beside it stands what eager PyTorch does (`as_written`): operator by operator, each reads its operands and writes its result.
+float32's from three of either (3xTF32). A variant that did less would come out at more than 100%.
 """
+
+from playground.record import Bound, Ceilings, Work
 
 POSSIBLE = 0.7  # of the time that bytes take at the measured rate: anything below is impossible
 CPU_CACHES = 1 << 29  # bytes: more than any CPU's
 
 
-def floor(work, ceilings, precision):
-    """Return (the larger of the two times in milliseconds, "memory" or "compute": which one that is).
-
-    `ceilings` is a record.Ceilings; `precision` is "fp32" or a lower one.
-    """
+def floor(work: Work, ceilings: Ceilings, precision: str | float | None) -> tuple[float, Bound]:
+    """Return (the larger of the two times in milliseconds, "memory" or "compute") at record.Ceilings and a precision."""
     memory = work.bytes / max(ceilings.read_bytes_per_second, ceilings.copy_bytes_per_second) * 1e3
     fast = max(ceilings.tf32_flops or 0, ceilings.fp16_flops or 0)  # 11 bits of each factor, sums in float32
     rate = max(ceilings.fp32_flops, fast / 3 if precision == "fp32" else fast)
@@ -39,16 +35,11 @@ def floor(work, ceilings, precision):
     return max(memory, compute), "memory" if memory >= compute else "compute"
 
 
-def impossible(milliseconds, count, rate, on_cpu):
-    """Return what is wrong with a time in which `count` bytes cannot have moved at `rate`, in bytes a second; None if nothing.
-
-    On a CPU the caches may hold some of them.
-    """
+def impossible(milliseconds: float, count: float, rate: float, on_cpu: bool) -> str | None:
+    """Return what is wrong with a time in which `count` bytes cannot have moved at `rate` bytes a second; None if nothing."""
     beyond = max(0, count - CPU_CACHES) if on_cpu else count
     least = POSSIBLE * beyond / rate * 1e3
     if milliseconds >= least:
         return None
-    return (
-        f"{milliseconds:.3g} ms a call, which is impossible: reading and writing {beyond / 1e6:.3g} MB at "
-        f"the {rate / 1e9:.3g} GB/s measured here takes {beyond / rate * 1e3:.3g} ms"
-    )
+    takes = f"the {rate / 1e9:.3g} GB/s measured here takes {beyond / rate * 1e3:.3g} ms"
+    return f"{milliseconds:.3g} ms a call, which is impossible: reading and writing {beyond / 1e6:.3g} MB at {takes}"

@@ -27,11 +27,7 @@ def count_work(name, model, inputs, outputs, mode):
 
 
 def certain_bytes(model, inputs, outputs):
-    """Return the bytes of inputs and outputs that any right forward pass must read and write.
-
-    Of the inputs those of elements on which the outputs depend, by PyTorch's gradient: a gather reads few of them. None of the
-    parameters, which may lie packed.
-    """
+    """Return the bytes of outputs, and inputs on which they depend by PyTorch's gradient, that a right pass must move."""
     with torch.enable_grad():
         leaves = [value.detach().requires_grad_() if tensors.differentiable(value) else value for value in inputs]
         wanted = [value for value in leaves if tensors.differentiable(value)]
@@ -95,10 +91,7 @@ class _Traffic(TorchDispatchMode):
 
 
 def as_written(model, inputs, mode):
-    """Return the Work of a step whose operators run one by one: bytes of all operands and results; FLOPs of products.
-
-    FLOPs are those of torch.utils.flop_counter. On meta tensors, so that nothing is computed.
-    """
+    """Return the Work of a step, operator by operator: bytes of operands and results, FLOPs by flop_counter."""
     model = tensors.copy_model(model).to("meta")
     inputs = [value.detach().to("meta") if isinstance(value, torch.Tensor) else value for value in inputs]
     if mode == "weights_and_input":

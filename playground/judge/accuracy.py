@@ -25,11 +25,7 @@ def grade(
     permitted: Callable[[str], Sequence[Results]],
     skipped: Collection[str] = (),
 ) -> str:
-    """Return the class of `outputs`, which are not as exact as PyTorch; `references` are theirs.
-
-    `permitted(name)` gives Outcomes of "float32" in other orders of adding, or of a lower precision. Classes in `skipped` are
-    those that the original has itself.
-    """
+    """Return the class of `outputs`; `permitted(name)` gives Outcomes of float32 or a lower precision."""
     if [tensors.as_real(value).shape for value in outputs] != [reference.float64.shape for reference in references]:
         return WRONG
 
@@ -51,12 +47,7 @@ def grade(
 def likely_precision(
     reference: torch.Tensor, actual: torch.Tensor, lowered: Mapping[str, Sequence[torch.Tensor]]
 ) -> str | None:
-    """Return a remark on an error, such as "its error is that of operands in bf16"; None where it resembles nothing.
-
-    `lowered` is {precision: [results in float64 with operands, or everything, rounded to it]}. A result that is nearer to one
-    of them than to float64 was computed in that precision; otherwise the sizes of the errors are compared, where they lie on
-    all elements as those of rounding do.
-    """
+    """Return a remark such as "its error is that of operands in bf16", from {precision: results rounded to it}, or None."""
     finite = torch.isfinite(reference) & torch.isfinite(actual)
     if not reference.is_floating_point() or not finite.any():
         return None

@@ -1,8 +1,4 @@
-"""What a call does besides returning a result: what it changes, remembers, and under which circumstances it works.
-
-All of it runs in the variant's own process. Outputs are judged elsewhere, from raw tensors; the rest (flags, version counters,
-bits of the inputs) is what that process says, and a file that is out to deceive could forge it.
-"""
+"""What a call changes and remembers, and when it works: what the judged process says, which could forge it."""
 
 import copy
 import gc
@@ -86,10 +82,7 @@ class SideEffects:
 
 
 def overlap(tensor: torch.Tensor) -> str | None:
-    """Return what is wrong with a tensor that has several elements in one place of memory; None where it has not.
-
-    Interleaved ones are told apart where they are few.
-    """
+    """Return what is wrong with a tensor that has several elements in one place of memory; None where it has not."""
     pairs = sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
     reach = 0
     for stride, size in pairs if tensor.numel() else ():
@@ -145,8 +138,7 @@ class StressTests:
         """`another()` makes a second instance, whose weights are those that belong to `second`."""
         self._model, self._another = model, another
         self._first, self._second = first, second
-        self._device = device
-        self._declared = declared_deterministic
+        self._device, self._declared = device, declared_deterministic
 
     def run(self, name: str) -> "Trial":
         """Return the Trial of that name. Exceptions come through."""
@@ -161,7 +153,6 @@ class StressTests:
 
     @property
     def _changes_size(self) -> bool:
-        """Whether the tensors of the two probes differ in size, as where get_inputs draws it."""
         shapes = [[value.shape for value in each if isinstance(value, torch.Tensor)] for each in (self._first, self._second)]
         return shapes[0] != shapes[1]
 
@@ -214,10 +205,7 @@ class StressTests:
         return operators.calls + functions.calls, outputs
 
     def _earlier_output(self) -> Trial:
-        """An output that the caller still holds must not change when the model is called again, and again.
-
-        Where the file holds its results' memory, too, as for a ring of buffers, it is called until one comes back.
-        """
+        """An output that the caller still holds must not change in later calls, until a ring of buffers comes round."""
         first = self._call(copies(self._first))
         # Place in memory -> (an output, what it held, after how many others).
         held = {storage(output): (output, output.clone(), 0) for output in first if output.numel()}
@@ -238,7 +226,6 @@ class StressTests:
         return Trial(first, note=f"keeps the memory of its results; {count} were apart" if kept_by_file else None)
 
     def _keeps_results(self) -> bool:
-        """Whether the file holds the memory of a result when the caller does not any more, or hands out memory of its own."""
         outputs = [output for output in self._call(copies(self._second)) if output.numel()]
         memory = [output.untyped_storage() for output in outputs]
         if not all(each.resizable() for each in memory):
@@ -293,7 +280,6 @@ class StressTests:
         return Trial(again, complaint=f"bits differ from run to run, and {declared}")
 
     def _out_dtype(self) -> Trial:
-        """Without `out_dtype` the outputs are the same, rounded to 16 bits."""
         in_float32, self._model.out_dtype = self._call(copies(self._first)), None
         rounded = self._call(copies(self._first))
         self._model.out_dtype = torch.float32
@@ -317,7 +303,6 @@ class StressTests:
         return self._delayed(torch.cuda.default_stream) if self._device.type == "cuda" else Trial(note=NO_STREAMS)
 
     def _side_stream(self) -> Trial:
-        """Make inputs late on a stream that is not the default one: only who works on that stream sees them."""
         return self._delayed(torch.cuda.Stream) if self._device.type == "cuda" else Trial(note=NO_STREAMS)
 
     def _delayed(self, stream: Callable[[], Any]) -> Trial:
@@ -333,10 +318,7 @@ class StressTests:
         return Trial(outputs)
 
     def _second_device(self) -> Trial:
-        """Inputs that are late on a device that is not the current one: only who works on that device sees them.
-
-        The call before leaves NaN in the memory that its intermediate results had, and libraries that have been started.
-        """
+        """Inputs that are late on a device that is not the current one: only who works on that device sees them."""
         if self._device.type != "cuda" or torch.cuda.device_count() < 2:
             return Trial(note="not run: there is no second GPU")
         other = torch.device("cuda", 1)
@@ -456,7 +438,6 @@ def same(results: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> boo
 
 
 def _refill(held: list[Any], content: list[Any]) -> None:
-    """The content into the same memory; what is no tensor is replaced."""
     for i, value in enumerate(content):
         if isinstance(value, torch.Tensor):
             held[i].detach().copy_(value)

@@ -7,24 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from playground import untrusted
+from playground import record, untrusted
 from playground.judge.checks import BY_NAME, CAVEATS, DROP_IN, FORWARD, OF_SEEDS, SIDE_EFFECTS, WATCHED, check_of
 from playground.judge.failure import MOST_REASON, WorkerFailure, remove
 from playground.judge.text import Text
 from playground.judge.verdict import UNJUDGED, Complaint
-from playground.record import (
-    UNCHECKED,
-    Accuracy,
-    Check,
-    Entry,
-    Errors,
-    GradientErrors,
-    Judgment,
-    OwnCheck,
-    OwnWork,
-    Probe,
-    Unsupported,
-)
+from playground.record import UNCHECKED, Accuracy, Check, Entry, Errors, GradientErrors, Judgment, OwnCheck, OwnWork, Probe
 
 if TYPE_CHECKING:
     from playground.worker import WorkerProcess
@@ -52,7 +40,7 @@ class Case:
         self.peak_mib: float | None = None
         self.probes: dict[str, Probe] = {}
         self._behaviour: dict[str, Entry] = {}
-        self._gradients: dict[str, GradientErrors] | Unsupported | None = None
+        self._gradients: dict[str, GradientErrors] | record.Unsupported | None = None
         self._worst: Errors = UNCHECKED  # of the problem's own inputs
         self._accuracy: Accuracy | None = None
         self._findings: list[str] = []
@@ -61,8 +49,7 @@ class Case:
         self._mutants: dict[str, Any] = {}
         self._referee = referee
         self._text = Text(file) if file else None
-        self._renew = renew
-        self._accept = accept
+        self._renew, self._accept = renew, accept
         self._weights_differ, self._is_by_seed = loaded.difference, loaded.weights == "by seed"
         self._declared: str | float | None = loaded.precision
         self.outputs = referee.answers(worker).file(f"outputs-{worker.pid}")
@@ -124,10 +111,7 @@ class Case:
         return self._referee.compare(what, probe, str(self.outputs.held), self._declared, **more)
 
     def _survive(self, tag: str, circumstance: str | None, check: Callable[[], Any]) -> bool:
-        """Do a check that can only cost drop-in: a crash there is a caveat, and so is what the emulator finds.
-
-        Returns whether the check came to its end.
-        """
+        """Do a check that can only cost drop-in, where a crash is a caveat. Returns whether the check came to its end."""
         try:
             check()
             return True
@@ -160,7 +144,6 @@ class Case:
 
     @property
     def _passed(self) -> list[str]:
-        """The probes on which the outputs were compared and right."""
         return [name for name, entry in self.probes.items() if entry.max_error is not None and not entry.complaint]
 
 

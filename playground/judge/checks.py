@@ -1,9 +1,4 @@
-"""All checks of a variant: what each looks at, the caveat that it leads to, and the standard that it costs.
-
-Judge, terminal, page and docs/what_a_pass_proves.md read this table. A new check is an entry here and a function: of a probe in
-probes.py, of a circumstance in behaviour.StressTests (with an underscore before its name), of a side effect a line in
-behaviour.SideEffects.complaints; of a flag only one in global_state.FLAGS. `python -m tools.markdown` prints the page's tables.
-"""
+"""All checks of a variant: what each looks at, its caveat, and the standard that it costs, also for the page's tables."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -27,9 +22,8 @@ class Caveat:
 class Check:
     """`costs` is FORWARD (which fails drop-in, too), DROP_IN or None: it is said and costs nothing.
 
-    Of a probe `said` begins a complaint ("" on the problem's own inputs), `function` makes it, and it runs at a `size`;
-    `gradients` are compared on it, or it changes the `parameters`. A circumstance that does has the inputs of the probe of an
-    optimiser's step for its second ones. Where one `may_raise`, an exception is a remark.
+    Of a probe `said` begins a complaint, `function` makes it at a `size`; `gradients` are compared on it, or it changes the
+    `parameters`. Where a circumstance `may_raise`, an exception is a remark.
     """
 
     name: str

@@ -1,11 +1,9 @@
-"""What a problem's inputs have in common from draw to draw, so that a probe can keep it.
+"""What a problem's inputs have in common from draw to draw, such as zeros, order or sums of one, so that each probe keeps it.
 
-A product of lower triangular matrices may be computed without a look at the upper half, and a loss over probabilities need not
-be right for anything else. What several draws of get_inputs show is part of the problem. A range is not: only where the
-original itself has no finite result beyond it (a logarithm of negative values) are its values kept positive.
+A range is nothing in common: only where the original has no finite result beyond it are its values kept positive.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,13 +38,10 @@ class Structure:
     @property
     def text(self) -> str | None:
         """Return the structure in words; None where there is nothing to keep."""
-        words = [self.frozen] if self.frozen else []
-        words += ["zeros that stay zeros"] if self.zeros else []
-        words += ["positive definite"] if self.definite else ["symmetric"] if self.symmetric else []
-        words += ["sorted"] if self.ascending else []
-        words += ["probabilities"] if self.probabilities is not None else []
-        words += [f"equal to input {self.twin}"] if self.twin is not None else []
-        return ", ".join(words) or None
+        form = "positive definite" * self.definite or "symmetric" * self.symmetric
+        words = [self.frozen, "zeros that stay zeros" * self.zeros, form, "sorted" * self.ascending]
+        words += ["probabilities" * (self.probabilities is not None), f"equal to input {self.twin}" * (self.twin is not None)]
+        return ", ".join(filter(None, words)) or None
 
     def keep(self, drawn: torch.Tensor, value: torch.Tensor, positive: bool) -> torch.Tensor:
         """Return `value` with this structure; `drawn` is the problem's own."""
@@ -125,26 +120,24 @@ def is_unchanging(problem: Any, seed: int) -> bool:
 
 
 def vary(problem: Any) -> str | None:
-    """Have get_inputs of the problem's module itself give other contents for each seed, those of its one draw in another order.
+    """Have get_inputs of an unchanging problem give the contents of its one draw in another order for each seed of torch.
 
-    For a problem that is_unchanging. Floats that vary are permuted, and keep zeros, symmetry, order and sums of one; what is
-    the same everywhere, but for zero, is changed by up to a quarter; where no float can vary, integers that are not sorted are
-    permuted. Returns why nothing can vary, or None. The seed is the one that torch's generator was given last.
+    What is the same everywhere is changed by up to a quarter; integers are permuted where no float can vary. Returns why
+    nothing can vary, or None.
     """
     original = problem.get_inputs
+
+    def drawn() -> list[Any]:
+        seed = torch.initial_seed()  # before get_inputs sets one of its own
+        return _varied(list(original()), seed)[0]
+
     why = _varied(list(tensors.inputs_of(problem)), 0)[1]
     if not why:
-        problem.get_inputs = lambda: _varied(*_drawn(original))[0]
+        problem.get_inputs = drawn
     return why
 
 
-def _drawn(get_inputs: Callable[[], Any]) -> tuple[list[Any], int]:
-    seed = torch.initial_seed()  # before get_inputs sets one of its own
-    return list(get_inputs()), seed
-
-
 def _varied(inputs: list[Any], seed: int) -> tuple[list[Any], str | None]:
-    """(the inputs with other contents, why none can vary)."""
     whys = []
     floats = [i for i, value in enumerate(inputs) if tensors.differentiable(value)]
     others = [i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor) and i not in floats]
@@ -163,7 +156,6 @@ def _varied(inputs: list[Any], seed: int) -> tuple[list[Any], str | None]:
 
 
 def _other_order(value: torch.Tensor, seed: int) -> tuple[torch.Tensor | None, str | None]:
-    """(the tensor with its values in another order, why it must stay as it is)."""
     generator = torch.Generator(value.device).manual_seed(seed % (1 << 63))
     flat = value.flatten()
     if not len(flat) or flat.dtype == torch.bool or flat.is_complex():
@@ -205,13 +197,14 @@ def _structure(draws: list[list[Any]], i: int) -> "Structure":
             return Structure(frozen=frozen)
     zeros = [value == 0 for value in values]
     symmetric = all(value.dim() > 1 and value.shape[-1] > 1 and _equal(value, value.mT) for value in values)
+    positive = all(bool((value >= 0).all()) for value in values)
     return Structure(
         zeros=bool(zeros[0].any()) and all(torch.equal(zeros[0], each) for each in zeros[1:]),
         symmetric=symmetric,
         definite=symmetric and not any(torch.linalg.cholesky_ex(value.double()).info.any() for value in values),
         ascending=all(value.dim() and value.shape[-1] > 2 and bool((value.diff(dim=-1) >= 0).all()) for value in values),
-        probabilities=_dimension_of_probabilities(values),
-        positive=all(bool((value >= 0).all()) for value in values),
+        probabilities=_dimension_of_probabilities(values) if positive else None,
+        positive=positive,
     )
 
 
@@ -234,9 +227,6 @@ def _frozen_by_values(values: list[torch.Tensor]) -> str | None:
 
 
 def _dimension_of_probabilities(values: list[torch.Tensor]) -> int | None:
-    """The dimension along which every draw is not negative and sums to one; None without one."""
-    if not all(bool((value >= 0).all()) for value in values):
-        return None
     for dimension in range(values[0].dim() - 1, -1, -1):
         off = max((value.double().sum(dimension) - 1).abs().max().item() for value in values)
         if values[0].shape[dimension] > 1 and off < max(SUM_OF_ONE, 8 * torch.finfo(values[0].dtype).eps):

@@ -1,9 +1,4 @@
-"""The checks of one variant: what is asked of which process, and what each answer is a complaint about.
-
-There are two standards, and both are always looked at. `forward` is about the problem's own inputs: the outputs are right, they
-are the file's own work, and nothing else is touched or remembered. `drop-in` asks in addition for all that a user of the
-original may do: gradients, other sizes and values, streams, graphs, torch.compile. docs/what_a_pass_proves.md is the long form.
-"""
+"""The checks of one variant under both standards: what is asked of which process, and what each answer is a complaint about."""
 
 from __future__ import annotations
 
@@ -14,48 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from playground.judge import checks, classes
 from playground.judge.case import FIGURES, Case, is_its_own
-from playground.judge.checks import (
-    AT_OWN_SIZE,
-    CAVEATS,
-    DROP_IN,
-    EVAL,
-    FORWARD,
-    FORWARD_PROBES,
-    FRESH,
-    OF_SEEDS,
-    PROBE_NAMES,
-    REQUIRED,
-    SHOWN,
-    STRESS_TESTS,
-    check_of,
-    size_of,
-)
-from playground.judge.classes import (
-    APPROXIMATE,
-    AS_PYTORCH,
-    CLASSES,
-    FLOAT32,
-    LOOK_ALIKE,
-    PRECISIONS,
-    WRONG,
-    named,
-    names_one,
-)
+from playground.judge.checks import AT_OWN_SIZE, DROP_IN, EVAL, FORWARD, REQUIRED, check_of, size_of
+from playground.judge.classes import APPROXIMATE, AS_PYTORCH, FLOAT32, WRONG, named, names_one
 from playground.judge.failure import WorkerFailure, remove
 from playground.judge.verdict import conclude, failed, with_shapes
-from playground.record import (
-    FAIL,
-    Accuracy,
-    Entry,
-    Errors,
-    GradientErrors,
-    Judgment,
-    OwnCheck,
-    OwnWork,
-    Probe,
-    Unsupported,
-)
+from playground.record import FAIL, Accuracy, Entry, Errors, GradientErrors, Judgment, OwnCheck, OwnWork, Probe, Unsupported
 
 if TYPE_CHECKING:
     from playground.worker import WorkerProcess
@@ -96,11 +56,9 @@ def judge(
 ) -> Judged:
     """Run every check of the variant that `worker` has loaded at a `place`, with the reply `loaded`. Returns a Judged.
 
-    `file` is the variant's. `renew()` gives a worker that has loaded it again, for what is left after a crash. `accept` is the
-    error, of the spread, that the caller accepts. `first` is the probe to begin with, and `tell(complaint)` is called with what
-    is wrong on it, or with None. `borrowed` are the names that it has from the problem's file. `with_mutants` counts, too, how
-    many wrong versions of the original fail the probes. The `failure` is of a worker that failed on the problem's own inputs,
-    where nothing worse was known.
+    `renew()` gives a worker that has loaded the `file` again, after a crash. `accept` is the error, of the spread, that the
+    caller accepts; `tell(complaint or None)` is called after the `first` probe; `borrowed` are names from the problem's file.
+    `with_mutants` counts, too, how many wrong versions of the original fail the probes.
     """
     case, stop = Evaluation(worker, referee, place, loaded, file, renew, accept), None
     if referee.float_outputs and not loaded.out_dtype:
@@ -168,7 +126,7 @@ class Evaluation(Case):
     def _probe_further(self) -> None:
         """The probes that can only cost drop-in, at the own size where the reduced one does not suit the variant."""
         changes_parameters = "weights unchanged" in self._referee.side_effects
-        for probe in (name for name in PROBE_NAMES if name not in REQUIRED):
+        for probe in (name for name in checks.PROBE_NAMES if name not in REQUIRED):
             if check_of(probe).parameters and (self._is_by_seed or changes_parameters):
                 others = "variant's parameters are not the original's"
                 why = others if self._is_by_seed else "original changes its parameters in a call"
@@ -180,7 +138,6 @@ class Evaluation(Case):
 
     @property
     def _rejects_reduced(self) -> bool:
-        """Whether the variant refuses the reduced size, is wrong there, or leaves it to PyTorch."""
         note = self.probes["normal"].note if "normal" in self.probes else None
         return (note or "").startswith(REFUSES) or self._is_wrong("normal") or "normal" in self._left
 
@@ -257,14 +214,11 @@ class Evaluation(Case):
         return f"; {strided} is not contiguous, and its data_ptr is read as if it were: right with .contiguous()"
 
     def _graded(self, probe: str, compared: dict[str, Any]) -> dict[str, Any]:
-        """The comparison on a probe of the problem's own inputs; keeps the class of accuracy, and permits what that does.
-
-        Float32 in another order of adding is permitted to all, what is less exact only where the caller accepts it.
-        """
+        """The comparison on an own probe; keeps the class of accuracy, and permits what that or `accept` does."""
         worst = self._accuracy
         figures = {"error": compared["max_error"], "limit": compared["allowed"]}
         found = self._class_of(probe, compared) if compared["complaint"] else self._declared or AS_PYTORCH
-        if worst is None or (compared["complaint"] and CLASSES.index(found) > CLASSES.index(worst.kind)):
+        if worst is None or (compared["complaint"] and classes.CLASSES.index(found) > classes.CLASSES.index(worst.kind)):
             self._accuracy = Accuracy(kind=str(found), **figures, accepted=worst.accepted if worst else None)
         if not compared["complaint"]:
             if worst and worst.kind == AS_PYTORCH and figures["error"] > worst.error:
@@ -286,9 +240,8 @@ class Evaluation(Case):
         return self._compare("outputs", probe)
 
     def _class_of(self, probe: str, compared: dict[str, Any]) -> str:
-        """The class of accuracy of wrong outputs; a lower precision only where the file's text may compute in it."""
         found: str = self._ask_referee("grade", probe)["class"]
-        if found not in PRECISIONS or self._suspects is None or found in self._suspects:
+        if found not in classes.PRECISIONS or self._suspects is None or found in self._suspects:
             return found
         return next((f"approximate to {limit:g}" for limit in APPROXIMATE if compared["max_error"] <= limit), WRONG)
 
@@ -304,16 +257,12 @@ class Evaluation(Case):
         return self._compare("outputs", probe)
 
     def _lost_by_accepting(self) -> str | None:
-        """The name of a wrong version of the original that could not be told from it any more; None without one.
-
-        A function in the place of one that looks alike, such as a GELU by tanh, is what is accepted, and does not count.
-        """
+        """The name of a wrong version, not a look-alike, that could not be told from the original any more, or None."""
         probes = tuple(probe for probe in OF_MUTANTS if not self._referee.prepared(probe)["unusable"])
         strict, accepting = (self._referee.mutants(probes, False, limit)["survivors"] for limit in (None, self._accept))
-        return next((name for name in accepting if name not in strict and LOOK_ALIKE not in name), None)
+        return next((name for name in accepting if name not in strict and classes.LOOK_ALIKE not in name), None)
 
     def _tag_of_outputs(self, probe: str, compared: dict[str, Any]) -> str:
-        """What a wrong output on a probe beyond the problem's own inputs is due to."""
         if compared["stale"]:
             return "stale-weights"
         if compared["leaked"]:
@@ -349,7 +298,6 @@ class Evaluation(Case):
         return None
 
     def _are_gradients_right(self, probe: str) -> bool:
-        """Compare the gradients that were written last, and complain of what is wrong with them."""
         gradients = self._compare("gradients", probe, shared=self._is_by_seed)
         decided = [name for name, comparison in gradients.items() if comparison["decided"]]
         if decided and not self.probes[probe].note:
@@ -372,13 +320,12 @@ class Evaluation(Case):
             if probe.startswith("normal"):  # see Candidate.differentiate
                 circumstance = "with another forward pass before the backward, from gradients that are not contiguous"
                 where = f"on normal inputs, {circumstance} (a kernel needs .contiguous()): {wrong[0]}"
-            has_backward = self._text is None or self._text.line_of(CAVEATS["wrong-gradient"].line)
+            has_backward = self._text is None or self._text.line_of(checks.CAVEATS["wrong-gradient"].line)
             is_cut = not has_backward and all(complaint.endswith(" is missing") for complaint in wrong)
             self.complain("no-gradient" if is_cut else "wrong-gradient", where + _and_more(wrong), DROP_IN)
         return not wrong
 
     def _look_for_work(self) -> None:
-        """Whether code of the variant's own runs, and accounts for the result, at the size at which it is timed."""
         probe = next(each for each in OF_MUTANTS[::-1] if not self._referee.prepared(each)["unusable"])
         found: OwnWork = self._ask_on("work", probe)
         reached = f"its own function calls {', '.join(found.reached)}" if found.reached else None
@@ -395,7 +342,6 @@ class Evaluation(Case):
             self.complain("not-its-own-work", wrong, FORWARD)
 
     def _decoration(self, found: OwnWork, probe: str) -> str | None:
-        """Why the variant's kernels are for show; None where they are not, or where it has none."""
         if not found.own_calls:
             unbuilt = "the file holds kernels of its own, and none of them was built" if found.means_to_build else None
             return "its own kernels were never called" if found.builds or found.opened else unbuilt
@@ -404,20 +350,17 @@ class Evaluation(Case):
         return None
 
     def _probes_to_repeat(self) -> list[str]:
-        """Two probes of one size that the variant passed: of the reduced size, or else of the problem's own.
-
-        Where the output is the same everywhere, such as the zeros of a ReLU, an old result is right, and so is none.
-        """
+        """Two probes of one size that the variant passed, reduced or else own; uniform outputs come last."""
         names = ("normal", "ramp", "impulse", "large")
         reduced = [name for name in names if name in self._passed and name not in self._left]
-        own = [name for name in (*(name + AT_OWN_SIZE for name in names), *FORWARD_PROBES) if name in self._passed]
+        own = [name for name in (*(name + AT_OWN_SIZE for name in names), *checks.FORWARD_PROBES) if name in self._passed]
         pairs = [sorted(group, key=self._uniform.__contains__)[:2] for group in (reduced, own) if len(group) > 1]
         return min(pairs, key=lambda pair: len(self._uniform & set(pair)))
 
     def _try_out_all(self) -> None:
         first, second = self._probes_to_repeat()
         step = next((name for name in ("step", "step" + AT_OWN_SIZE) if name in self._passed), None)
-        for trial in STRESS_TESTS:
+        for trial in checks.STRESS_TESTS:
             if trial.name == "out_dtype" and not self._referee.float_outputs:
                 continue
             after = step if trial.parameters else second
@@ -433,7 +376,7 @@ class Evaluation(Case):
     def count_mutants(self) -> None:
         """How many wrong versions of the original fail the probes that this variant passed."""
         gradients = bool(self._gradients) and not isinstance(self._gradients, Unsupported)
-        skipped = (*FRESH, OF_SEEDS, *(name + size for name in ("autocast", EVAL) for size in ("", AT_OWN_SIZE)))
+        skipped = (*checks.FRESH, checks.OF_SEEDS, *(name + size for name in ("autocast", EVAL) for size in ("", AT_OWN_SIZE)))
         probes = tuple(name for name in self._passed if name not in skipped)
         score = self._referee.mutants(probes, gradients and not self._has(*OF_GRADIENTS), self._declared)
         rejected = f"{score['rejected']}/{score['counted']}"
@@ -444,7 +387,7 @@ class Evaluation(Case):
         done: TriedOut = self._ask("try_out", trial=trial, **files)
         if trial == "a CUDA graph" and (done.note or "").startswith("raises") and self._renew:
             self.worker = self._renew()  # where a capture failed, torch's generator draws other numbers from a seed
-        title = SHOWN.get(trial, trial)
+        title = checks.SHOWN.get(trial, trial)
         complaint = done.complaint and f"{title}: {done.complaint}"
         if done.of in probes and not complaint:
             compared = self._compare("outputs", probes[done.of])
@@ -477,8 +420,6 @@ def _figures(comparison: dict[str, Any]) -> dict[str, Any]:
 
 
 def _worse(one: Errors, other: Errors) -> Errors:
-    """The errors that are nearer to (or further over) what is allowed, the other's if both are as near."""
-
     def share(errors: Errors) -> float:
         return math.inf if errors.max_error is None else errors.max_error / (errors.allowed or 1)
 

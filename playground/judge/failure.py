@@ -12,17 +12,11 @@ JUDGE_BROKE = "internal error (report it): "
 
 
 class WorkerFailure(Exception):
-    """A request that got no result. The text is one line; `details` may hold a traceback or a compiler's output.
-
-    `is_finding` says that the emulator found a mistake in a kernel, `is_of_machine` that the machine has no room, `is_of_judge`
-    that the judge itself made a mistake, `role` whose process it was.
-    """
+    """A request without a result: one line, `details`, whether the emulator found a mistake, whose process it was (`role`)."""
 
     def __init__(self, reason: str, details: str = "", is_finding: bool = False, role: str | None = None) -> None:
         super().__init__(reason)
-        self.details = details
-        self.is_finding = is_finding
-        self.role = role
+        self.details, self.is_finding, self.role = details, is_finding, role
         self.is_of_machine = is_of_machine(reason)
         self.is_of_judge = reason.startswith(JUDGE_BROKE)
 

@@ -23,14 +23,7 @@ class Footprint:
     results: int
 
     def of_judgement(self, place: str, share: float = 1.0) -> dict[str, int]:
-        """Return {"host", "files", "device"}: the bytes that a judgement takes which compares a share of all results.
-
-        Host: the probes' files, three times the inputs of the one that is made, those of the baselines, the outputs as the
-        candidate and the referee have them, the weights; of what is compared, the float64 reference with its masks for each
-        probe, and for the present one what the precision permits. Device: the referee's float64 with all that a backward needs;
-        the others take less, and not at the same time. Where only a part is compared, each process draws the inputs, on the
-        device.
-        """
+        """Return {"host", "files", "device" (float64 with a backward)}: the bytes to compare a `share` of all results."""
         in_part = share < 1.0
         own = OWN_PROBES + (0 if in_part else REPEATED)
         files = (0 if in_part else own * self.inputs) + 2 * self.outputs

@@ -113,11 +113,9 @@ def _with_watched_functions(library: Any, run: Run) -> Any:
 
     def get(self: Any, name: str) -> Any:
         value = object.__getattribute__(self, name)
-        if name.startswith("_") or not callable(value):
-            return value
-        if name not in kept:
+        if name not in kept and not name.startswith("_") and callable(value):
             kept[name] = watched_function(value, run)
-        return kept[name]
+        return kept.get(name, value)
 
     setattr(type(library), "__getattribute__", get)  # noqa: B010
     return library
@@ -223,8 +221,10 @@ def _addresses(values: Iterable[Any]) -> Iterator[int]:
         elif isinstance(value, ctypes._SimpleCData) and not is_reference:  # a number
             yield from _addresses([value.value])
         elif isinstance(value, _CData):
-            yield ctypes.addressof(value)
-            yield from _words(ctypes.addressof(value), ctypes.sizeof(value))
+            start, size = ctypes.addressof(value), ctypes.sizeof(value)
+            yield start
+            if size <= SCANNED and start % 8 == 0:  # a word in a small piece of memory may be an address
+                yield from (ctypes.c_uint64 * (size // 8)).from_address(start)
         elif (address := _of_cffi(value)) is not None:
             yield address
         elif isinstance(value, list | tuple):
@@ -234,26 +234,12 @@ def _addresses(values: Iterable[Any]) -> Iterator[int]:
                 yield ctypes.addressof(ctypes.c_char.from_buffer(value))
 
 
-def _words(start: int, size: int) -> list[int]:
-    """The words in a small piece of memory, each of which may be an address."""
-    count = size // 8 if size <= SCANNED and start % 8 == 0 else 0
-    return list((ctypes.c_uint64 * count).from_address(start)) if count else []
-
-
 def _of_cffi(value: Any) -> int | None:
     """The address in one of cffi's pointers, arrays or functions; None of anything else."""
-    if not _cffi() or not isinstance(value, _cffi()._CDataBase):
+    cffi: Any = sys.modules.get("_cffi_backend")
+    if not cffi or not isinstance(value, cffi._CDataBase):
         return None
     try:
-        return int(_ffi().cast("uintptr_t", value))
+        return int(cffi.FFI().cast("uintptr_t", value))
     except (TypeError, ValueError, OverflowError):  # a number, or a struct
         return None
-
-
-def _cffi() -> Any:
-    return sys.modules.get("_cffi_backend")
-
-
-@functools.cache
-def _ffi() -> Any:
-    return _cffi().FFI()

@@ -17,10 +17,8 @@ from playground import modes
 ROOTS: dict[str, Any] = {"time": time, "torch": torch}
 NAMES = """
     time.perf_counter time.perf_counter_ns time.time time.time_ns time.monotonic time.monotonic_ns time.process_time
-    time.process_time_ns torch.allclose torch.isclose torch.testing.assert_close torch.equal torch.cuda.Event
-    torch.cuda.Event.record torch.cuda.Event.elapsed_time torch.cuda.Event.synchronize torch.cuda.synchronize
-    torch.Tensor.copy_
-"""
+    time.process_time_ns torch.allclose torch.isclose torch.testing.assert_close torch.equal torch.cuda.Event torch.Tensor.copy_
+    torch.cuda.Event.record torch.cuda.Event.elapsed_time torch.cuda.Event.synchronize torch.cuda.synchronize"""
 TIMERS_AND_CHECKS = NAMES.split()
 BACKENDS = """
     cudnn.enabled cudnn.benchmark cudnn.deterministic mkldnn.enabled fp32_precision cuda.matmul.fp32_precision
@@ -28,6 +26,7 @@ BACKENDS = """
     mkldnn.conv.fp32_precision cuda.matmul.allow_fp16_accumulation
 """
 
+FILL = "fill_uninitialized_memory"
 FLAGS: dict[str, Callable[[], Any]] = {
     "the default dtype": torch.get_default_dtype,
     "the default device": torch.get_default_device,
@@ -40,9 +39,7 @@ FLAGS: dict[str, Callable[[], Any]] = {
     "autocast's cache": torch.is_autocast_cache_enabled,
     "anomaly detection": torch.is_anomaly_enabled,
     "the deterministic mode": modes.deterministic_mode,
-    "torch.utils.deterministic.fill_uninitialized_memory": partial(
-        attrgetter("fill_uninitialized_memory"), torch.utils.deterministic
-    ),
+    f"torch.utils.deterministic.{FILL}": partial(attrgetter(FILL), torch.utils.deterministic),
     "the number of threads": torch.get_num_threads,
     **{f"torch.backends.{name}": partial(attrgetter(name), torch.backends) for name in BACKENDS.split()},
     "reduced precision sums of fp16": lambda: torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,

@@ -1,14 +1,8 @@
-"""Wrong versions of a model, made from the model itself, and how many of them the check rejects.
+"""Wrong versions of a model, made from its own recorded operators, and how many of them the check rejects.
 
-The original's operators are recorded in one run of its forward. A mutant is the same forward in which one call gives something
-else (see mutations.py), two neighbouring operators change places, only the gradient of one call is wrong, or the inputs or
-outputs as a whole are tampered with. It runs as PyTorch runs the original, on the check's own probes, and is judged by the
-check's own references: a mutant that passes is a wrong kernel that would pass.
-
-Not every change is a mistake: a bias in front of a batch norm may be dropped. So one that passes counts only when it differs
-from the original in float64, on inputs that are not the check's, by more than float32 could hide; one that crashes, or that
-gives outputs of another form, does not count either. One that has passed all cheap probes and crashes on a costly one has not
-been rejected.
+In a mutant one call gives something else (mutations.py), neighbouring operators change places, one gradient is wrong, or inputs
+or outputs are tampered with. One that passes counts only if it differs from the original in float64, on other inputs, by more
+than float32 could hide. One that crashes, or changes the outputs' form, does not count, unless it has passed all cheap probes.
 """
 
 import dataclasses
@@ -119,11 +113,9 @@ def mutants_of(model: Any, inputs: Sequence[Any], differentiable: bool) -> list[
     ranked: list[tuple[int, float, Mutant]] = []
     seen: Counter[str] = Counter()
     for number, site in enumerate(sites):
-        options = [
-            Mutant(_named(sites, number, title), functools.partial(_patched, {number: mutation}))
-            for title, mutation in MUTATIONS[site.kind].items()
-        ]
-        options = [_exchanged(sites, number)] * site.follows + options
+        options = [_exchanged(sites, number)] * site.follows
+        for title, mutation in MUTATIONS[site.kind].items():
+            options.append(Mutant(_named(sites, number, title), functools.partial(_patched, {number: mutation})))
         for place, mutant in enumerate(options):
             title = mutant.name.partition(" (call")[0]
             ranked.append((seen[title], (place + 1) / len(options), mutant))
@@ -158,8 +150,6 @@ def _named(sites: list[Site], number: int, what: str) -> str:
 
 
 def _exchanged(sites: list[Site], number: int) -> Mutant:
-    """The operator does its work before the one in front of it."""
-
     def make() -> Run:
         earlier: list[Call] = []
 
@@ -177,7 +167,6 @@ def _exchanged(sites: list[Site], number: int) -> Mutant:
 
 
 def _of_the_gradient(sites: list[Site]) -> list[Mutant]:
-    """The call's own value, with the gradient of a mutation; for the first call of each kind."""
     found = {}
     for number, site in enumerate(sites):
         if site.kind not in found and site.kind != "other":
@@ -225,7 +214,6 @@ def _has_samples(value: Tensor) -> bool:
 
 
 def _constant(value: Tensor, kept: dict[str, Tensor]) -> Tensor:
-    """The mean of the first call's samples: the best that a constant can do."""
     mean = kept.setdefault("mean", (value.mean(0) if _has_samples(value) else value).detach())
     fits = mean.shape == value.shape or mean.shape == value.shape[1:]
     return (mean if fits else mean.mean()).expand(value.shape).clone()
@@ -268,10 +256,7 @@ _OF_THE_WHOLE = (
 
 
 def fresh(problem: Any, oracle: Any, seed: int, differentiable: bool, domain: Domain = probes.NO_DOMAIN) -> Fresh:
-    """Return [(probe, Results in float64)] on other inputs than the check's, to tell which mutants differ from the original.
-
-    Those that the original does not take, as multinomial takes no negative ones, are left out; there is always one.
-    """
+    """Return [(probe, Results in float64)] on inputs that no check has, one at least, to tell mutants from the original."""
     varied = probes.make("scaled", problem, seed, {}, domain)
     if domain.is_positive and not _is_finite(oracle, varied):
         varied = probes.make("scaled", problem, seed, {}, domain, positive=True)
@@ -284,7 +269,6 @@ def fresh(problem: Any, oracle: Any, seed: int, differentiable: bool, domain: Do
 
 
 def _is_finite(oracle: Any, probe: probes.Probe) -> bool | None:
-    """Whether the original's outputs are; None where it raises an exception."""
     try:
         return all(torch.isfinite(as_real(output)).all() for output in oracle.whole(probe).outputs)
     except Exception:
@@ -292,10 +276,7 @@ def _is_finite(oracle: Any, probe: probes.Probe) -> bool | None:
 
 
 def score(mutants: list[Mutant], exams: list[Exam], oracle: Any, fresh: Fresh) -> dict[str, Any]:
-    """Return {"counted", "rejected", "survivors"} of a check, a list of Exams: of the mutants that count, the last by name.
-
-    `oracle` runs those of `fresh`, from the function above.
-    """
+    """Return {"counted", "rejected", "survivors": [name]} of a check, a list of Exams; `oracle` runs those of `fresh`."""
     cheap = [exam for exam in exams if exam.elements <= CHEAP] or exams
     costly = [exam for exam in exams if all(exam is not each for each in cheap)]
     fates: Counter[str] = Counter()
@@ -310,7 +291,6 @@ def score(mutants: list[Mutant], exams: list[Exam], oracle: Any, fresh: Fresh) -
 
 
 def _fate(mutant: Mutant, cheap: list[Exam], costly: list[Exam], oracle: Any, fresh: Fresh) -> str:
-    """What becomes of it. One that is equivalent to the original, or crashes, does not count."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -387,8 +367,7 @@ def _size(value: Tensor) -> float:
 
 
 def _or_zeros(gradient: Tensor | None, like: Tensor) -> Tensor:
-    """A mutant that ignores a parameter gives it no gradient; a kernel would give zeros."""
-    return torch.zeros_like(like) if gradient is None else gradient
+    return torch.zeros_like(like) if gradient is None else gradient  # which a kernel would give an ignored parameter
 
 
 def _require_form(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> None:

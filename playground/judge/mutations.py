@@ -1,8 +1,4 @@
-"""Mistakes that a kernel's author makes, operator by operator: what each makes of one call of PyTorch.
-
-A mutation is a function of a Call that gives a wrong result of it, or raises: Unfit, or whatever PyTorch raises when it does
-not suit the call's sizes. None of them leaves a parameter unused (it is multiplied by 0 instead), so that it keeps a gradient.
-"""
+"""Mistakes of a kernel's author, functions of a Call with a wrong result; each keeps every parameter's gradient."""
 
 import math
 import re
@@ -23,8 +19,6 @@ ROW = -2  # the dimension of an image's rows, or of a volume's
 
 
 def _if(test: Callable[[Any], Any], mutation: Callable[[Any], Any]) -> Mutation:
-    """Return a mutation, or a change of a tensor, for what passes a test."""
-
     def limited(call: Any) -> Any:
         require(test(call))
         return mutation(call)
@@ -58,7 +52,6 @@ def _rolled(dim: int) -> Change:
 
 
 def _transposed(least: int) -> Change:
-    """Exchange the last two dimensions of a tensor with at least so many, where they are as large."""
     return _if(
         lambda value: value.dim() >= least and value.shape[-1] == value.shape[-2] > 1,
         lambda value: value.transpose(-1, -2),
@@ -75,7 +68,6 @@ _FLIPPED = _if(lambda weight: max(weight.shape[2:]) > 1, lambda weight: weight.f
 
 
 def _with(**changes: Any) -> Mutation:
-    """Return the mutation that changes arguments, which must be tensors."""
     return lambda call: call.again(**{name: change(tensor_of(call.get(name))) for name, change in changes.items()})
 
 
@@ -122,7 +114,6 @@ def _done_twice(call: Call) -> Any:
 
 
 def _each(value: Any, count: int) -> list[int]:
-    """Return a size for each of `count` dimensions, from one for all or one for each."""
     return [value] * count if isinstance(value, int) else list(value)
 
 
@@ -162,8 +153,6 @@ def _window(call: Call) -> list[int]:
 
 
 def _pooled(kind: str) -> Mutation:
-    """Pool by another `kind` ("max" or "avg"), with the call's window, stride and padding."""
-
     def mutation(call: Call) -> Any:
         function = getattr(F, f"{kind}_pool{call.name.removesuffix('d')[-1]}d")
         options = {"padding": call.get("padding", 0), "ceil_mode": call.get("ceil_mode", False)}
@@ -270,7 +259,6 @@ def _look_alike(call: Call) -> Any:
 
 
 def _samples_changed(power: int) -> Mutation:
-    """Take the loss for a sum instead of a mean over the samples, or the reverse."""
     return _if(lambda call: call.input.shape[0] > 1, lambda call: call.again() * call.input.shape[0] ** power)
 
 
@@ -283,7 +271,6 @@ def _has_values(call: Call) -> bool:
 
 
 def _params(change: Callable[[int, Any], Any]) -> Mutation:
-    """Change the weights of a recurrence, which come as (input, hidden, input bias, hidden bias) a layer."""
     return lambda call: call.again(params=[change(i, parameter) for i, parameter in enumerate(call.get("params"))])
 
 

@@ -59,15 +59,10 @@ class NotSeparable(Exception):
 
 
 class Oracle:
-    """The original on one device. `model` is in float32. `emulated`: what is judged runs on an emulated GPU, which has TF32.
-
-    Of what a probe gives, the `sample` (see sample.py) is kept.
-    """
+    """The original on one device, in float32, where `emulated` for a GPU that has TF32; the `sample` of its results is kept."""
 
     def __init__(self, model: Any, device: torch.device, emulated: bool = False, sample: Sample = ALL) -> None:
-        self._model = model
-        self._device = device
-        self._sample = sample
+        self._model, self._device, self._sample = model, device, sample
         self.tf32_families = tf32_families(device, emulated)
         self.ways: set[str] = set()  # PROMOTED, IN_HOST_MEMORY, where those were needed
         self._draws = False  # whether a call was seen to draw random numbers
@@ -96,12 +91,7 @@ class Oracle:
         return self._in_float64(probe, contextlib.nullcontext(), mutate)
 
     def rounded_operands(self, probe: Probe, to: str = "tf32", families: frozenset[str] = frozenset(FAMILIES)) -> list[Results]:
-        """Return Results in float64 with operands of these families rounded to a precision; several, if outputs are few.
-
-        The largest error of three outputs says little about the error of another kernel's three; that of many tries does. All
-        but the first are in float32, whose own error is small beside the precision's, several times as fast, and have None for
-        gradients of many elements.
-        """
+        """Return Results in float64 with rounded operands; several, in float32 but for the first, if outputs are few."""
         first = self._in_float64(probe, RoundedOperands(families, to))
         if sum(output.numel() for output in first.outputs) >= OF_FEWER:
             return [first]
@@ -120,10 +110,7 @@ class Oracle:
         return [*operands, *(self._in_float64(probe, RoundedResults(precision, seed)) for seed in RESULTS)]
 
     def permitted(self, probe: Probe, precision: str) -> list[Results]:
-        """Return results that a precision mode permits: rounded ones for "tf32", and random ones that strict "fp32" permits.
-
-        "fp16" and "bf16" are those of a model that is all in them: each step may be rounded.
-        """
+        """Return results that "tf32", strict "fp32", or a model all in "fp16" or "bf16" permits."""
         if precision in tensors.HALF:
             in_float32 = Oracle(tensors.copy_model(self._model).float(), self._device, sample=self._sample)
             wide = replace(probe, inputs=tensors.in_float32(probe.inputs))
@@ -146,10 +133,9 @@ class Oracle:
     def decisions(self, probe: Probe, reference: Results) -> dict[str, Tensor]:
         """Return {gradient: how far each of its elements goes elsewhere where values nearly as near as rounding change places}.
 
-        Which element of a window is the largest, or on which side of zero a value is, decides where a gradient goes. In
-        float64, everything is off by up to NEARNESS units in float32's last place in one run, and by the opposite in a second.
-        What follows smoothly is then opposite, too, and cancels in their sum; a decision near enough to change does so in one
-        of the two, and what it moves remains. `reference` is the probe's Results. No gradient that is not finite goes anywhere.
+        In float64, everything is off by up to NEARNESS units in float32's last place in one run, and by the opposite in a
+        second: what follows smoothly cancels in their sum, and what a decision moves remains. Gradients that are not finite go
+        nowhere.
         """
         moved = {name: torch.zeros_like(gradient) for name, gradient in reference.gradients.items() if gradient is not None}
         for seed in range(DECISIONS):
@@ -160,10 +146,7 @@ class Oracle:
         return moved
 
     def ties(self, probe: Probe, reference: Results) -> list[Tensor | None]:
-        """Return for each output how far near ties of its rounding move each element; None for one that is not in steps.
-
-        As in `decisions`, everything is nudged: where that changes a number that was rounded to steps, rounding decides it.
-        """
+        """Return for each output how far nudges move each element by ties of its rounding; None for one without steps."""
         moved = [torch.zeros_like(tensors.as_real(true)) if tensors.in_steps(true) else None for true in reference.outputs]
         for seed in range(DECISIONS):
             for units in (NEARNESS, -NEARNESS):
@@ -190,7 +173,6 @@ class Oracle:
             return self._run(tensors.copy_model(self._model), inputs, probe, kept=kept)
 
     def _given(self, probe: Probe, in_double: bool = False) -> list[Any]:
-        """The inputs of a call that may change them: copies, as on a GPU, and in float64 of float32, they are in any case."""
         if self._device.type == "cuda":
             return probe.inputs
         is_copied = [in_double and tensors.differentiable(v) and v.dtype != torch.float64 for v in probe.inputs]
@@ -235,12 +217,7 @@ class Oracle:
         return DrawnInFloat32() if self._draws else contextlib.nullcontext()
 
     def _run(self, model: Any, inputs: list[Any], probe: Probe, in_double: bool = False, kept: Kept | None = None) -> Results:
-        """The whole batch at once where it fits into memory; otherwise in chunks, halved until one fits.
-
-        Chunks are right only for a model whose samples do not meet (no batch norm, no mean over the batch). That is checked:
-        two chunks of a small batch must give what the small batch gives. Raises NotSeparable. `kept(value)` is what is kept of
-        a value, its sample on the host unless given.
-        """
+        """The whole batch at once where it fits, otherwise in chunks if its samples are separable. Raises NotSeparable."""
         kept = kept or functools.partial(self._sampled, probe)
         model = functools.partial(in_eval, model) if probe.evaluates else model
         batch = inputs[0].shape[0] if inputs and isinstance(inputs[0], Tensor) and inputs[0].dim() else 0
@@ -268,7 +245,6 @@ class Oracle:
         in_double: bool,
         kept: Kept = tensors.on_host,
     ) -> Results:
-        """Gradients are computed where `upstream` is given, one for each output."""
         on_gpu = self._device.type == "cuda"
         inputs = [v.to(self._device, copy=on_gpu) if isinstance(v, Tensor) else v for v in inputs]  # it may change them
         if in_double:  # on the device: of some problems they are gigabytes
@@ -306,10 +282,8 @@ class Oracle:
         def outputs(part: slice) -> list[Tensor]:
             return self._once(model, _rows(inputs, batch, part), None, (), in_double=True).outputs
 
-        reason = NotSeparable(
-            "out of memory: the reference does not fit into this device's at once, and its samples depend on one another, "
-            "so it cannot be computed in chunks; make the model smaller with --set"
-        )
+        why = "its samples depend on one another, so it cannot be computed in chunks; make the model smaller with --set"
+        reason = NotSeparable(f"out of memory: the reference does not fit into this device's at once, and {why}")
         try:
             with _raising_alike():
                 both, first, second = outputs(slice(0, 2)), outputs(slice(0, 1)), outputs(slice(1, 2))
@@ -324,10 +298,7 @@ class Oracle:
 
 
 class FloatOutputs:
-    """The oracle of a model in 16 bits whose outputs are to be float32: they come from it in float32, on the same numbers.
-
-    Gradients, and outputs under autocast, are those of the model in its own `precision`.
-    """
+    """The oracle of a model in 16 bits with outputs in float32, gradients and outputs under autocast in `precision`."""
 
     def __init__(self, model: Any, device: torch.device, emulated: bool, sample: Sample, precision: str) -> None:
         self._own = Oracle(model, device, emulated, sample)
@@ -381,7 +352,6 @@ def gradients_of(outcomes: Sequence[Results], name: str) -> list[Tensor]:
 
 
 def _with_each(outcome: Results, change: Callable[[Tensor], Any]) -> Results:
-    """The Results with change(value) in the place of each tensor."""
     gradients = {name: None if value is None else change(value) for name, value in outcome.gradients.items()}
     return replace(outcome, outputs=[change(output) for output in outcome.outputs], gradients=gradients)
 

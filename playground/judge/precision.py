@@ -25,38 +25,20 @@ FAMILIES: dict[str, Any] = {
     "product": torch.backends.cuda.matmul,
 }
 # The operators that multiply, with their family and the positions of the operands that TF32 rounds.
-_OPERANDS = {
-    aten.convolution.default: ("convolution", (0, 1)),
-    aten.convolution_backward.default: ("convolution", (0, 1, 2)),
-    aten.mm.default: ("product", (0, 1)),
-    aten.bmm.default: ("product", (0, 1)),
-    aten.addmm.default: ("product", (1, 2)),
-    aten.addbmm.default: ("product", (1, 2)),
-    aten.baddbmm.default: ("product", (1, 2)),
-    aten.linear.default: ("product", (0, 1)),
+_OPERANDS: dict[Any, tuple[str, tuple[int, ...]]] = {
+    **{aten.convolution.default: ("convolution", (0, 1)), aten.convolution_backward.default: ("convolution", (0, 1, 2))},
+    **dict.fromkeys((aten.mm.default, aten.bmm.default, aten.linear.default), ("product", (0, 1))),
+    **dict.fromkeys((aten.addmm.default, aten.addbmm.default, aten.baddbmm.default), ("product", (1, 2))),
 }
 # Operators that add terms without rounding them to TF32, and the positions of what they add.
-_SUMS = {
-    aten.sum.default: (0,),
-    aten.sum.dim_IntList: (0,),
-    aten.mean.default: (0,),
-    aten.mean.dim: (0,),
-    aten.cumsum.default: (0,),
-    aten.dot.default: (0, 1),
-    aten.mv.default: (0, 1),
-    aten.addmv.default: (0, 1, 2),
-}
+_OF_ONE = (aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim, aten.cumsum.default)
+_SUMS: dict[Any, tuple[int, ...]] = dict.fromkeys(_OF_ONE, (0,))
+_SUMS |= {aten.dot.default: (0, 1), aten.mv.default: (0, 1), aten.addmv.default: (0, 1, 2)}
 # Whole layers in one operator, which _Decomposed takes apart.
-_LAYERS = {
-    "_cudnn_rnn": "recurrence",
-    "mkldnn_rnn_layer": "recurrence",
-    "_scaled_dot_product_efficient_attention": "product",
-    "_scaled_dot_product_flash_attention": "product",
-    "_scaled_dot_product_cudnn_attention": "product",
-    "_scaled_dot_product_flash_attention_for_cpu": "product",
-    "_native_multi_head_attention": "product",
-    "_transformer_encoder_layer_fwd": "product",
-}
+_ATTENTION = """
+    _scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention _scaled_dot_product_cudnn_attention
+    _scaled_dot_product_flash_attention_for_cpu _native_multi_head_attention _transformer_encoder_layer_fwd"""
+_LAYERS = dict.fromkeys(_ATTENTION.split(), "product") | dict.fromkeys(("_cudnn_rnn", "mkldnn_rnn_layer"), "recurrence")
 # Layers in one operator that a kernel may compute in several steps; RoundedResults takes them apart.
 _OF_SEVERAL_STEPS = """
     native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward _fused_rms_norm
@@ -217,9 +199,7 @@ class Decomposing(Uncompiled):
 class RoundedOperands(Decomposing):
     """While active, operators of the `families` see their operands rounded, and compute in the given type.
 
-    Run in float64 it gives the error that TF32 mode permits: rounding of the operands and nothing else. With a `seed` the
-    numbers are rounded under a random scale between 1/2 and 1: another of the many roundings to the same number of bits that
-    the mode permits.
+    With a `seed` numbers are rounded under a random scale between 1/2 and 1: another rounding that the mode permits.
     """
 
     def __init__(self, families: Collection[str] = frozenset(FAMILIES), to: str = "tf32", seed: int | None = None) -> None:
@@ -235,10 +215,7 @@ class RoundedOperands(Decomposing):
 
 
 class RoundedResults(Decomposing):
-    """While active, every result of an operator, and every operand of a product, is rounded: all is kept in that precision.
-
-    So are the mean and the deviations of a norm, the exponentials of a softmax. `seed` is as above.
-    """
+    """While active, results of operators, steps of norms and softmax, and operands of products are rounded; `seed` as above."""
 
     def __init__(self, to: str, seed: int | None = None) -> None:
         super().__init__()
@@ -310,9 +287,8 @@ _TO_WHOLE = {"round", "floor", "ceil", "trunc", "fix", "floor_divide", "sign"}
 class Perturbed(Decomposing):
     """While active, float32 results, and operands of products and sums, are off by +-`units` more in the last place of `dtype`.
 
-    The signs are random, from `seed`. With its own roundings the run then has an error that strict float32 permits: a few
-    roundings of every step, some more of them for sums, and what follows where they decide which element a maximum takes its
-    gradient to. Where the terms of a sum cancel, another order's error is that of the terms, not of the little that is left.
+    The signs are random, from `seed`. The run then has an error that strict float32 permits: a few roundings of every step,
+    more for sums, and the decisions that they change.
     """
 
     UNITS = 3
@@ -370,8 +346,7 @@ def _is_whole(value: Tensor) -> bool:
 class Nudged(Perturbed):
     """While active, float64 results, and operands of products and sums, are off by up to `units` in the last place of float32.
 
-    By how much is random, from `seed`, so that of two values, each nudged once, hardly ever both go the same way as far; by
-    -`units` it is the opposite. Float64 has no other errors of that size.
+    By how much is random, from `seed`; by -`units` it is the opposite.
     """
 
     _OF = torch.float64
@@ -434,13 +409,10 @@ class Promoted(TorchFunctionMode):
         torch.set_default_dtype(self._default)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        function = Tensor.double if function in _CASTS else function
+        function = Tensor.double if function in (Tensor.float, Tensor.half, Tensor.bfloat16) else function
         promoted = _cast(torch.float64, torch.float32, *tensors.HALF.values())
         args, kwargs = torch.utils._pytree.tree_map(promoted, (args, kwargs or {}))
         return function(*args, **kwargs)
-
-
-_CASTS = (Tensor.float, Tensor.half, Tensor.bfloat16)
 
 
 def _with_each(change: Callable[[Any], Any], result: Any) -> Any:

@@ -1,8 +1,4 @@
-"""Inputs that tell a right kernel from a wrong one.
-
-Some have the problem's own size, the others a reduced one (see sizes.py), at which float64 costs next to nothing. All keep
-what is common to the problem's own inputs (see domain.py).
-"""
+"""Inputs that tell a right kernel from a wrong one, at the problem's own size or a reduced one, in the problem's domain."""
 
 import math
 from collections.abc import Callable
@@ -24,9 +20,8 @@ Draw = Callable[[Any, int], "Probe"]  # of a problem and a seed
 class Probe:
     """A model's inputs; `upstream` holds a gradient for each output where gradients are wanted, and is None elsewhere.
 
-    `step` is what an optimiser's step takes from the parameters it names before the call. With `autocast` the call is under
-    torch.autocast, with `evaluates` it is `in_eval`. `clean` are the inputs without the NaN and infinities that the probe is
-    about. `model_seed` is the seed of the weights where they are others than the usual.
+    `step` is what an optimiser's step takes from the parameters it names. The call is under torch.autocast, or `in_eval`, where
+    `autocast` or `evaluates` says so. `clean` are the inputs without special values, `model_seed` the seed of other weights.
     """
 
     name: str
@@ -80,11 +75,7 @@ def _special(put: Callable[[Tensor], Tensor], clean: Callable[[Tensor], Tensor] 
 
 
 def _within(value: Tensor) -> Tensor:
-    """The problem's own inputs, of which each sample covers another part, an eighth or more, of the range of all of them.
-
-    A sum over many sigmoids of a uniform input hardly varies, so that even a constant passes; under these, the samples' outputs
-    differ.
-    """
+    """The problem's own inputs, each sample within another eighth or more of their range, so that their outputs differ."""
     if value.dim() == 0 or value.numel() == 0 or not torch.isfinite(value).all():
         return value
     low, high = value.min(), value.max()
@@ -107,11 +98,7 @@ def _one_a_sample(draw: Callable[..., Tensor], value: Tensor) -> Tensor:
 
 
 def _large(value: Tensor) -> Tensor:
-    """Normal values times 100 000: float16 ends at 65504, and what saturates does. The last sample's are negative.
-
-    In that one a maximum that starts from zero shows, and a softmax from which it is subtracted. Values that are float16
-    themselves are normal ones times 250: a few of their squares overflow float16, and none of them does.
-    """
+    """Normal values times 100 000, the last sample's negative; times 250 for values that are float16 themselves."""
     value = (250 if value.dtype == torch.float16 else 1e5) * torch.randn_like(value)
     if value.dim() and len(value):
         value[-1] = -value[-1].abs()
@@ -155,10 +142,7 @@ def _has_three_samples(value: Tensor) -> bool:
 
 
 def _with_nan(value: Tensor) -> Tensor:
-    """One NaN in the last sample; of three samples or more, half of the first is minus infinity.
-
-    A row that begins with it, as under a mask, spoils a softmax whose first maximum is minus infinity.
-    """
+    """One NaN in the last sample; of three samples or more, half of the first is minus infinity, from its start on."""
     value = _with_one(value, math.nan)
     if _has_three_samples(value):
         first = value[0].view(-1)
@@ -174,11 +158,7 @@ def _with_zeros(value: Tensor) -> Tensor:
 
 
 def _with_infinity(value: Tensor) -> Tensor:
-    """One infinity in the last sample; of three samples or more, the first is minus infinity.
-
-    The second is zeros, with and without the infinities. Such a sample shows from which number a maximum starts, and what is
-    added to keep a division finite, or is not.
-    """
+    """One infinity in the last sample; of three or more, the first is minus infinity, the second zeros."""
     value = _with_one(_with_zeros(value), math.inf)
     if _has_three_samples(value):
         value[0] = -math.inf
@@ -252,11 +232,7 @@ def make(
 
 @dataclass(frozen=True)
 class Drawing:
-    """How a probe of the problem's own size is drawn, for a process that makes it by itself: its file may take gigabytes.
-
-    `domain` is Domain.plain; `outputs` are [shape, dtype] of each output where the probe has upstream gradients. A process that
-    draws something else judges nothing: the reference is that of the referee's draw.
-    """
+    """How a process draws a probe of the own size itself; `outputs` are [shape, dtype] where it has upstream gradients."""
 
     name: str
     seed: int
@@ -283,10 +259,7 @@ class Drawing:
 
 
 def take_step(model: Any, step: dict[str, Tensor]) -> None:
-    """Change the parameters in place as torch.optim.SGD does, under the names in `step`.
-
-    Making one would import torch._dynamo, which takes a referee longer than all that it computes on a small probe.
-    """
+    """Change the parameters in place as torch.optim.SGD does, which would import torch._dynamo, under the names in `step`."""
     parameters = dict(model.named_parameters())
     for name in step.keys() - parameters.keys():
         raise TypeError(f"{name} is no parameter of {type(model).__name__}, so no optimiser changes it")

@@ -21,11 +21,7 @@ def references_of(
     decisions: Callable[[], Any] | None = None,
     ties: Callable[[], Any] | None = None,
 ) -> Found:
-    """Return (list for the outputs, {name: Reference} for the gradients that the original has).
-
-    `decisions()` gives how far near decisions move each gradient, by name, and `ties()` how far near ties of rounding do each
-    output that is in steps.
-    """
+    """Return (list for the outputs, {name: Reference} for gradients)."""
     outputs = []
     for i, (true, in_eager) in enumerate(zip(reference.outputs, eager.outputs, strict=True)):
         moved = _later(ties, i) if tensors.in_steps(true) else None

@@ -1,13 +1,8 @@
-"""The original in float32, with the terms of its sums added in another order than PyTorch's.
-
-How exact a sum is depends on the order of its terms: a kernel in which one thread adds 65,536 numbers one after another is
-plain float32, and far less exact than PyTorch, which adds in pairs. How far is measured here, on the problem's own terms,
-instead of bounded: a worst case would be orders of magnitude larger, and would permit what is no float32 any more.
-"""
+"""The original in float32, with the terms of its sums added in other orders than PyTorch's, to measure how exact those are."""
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,8 +30,8 @@ _DECOMPOSED = """
 class Reordered(Decomposing):
     """While active, float32 sums add their terms in one of ORDERS: those of reductions, running sums, products, convolutions.
 
-    "in one pass" is the first order, and takes a variance as the mean of the squares less the square of the mean. With a `seed`
-    the terms are shuffled first: another of the many roundings that an order may give.
+    "in one pass" also takes a variance as the mean of the squares less the square of the mean. With a `seed` the terms are
+    shuffled first.
     """
 
     def __init__(self, order: str, seed: int | None = None) -> None:
@@ -46,19 +41,15 @@ class Reordered(Decomposing):
         self._one_pass = order == "in one pass"
         self._decompositions = torch._decomp.get_decompositions([getattr(aten, name) for name in _DECOMPOSED.split()])
         self._own: dict[Any, Callable[..., Any]] = {
-            aten.sum.dim_IntList: self._sum,
-            aten.sum.default: self._sum,
-            aten.mean.dim: self._mean,
-            aten.mean.default: self._mean,
+            **dict.fromkeys((aten.sum.dim_IntList, aten.sum.default), self._sum),
+            **dict.fromkeys((aten.mean.dim, aten.mean.default), self._mean),
             aten.var.correction: lambda *args, **kwargs: self._var_mean(*args, **kwargs)[0],
             aten.var_mean.correction: self._var_mean,
             aten.var_mean.dim: lambda x, dim, unbiased=True, keepdim=False: self._var_mean(x, dim, unbiased, keepdim),
             aten.cumsum.default: functools.partial(_running, np.add, aten.cumsum.default),
             aten.cumprod.default: functools.partial(_running, np.multiply, aten.cumprod.default),
-            aten.mm.default: self._product,
-            aten.bmm.default: self._product,
-            aten.linear.default: self._linear,
-            aten.convolution.default: self._convolution,
+            **dict.fromkeys((aten.mm.default, aten.bmm.default), self._product),
+            **{aten.linear.default: self._linear, aten.convolution.default: self._convolution},
         }
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -75,8 +66,7 @@ class Reordered(Decomposing):
     def _added(self, rows: Tensor) -> Tensor:
         length = rows.shape[1]
         if self._order == "strided":
-            lanes = _sequential(_folded(rows, -(-length // LANES), LANES))
-            return lanes.sum(1)
+            return _sequential(_folded(rows, -(-length // LANES), LANES)).sum(1)
         if self._order == "in blocks":
             blocks = _sequential(_folded(rows, -(-length // BLOCK), BLOCK).transpose(1, 2))
             return _sequential(blocks[..., None])[:, 0]
@@ -128,36 +118,23 @@ class Reordered(Decomposing):
                 total += a[..., k, None] * b[..., k, None, :]
             return total
         parts = _parts(length, self._order)
-        return _one_by_one(torch.matmul(a[..., part], b[..., part, :]) for part in parts)
+        return functools.reduce(Tensor.add_, (torch.matmul(a[..., part], b[..., part, :]) for part in parts))
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         result = self._product(x.reshape(-1, x.shape[-1]), weight.T).reshape(*x.shape[:-1], weight.shape[0])
         return result if bias is None else result + bias
 
-    def _convolution(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        stride: list[int],
-        padding: list[int],
-        dilation: list[int],
-        transposed: bool,
-        output_padding: list[int],
-        groups: int,
-    ) -> Tensor:
+    def _convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
         """One input channel after another; the library adds what is within one."""
-        settings = stride, padding, dilation, transposed, output_padding, groups
+        _stride, _padding, _dilation, transposed, _output_padding, groups = settings
         channels = weight.shape[0] if transposed else weight.shape[1]
         if groups > 1 or channels == 1:
             return aten.convolution.default(x, weight, bias, *settings)
         x, weight = self._shuffled(x, weight, dims=(1, 0 if transposed else 1))
         parts = [slice(c, c + 1) for c in range(channels)]
         parts = parts if self._order == "one after another" else _parts(channels, self._order)
-        total = _one_by_one(
-            aten.convolution.default(x[:, part], weight[part] if transposed else weight[:, part], None, *settings)
-            for part in parts
-        )
+        pairs = ((x[:, part], weight[part] if transposed else weight[:, part]) for part in parts)
+        total = functools.reduce(Tensor.add_, (aten.convolution.default(*pair, None, *settings) for pair in pairs))
         return total if bias is None else total + bias.view(1, -1, *[1] * (x.dim() - 2))
 
 
@@ -166,10 +143,7 @@ def _folded(rows: Tensor, count: int, width: int) -> Tensor:
 
 
 def _sequential(terms: Tensor) -> Tensor:
-    """(rows, terms, lanes) -> (rows, lanes), one term after another in float32.
-
-    NumPy adds in pairs along the axis that is contiguous, and one after another along any other.
-    """
+    """(rows, terms, lanes) -> (rows, lanes), one term after another in float32, as NumPy adds along outer axes."""
     lanes = terms.shape[2]
     wide = terms.permute(1, 0, 2).reshape(terms.shape[1], -1)
     wide = torch.cat([wide, wide], 1) if wide.shape[1] == 1 else wide
@@ -191,7 +165,3 @@ def _parts(length: int, order: str) -> list[slice]:
     if order == "strided":
         return [slice(k, None, SLICES) for k in range(min(SLICES, length))]
     return [slice(start, start + TILE) for start in range(0, length, TILE)]
-
-
-def _one_by_one(terms: Iterable[Tensor]) -> Tensor:
-    return functools.reduce(Tensor.add_, terms)

@@ -1,7 +1,7 @@
 """The same model at other sizes, through the constants of its file.
 
-A constant is free when another value changes what get_inputs gives, leaves get_init_inputs as it is (so that weights and
-variants stay valid), and the original still runs. Nothing else is known of an untrusted file's constants, not even their names.
+A constant is free when another value changes what get_inputs gives, leaves get_init_inputs as it is, and the original still
+runs.
 """
 
 import functools
@@ -28,10 +28,7 @@ class Sizes:
         self, path: Path, settings: dict[str, Any], place: str, runs: Callable[[Any], bool], precision: str | None = None
     ) -> None:
         self._device = tensors.PLACES[place]
-        self._precision = precision
-        self._path = path
-        self._settings = settings
-        self._runs = runs
+        self._precision, self._path, self._settings, self._runs = precision, path, settings, runs
         self._budget = REDUCED_ELEMENTS[place]
         self._varies = False
         self._problems: dict[str, Any] = {"own": self._loaded(settings)}

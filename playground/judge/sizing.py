@@ -22,10 +22,7 @@ def size_up(problem: Any, settings: dict[str, Any], place: str, precision: str |
 
 
 def measure(problem: Any, by_running: bool = True) -> Footprint:
-    """Return the Footprint of a problem's module. Nothing is computed, unless its inputs can be made in no other way.
-
-    Running the model on shapes imports torch._dynamo, for two seconds; without, outputs and results are estimated.
-    """
+    """Return the Footprint of a problem from shapes, estimated, or `by_running` the model on them (torch._dynamo, 2 s)."""
     try:
         with torch.device("meta"):
             inputs = tensors.make_inputs(problem, 0)

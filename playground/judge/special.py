@@ -11,11 +11,7 @@ from playground.tensors import Results, differentiable
 
 
 class Contained(Reference):
-    """A Reference of the outputs that no special value reaches.
-
-    What one reaches, in float64 or in eager PyTorch, is not compared: sound algorithms, such as Winograd's, spread a NaN over a
-    tile, and some of cuDNN's over other samples. But see `_reached`.
-    """
+    """A Reference of the outputs that no special value reaches, in float64 or in eager PyTorch; see also `_reached`."""
 
     def __init__(self, reached: Tensor, reference: Tensor, eager: Tensor, permitted: Sequence[Tensor]) -> None:
         self._reached = reached
@@ -58,9 +54,8 @@ def references(
 def _reached(changed: Tensor, finite: Tensor, special: Tensor, is_number: bool) -> Tensor:
     """Which elements of an output are not compared. The special values, where `special` is, change the `changed` ones.
 
-    As a rule all of a sample that holds one, or that one reaches. But what is finite in the original is compared where it
-    computes numbers from those in their own place alone, and in a sample of many special values where all of it is finite, as
-    from a maximum or a softmax: what algorithms spread, such as a convolution's sums, is not.
+    As a rule all of a sample that one is in or reaches. But what is finite in the original is compared where it computes
+    numbers from those in their own place alone, or where all of a sample of many special values is finite.
     """
     if is_number and changed.shape == special.shape and not (changed & ~special).any():
         return ~finite
@@ -78,6 +73,5 @@ def unusable(references: Sequence[Reference]) -> str | None:
         return "rounding, or chance, moves the original's own result too much"
     if all(reference.float64.numel() == 0 for reference in references):
         return "the original's output is empty"
-    if not any(torch.isfinite(reference.float64).any() for reference in references):
-        return "the original's result is not finite"
-    return None
+    is_finite = any(torch.isfinite(reference.float64).any() for reference in references)
+    return None if is_finite else "the original's result is not finite"

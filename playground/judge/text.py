@@ -10,11 +10,8 @@ from cuda_emulator import kernel_names
 from playground.catalog import lines_of
 
 # What a text that computes in a lower precision has.
-PRECISIONS = {
-    "tf32": r"tf32|tl\.dot|wmma|\bmma[_.]|matmul_precision|0x1fff",
-    "fp16": r"__half|half2|\bhalf\b *[*&>()]|khalf|f(loat|p)?16|autocast",
-    "bf16": r"bfloat16|bf16|autocast",
-}
+PRECISIONS = {"tf32": r"tf32|tl\.dot|wmma|\bmma[_.]|matmul_precision|0x1fff", "bf16": r"bfloat16|bf16|autocast"}
+PRECISIONS |= {"fp16": r"__half|half2|\bhalf\b *[*&>()]|khalf|f(loat|p)?16|autocast"}
 TRITON_KERNEL = re.compile(r"@(?:triton\.)?(?:jit|autotune|heuristics)\b(?:.|\n)*?\ndef\s+(\w+)")
 
 
@@ -56,11 +53,7 @@ REPLACES = {"exec", "eval", "globals", "setattr", "vars", "patch"}  # by these l
 
 
 class Builds:
-    """The calls of torch's load_inline in a file's text that are given constants.
-
-    `calls` are their arguments by name. `fails_with_them` says that the file cannot be loaded where one of them fails: each
-    is made as the file is loaded, in no branch and no function.
-    """
+    """A file's constant calls of load_inline; `fails_with_them`: one that fails ends the loading of the file."""
 
     def __init__(self, content: bytes) -> None:
         tree = ast.parse(content)

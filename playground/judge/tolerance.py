@@ -1,8 +1,8 @@
 """How far from float64 a result may be.
 
-Errors are deviations in units of the *spread* of the true values, not of their size: a sum of half a million sigmoids is large
-whatever the kernel does, and its spread over varying inputs is what the kernel computes. Two are taken, the largest of any
-element and the root mean square: where rounding sends the gradient of a maximum to another element, the largest says nothing.
+Errors are deviations in units of the *spread* of the true values: a sum of half a million sigmoids is large whatever the kernel
+does. Two are taken, the largest and the root mean square: where rounding sends a maximum's gradient to another element, the
+largest says nothing.
 
 Allowed is, for each, twice the largest of
 - the error of eager PyTorch on the same inputs,
@@ -10,23 +10,18 @@ Allowed is, for each, twice the largest of
   with everything off by a few more units in the last place (see precision.py),
 - a few units in the last place of the largest value in float32, which no float32 result can avoid.
 
-A gradient may also go where a decision that is as near as rounding sends it. Two values of a window that are nearly equal are
-right either way round, and the results that are permitted show a few of such decisions only, by chance: where a gradient is
-off by more than is allowed, the decisions are looked for (Oracle.decisions), and twice what they move is taken from the error
-of each element before it is compared with what is allowed. Elements that no decision moves stay with what is allowed; in a few
+A gradient may also go where a decision that is as near as rounding sends it: if it is off by more than is allowed, the
+decisions are looked for (Oracle.decisions), and twice what they move is taken from the error of each element. In a few elements
 two decisions may cancel, of which a right result has one.
 
-So is the number to which rounding to steps (integers, fp8) takes a value near a tie (Oracle.ties), or where the results that
-are permitted differ in a few elements: those may be off by as much, the others not at all.
+So is the number to which rounding to steps (integers, fp8) takes a value near a tie (Oracle.ties), or where permitted results
+differ in a few elements: those may be off by as much, the others not at all.
 
-A value that is zero in mathematics, such as the gradient of a bias in front of a batch norm, has no spread: what float64 leaves
-of it is rounding. Its scale is the size of the terms that cancel in it, which follows from what the perturbations do to it.
-
-What is allowed may be more than a small value itself, where values span orders of magnitude. Such values are compared with
-themselves, too: `lost` finds those that are off by a tenth, and by many times what any of the permitted results is off there.
-
-Where what is allowed is half of the spread or more, as for a model that is chaotic, a wrong kernel would pass, so
-only errors below a twentieth of the spread pass, from float64 or from eager PyTorch: no wrong kernel comes that near.
+A value that is zero in mathematics, such as the gradient of a bias in front of a batch norm, has no spread; its scale is the
+size of the terms that cancel in it, which follows from what the perturbations do to it. Small values beside large ones are
+compared with themselves, too: `lost` finds those that are off by a tenth, and by many times what any permitted result is off
+there. Where half of the spread or more is allowed, only errors below a twentieth of it pass, from float64 or from eager
+PyTorch.
 """
 
 import copy
@@ -62,12 +57,11 @@ SPECIAL_VALUES = {"NaN": torch.isnan, "inf": torch.isposinf, "-inf": torch.isneg
 
 @dataclass(frozen=True)
 class Comparison:
-    """One tensor compared with float64; the largest errors, in units of its spread. `complaint` is None when it is right.
+    """One tensor compared with float64; errors are in units of its spread. `complaint` is None when it is right.
 
-    `permitted_error` is that of the results that the stated precision permits. `decided` says that it is right for near
-    decisions alone: `max_error` is what they leave of it. `unjudged` says that nobody can tell: the original's own result moves
-    by as much. Of special.Contained, `swallowed` says where it is finite and the original's is not, `leaked` that the opposite
-    is.
+    `decided`: it is right for near decisions alone, whose part is not in `max_error`. `unjudged`: the original's own result
+    moves by as much. Of special.Contained, `swallowed` says where it is finite and the original's is not, `leaked` that the
+    opposite is.
     """
 
     max_error: float | None
@@ -84,12 +78,11 @@ class Comparison:
 class Reference:
     """A true tensor in float64, with what eager PyTorch makes of it and what is allowed.
 
-    `permitted` are results that the precision mode may give. `spread` is the standard deviation of the finite elements;
-    their largest magnitude where they do not vary; the size of the terms that cancel where they are zero but for rounding; 1
-    where there is no rounding either. `others`, results for further inputs of the kind, join in the deviation, which may be
-    tiny by chance. Elements that overflow in eager alone count as not finite. `decisions()` gives how far near decisions may
-    move each element, in the tensor's own units; it is called when the tensor would be wrong without them, and None has none.
-    Of complex tensors the two parts are compared: `float64` has them along a last dimension.
+    `permitted` are results that the precision mode may give. `spread` is the standard deviation of the finite elements, and of
+    `others`, results for further inputs; where they do not vary, their largest magnitude; where they are zero but for rounding,
+    the size of the terms that cancel; or else 1. Elements that overflow in eager alone count as not finite. `decisions()`,
+    called when the tensor would be wrong without, gives how far near decisions move each element. Of complex tensors `float64`
+    has the two parts along a last dimension.
     """
 
     def __init__(
@@ -168,10 +161,7 @@ class Reference:
         return count >= max(SOME, MANY * self.float64.numel())
 
     def lost(self, actual: Tensor) -> tuple[float, float, float] | None:
-        """Return (share of all elements, value given, true value) of small values without a right digit; None where few are.
-
-        `actual` is a result that is right otherwise; the values are those of the largest such element.
-        """
+        """Return (share of all, value given, true value) of lost small values, of the largest; None where few are."""
         if self._small is None:
             return None
         true = self.float64[self._small]
@@ -200,11 +190,7 @@ class Reference:
         return wider
 
     def beside(self, reference: Tensor, eager: Tensor, decisions: Callable[[], Tensor] | None = None) -> "Reference":
-        """Return a Reference for other inputs of the same distribution, which allows twice what this one does, at least.
-
-        A timed call that gives another answer (an old one, none, a constant) is off by about the spread itself. What a
-        precision mode permits costs too much to be computed again for each timing.
-        """
+        """Return a Reference for other inputs of the same distribution, which allows twice what this one does, at least."""
         other = Reference(reference, eager, others=[self.float64, *self.others], decisions=decisions)
         other.allowed = max(other.allowed, SLACK * self.allowed)
         other.allowed_rms = max(other.allowed_rms, SLACK * self.allowed_rms)
@@ -247,8 +233,8 @@ class Reference:
     def _undecided(self, actual: Tensor, moved: Tensor) -> Tensor:
         """It, each element nearer to float64 by as much as near decisions may have moved it, and not beyond.
 
-        Two decisions that always change together may cancel in an element, where a variant changes one of them. So a few that
-        are still too far off may have been moved as far as all that are moved, in the root mean square.
+        A few that are still too far off, where two decisions may cancel, may have moved by the root mean square of all that are
+        moved.
         """
         difference, moved = actual - self.float64, moved.double()
         if self.is_in_steps:
@@ -273,15 +259,15 @@ class Reference:
         max_error, rms_error = self._errors(actual)
         complaint = None
         if self.is_blunt:
-            if not (max_error <= NEAR or self._is_near_eager(actual)):
-                complaint = (
-                    f"{name} cannot be judged: rounding or chance alone moves it by {deviations(self.allowed_rms)}, "
-                    f"and it is off by {two_digits(max_error)}"
-                )
+            # Or it gives what the original gives, whose own result is as far from float64.
+            eager = self._blunt_eager
+            is_near = eager is not None and largest_difference(actual, eager) <= NEAR * self.spread
+            if not (max_error <= NEAR or is_near):
+                complaint = f"{name} cannot be judged: rounding or chance alone moves it by {deviations(self.allowed_rms)}"
+                complaint += f", and it is off by {two_digits(max_error)}"
         elif not max_error <= self.allowed and not self.float64.is_floating_point():
-            count = sum(
-                (value.cpu() != true).sum().item() for value, true in zip(*map(_blocks, (actual, self.float64)), strict=True)
-            )
+            pairs = zip(*map(_blocks, (actual, self.float64)), strict=True)
+            count = sum((value.cpu() != true).sum().item() for value, true in pairs)
             complaint = f"{name} is off by up to {max_error:g} in {count} of {actual.numel()} whole numbers"
             complaint += f"; allowed are {self.allowed:g}" if self.allowed else ""
         elif not max_error <= self.allowed:
@@ -289,10 +275,6 @@ class Reference:
         elif not rms_error <= self.allowed_rms:
             complaint = f"{name} is off by {self._far(rms_error)} (RMS, allowed {two_digits(self.allowed_rms)})"
         return max_error, complaint
-
-    def _is_near_eager(self, actual: Tensor) -> bool:
-        """Whether it gives what the original gives, whose own result is as far from float64."""
-        return self._blunt_eager is not None and largest_difference(actual, self._blunt_eager) <= NEAR * self.spread
 
     def _far(self, error: float) -> str:
         return f"{two_digits(error)} of the terms that cancel in it" if self.is_zero else deviations(error)
@@ -358,7 +340,4 @@ def wrong(complaint: str | None) -> Comparison:
 
 def worst(comparisons: Sequence[Comparison]) -> Comparison:
     """Return the first with a complaint, else the one nearest to what is allowed."""
-    complaints = [c for c in comparisons if c.complaint]
-    if complaints:
-        return complaints[0]
-    return max(comparisons, key=lambda c: (c.max_error or 0.0) / (c.allowed or 1.0))
+    return max(comparisons, key=lambda c: (bool(c.complaint), not c.complaint and (c.max_error or 0.0) / (c.allowed or 1.0)))

@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 
 UNJUDGED = Judgment(verdict=ERROR, reason=None, check=None)  # before anything is known
 # A finding of the emulator's.
-UNWRITTEN = re.compile(
-    r"(?P<place>.*?:\d+: )?(?P<rest>output never written: element \d+ of a result of shape (?P<shape>\(.*?\)).*)"
-)
+SHAPED = r"output never written: element \d+ of a result of shape (?P<shape>\(.*?\)).*"
+UNWRITTEN = re.compile(rf"(?P<place>.*?:\d+: )?(?P<rest>{SHAPED})")
 WITH_SET = "make it smaller with --set"
 FIRST = "wrong-gradient"  # of the tags of caveats
 
@@ -36,10 +35,7 @@ class Complaint:
 
 
 def conclude(known: J, complaints: Sequence[Complaint]) -> J:
-    """Return the judgment that follows from all complaints: first those that cost most, and of the others a wrong gradient.
-
-    Of each kind the first is told, with the number of the others.
-    """
+    """Return the judgment of all complaints: the first of those that cost most, with the number of the others."""
     kinds: dict[tuple[str, str | None], list[Complaint]] = {}
     for each in complaints:
         kinds.setdefault((each.tag, each.costs), []).append(each)
@@ -49,14 +45,10 @@ def conclude(known: J, complaints: Sequence[Complaint]) -> J:
     fatal = [each for each in ordered if each.costs == FORWARD]
     against = {"forward": [each.text for each in fatal], "drop_in": [each.text for each in ordered if each.costs]}
     fails: Literal["fail", "error"] = ERROR if fatal and all(each.tag == "not-judged" for each in fatal) else FAIL
-    return replace(
-        known,
-        verdict=fails if fatal else FORWARD_ONLY if against["drop_in"] else PASS,
-        reason=next(iter(against["drop_in"]), None),
-        details="",
-        standards=Standards(**{name: Standard(verdict=fails if why else PASS, reasons=why) for name, why in against.items()}),
-        caveats=[Caveat(**values(each)) for each in ordered if each.costs != FORWARD],
-    )
+    standards = Standards(**{name: Standard(verdict=fails if why else PASS, reasons=why) for name, why in against.items()})
+    caveats = [Caveat(**values(each)) for each in ordered if each.costs != FORWARD]
+    verdict, reason = fails if fatal else FORWARD_ONLY if against["drop_in"] else PASS, next(iter(against["drop_in"]), None)
+    return replace(known, verdict=verdict, reason=reason, details="", standards=standards, caveats=caveats)
 
 
 def permitted_to(result: Result) -> str | float | None:
@@ -92,11 +84,7 @@ def doubted(result: Result) -> Result:
 
 
 def with_shapes(failure: WorkerFailure, referee: "RefereeClient") -> WorkerFailure:
-    """Return the failure with what the referee knows of it.
-
-    Where an element was never written of a result whose shape is none of the original's, that comes first; "with --set" names
-    the constants of a smaller size.
-    """
+    """Return the failure with what the referee knows of it: a shape unlike the original's, and constants for `--set`."""
     if WITH_SET in str(failure) and referee.smaller:
         settings = " ".join(f"{name}={value}" for name, value in referee.smaller.items())
         reason = str(failure).replace(WITH_SET, f"{WITH_SET} {settings}")

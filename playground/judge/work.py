@@ -60,10 +60,9 @@ def _kind_of_repr(text: str) -> str:
 class OwnCode:
     """The functions and operators that the variant built or opened, while they are called from Python.
 
-    `calls` counts them, `handed_memory` those that are given tensors or addresses; `running` is how many are under way. While
-    `spoiling`, the numbers that they return are changed, which `spoiled` counts: those with a fraction, others only
-    `with_integers`, since they are codes and sizes as a rule. (WrittenBetween spoils memory.) While it is watched with
-    `contiguous`, what is called gets contiguous tensors; `strided` says which was the first that was none.
+    `calls` counts them, `handed_memory` those that are given tensors or addresses; `running` are under way. While `spoiling`,
+    numbers that they return are changed, integers only `with_integers`, and counted in `spoiled`. While `contiguous`, they get
+    contiguous tensors; `strided` says which was the first that was none.
     """
 
     def __init__(self) -> None:
@@ -191,9 +190,8 @@ class _Operators(TorchFunctionMode):
 class WrittenBetween(TorchDispatchMode):
     """Finds what is written between two of PyTorch's operators, whoever launches it and however; `count` is how often.
 
-    While `spoiling`, that is overwritten with random numbers: those, and not NaN, show that a result is multiplied by zero.
-    Tensors made of Python's numbers, most of which are constants, are so only `with_data`. `reached` are the operators that the
-    functions of `own`, an OwnCode, call. Tensors that live when it is made, and what it has seen before, hold what they should.
+    While `spoiling`, that is overwritten with random numbers; tensors made of Python's numbers only `with_data`. `reached` are
+    the operators that the functions of `own` call. Tensors that live when it is made hold what they should.
     """
 
     active: "WrittenBetween | None" = None  # the one that operators in Python enter, too
@@ -243,10 +241,7 @@ class WrittenBetween(TorchDispatchMode):
             return function._op_dk(key, *args, **kwargs)
 
     def check(self, tree: Any) -> Collection[Any]:
-        """Find the tensors in it that something else than an operator has written since they were last seen.
-
-        Returns their places and those of all others in it.
-        """
+        """Find the tensors in it that something else than an operator has written. Returns the places of all in it."""
         with _undisturbed():
             values = {_place(value): value for value in _with_memory(tree)}
             for place, value in values.items():
@@ -298,15 +293,12 @@ MOVES = re.compile(
 )
 
 
-def _is_of_pytorch(name: str) -> bool:
-    return name.split("::")[0] in OF_PYTORCH
-
-
 def _computes(function: Any) -> bool:
     """Whether an operator of PyTorch's computes something."""
     infos = [output.alias_info for output in function._schema.returns]
     is_view = any(info is not None and not info.is_write for info in infos)
-    return _is_of_pytorch(function._schema.name) and not is_view and not MOVES.match(function._schema.name.split("::")[1])
+    space, name = function._schema.name.split("::")
+    return space in OF_PYTORCH and not is_view and not MOVES.match(name)
 
 
 def _with_memory(tree: Any) -> list[Tensor]:

@@ -1,8 +1,4 @@
-"""Locks that a killed build has left behind, on which the next build of the same extension would wait for ever.
-
-torch.utils.cpp_extension (before 2.14.1) locks a build directory by creating a file named `lock` in it. The builder keeps
-that file open until it removes it, so a lock that no process has open is stale, unless its builder is out of sight.
-"""
+"""Locks of torch.utils.cpp_extension (before 2.14.1) that a killed build has left: the next build would wait for ever."""
 
 import contextlib
 import os
@@ -36,22 +32,24 @@ def extensions_root() -> Path:
     accelerator = "cpu" if version.cuda is None else f"cu{version.cuda}"
     accelerator = accelerator if version.hip is None else f"rocm{version.hip}"
     python = f"py{sys.version_info.major}{sys.version_info.minor}{getattr(sys, 'abiflags', '')}"
-    usual = "~/Library/Caches" if sys.platform == "darwin" else os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    return Path(usual).expanduser().resolve() / "torch_extensions" / f"{python}_{accelerator.replace('.', '')}"
+    caches = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser().resolve()
+    return caches / "torch_extensions" / f"{python}_{accelerator.replace('.', '')}"
 
 
 def clear_stale_locks(root: Path | None = None, grace: float = 2.0) -> Locks:
     """Remove the locks below `root` (torch's own directory if None) whose builder is dead; leave and report the others.
 
-    A lock is stale when, in two looks, no process had it open and none worked in its directory (a ninja outlives the Python
-    that started it). The second look comes when the lock is `grace` seconds old. Another user's locks, and those on a network
-    file system, stay.
+    Dead: in two looks, the second when the lock is `grace` seconds old, no process had it open or worked in its directory.
+    Another user's locks, and those on a network file system, stay.
     """
     root = extensions_root() if root is None else root
-    cleared = []
-    if "import FileBaton" not in _text_of_cpp_extension():  # newer ones lock through the operating system
-        return Locks(cleared, {})
-    found = {path: status for path in _locks(root) if (status := _status(path))}
+    cleared: list[Path] = []
+    if "import FileBaton" not in (cuda_emulator.torch_folder() / "utils" / "cpp_extension.py").read_text():
+        return Locks(cleared, {})  # newer ones lock through the operating system
+    # A link would lead elsewhere; what a file in a sandbox leaves is removed with its folder.
+    judged = [folder for folder in _folders(root / JUDGED) if not folder.name.startswith((ROOM, KEPT))]
+    locks = [folder / "lock" for above in (root, *judged) for folder in _folders(above)]
+    found = {path: status for path in locks if (status := _status(path))}
     held = _held(found)
     held |= {path: why for path in found.keys() - held.keys() if (why := _out_of_sight(path, found[path]))}
     unheld = {path: status for path, status in found.items() if path not in held}
@@ -70,17 +68,6 @@ def clear_stale_locks(root: Path | None = None, grace: float = 2.0) -> Locks:
     return Locks(cleared, held)
 
 
-def _text_of_cpp_extension() -> str:
-    """What torch.utils.cpp_extension is made of: importing it takes seconds."""
-    return (cuda_emulator.torch_folder() / "utils" / "cpp_extension.py").read_text()
-
-
-def _locks(root: Path) -> list[Path]:
-    """Where locks may be. A link would lead elsewhere; what a file in a sandbox leaves is removed with its folder."""
-    judged = [folder for folder in _folders(root / JUDGED) if not folder.name.startswith((ROOM, KEPT))]
-    return [folder / "lock" for above in (root, *judged) for folder in _folders(above)]
-
-
 def _folders(above: Path) -> list[Path]:
     with contextlib.suppress(OSError), os.scandir(above) as entries:
         return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
@@ -91,6 +78,7 @@ def _status(path: Path) -> os.stat_result | None:
     """Which file it is now: the path alone may name another one later."""
     with contextlib.suppress(FileNotFoundError):
         return path.stat()
+    return None
 
 
 def _held(locks: dict[Path, os.stat_result]) -> dict[Path, str]:
@@ -108,7 +96,7 @@ def _held(locks: dict[Path, os.stat_result]) -> dict[Path, str]:
 
 def _holders() -> dict[str, str]:
     """A process for each file that is open and each directory that is worked in, as far as this user may know."""
-    holders = {}
+    holders: dict[str, str] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):  # it ended, or it is another user's
             name = f"{process.name()} (pid {process.pid})"
@@ -120,7 +108,7 @@ def _holders() -> dict[str, str]:
 
 def _out_of_sight(path: Path, status: os.stat_result) -> str | None:
     """Why the holder of a lock might not be seen from here; None if it would be."""
-    if hasattr(os, "geteuid") and os.geteuid() not in (0, status.st_uid):
+    if os.geteuid() not in (0, status.st_uid):
         return f"made by another user (uid {status.st_uid}), whose processes cannot be seen"
     mounted = {partition.mountpoint: partition.fstype for partition in psutil.disk_partitions(all=True)}
     kind = next((mounted[str(above)] for above in path.resolve().parents if str(above) in mounted), None)

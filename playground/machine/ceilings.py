@@ -1,7 +1,4 @@
-"""How fast this machine can be at most, measured in this run: reading and copying memory, and multiplying matrices.
-
-They are what well-tuned library calls reach, not what a data sheet promises: a kernel that reaches one is as good as those.
-"""
+"""What well-tuned library calls reach on this machine, measured in this run: reading and copying memory, matrix products."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -20,10 +17,8 @@ CUDA_MATRIX = 8192
 def measure(device: str | torch.device) -> Ceilings:
     """Measure the ceilings of `device`, 'cpu' (torch.get_num_threads() threads) or 'cuda', in about 3 seconds.
 
-    Bytes: a sum over n float32 values reads 4 n bytes; a copy of them reads 4 n and writes 4 n, 8 n in all. n is far larger
-    than the caches. FLOPs: a product of two m x m matrices takes 2 m^3, on random values: constants draw less power, and a GPU
-    would run faster. On the CPU a convolution with a kernel of 1 x 1, by another library (oneDNN), computes the same; the
-    faster one counts.
+    A sum over n float32 values reads 4 n bytes, a copy moves 8 n, with n far beyond the caches; a product of m x m matrices of
+    random values (constants draw less power) takes 2 m^3 FLOPs, on the CPU also as a convolution by oneDNN.
     """
     device = torch.device(device)
     return _measure_cpu(device) if device.type == "cpu" else _measure_cuda(device)
@@ -88,11 +83,7 @@ def _convolution_rate(size: int) -> float:
 
 @contextlib.contextmanager
 def _setting(place, name: str, value) -> Iterator[None]:
-    """Set a flag of PyTorch's, and put back what was set.
-
-    Of precision it is `fp32_precision`, because the older flags (allow_tf32, set_float32_matmul_precision) cannot be put back:
-    each changes the other, and reading one raises after `fp32_precision` was set.
-    """
+    """Set a flag of PyTorch's, of precision `fp32_precision` (older ones cannot be put back), and put back what was set."""
     before = getattr(place, name)
     setattr(place, name, value)
     try:

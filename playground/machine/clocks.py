@@ -8,32 +8,21 @@ from . import requirements
 
 # The bits of clocks_event_reasons.active (NVML's nvmlClocksEventReasons) that take speed away. The others say that the GPU is
 # idle (0x1), or that somebody set its clocks (0x2, 0x10, 0x100).
-SLOWDOWNS = {
-    0x4: "power cap",
-    0x8: "hardware slowdown",
-    0x20: "temperature (software)",
-    0x40: "temperature (hardware)",
-    0x80: "power brake",
-}
-# Fields that count the microseconds in which a GPU was slowed down since its driver was loaded, in the words from above.
-COUNTERS = {
-    "clocks_event_reasons_counters.sw_power_cap": "power cap",
-    "clocks_event_reasons_counters.sw_thermal_slowdown": "temperature (software)",
-    "clocks_event_reasons_counters.hw_thermal_slowdown": "temperature (hardware)",
-    "clocks_event_reasons_counters.hw_power_brake_slowdown": "power brake",
-}
+SLOWDOWNS = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "temperature (software)", 0x40: "temperature (hardware)"}
+SLOWDOWNS |= {0x80: "power brake"}
+# Fields that count the microseconds in which a GPU was slowed down since its driver was loaded, and for which of these.
+COUNTED = {"sw_power_cap": 0x4, "sw_thermal_slowdown": 0x20, "hw_thermal_slowdown": 0x40, "hw_power_brake_slowdown": 0x80}
+COUNTERS = {f"clocks_event_reasons_counters.{name}": SLOWDOWNS[bit] for name, bit in COUNTED.items()}
 FIELDS = ("clocks.sm", "clocks.max.sm", "temperature.gpu")
 # What to ask a driver for, as far as it knows it: recent ones, those since 535, and those before.
-QUERIES = (
-    (*FIELDS, "clocks_event_reasons.active", *COUNTERS),
-    (*FIELDS, "clocks_event_reasons.active"),
-    (*FIELDS, "clocks_throttle_reasons.active"),
-)
+QUERIES = [
+    (*FIELDS, f"clocks_{kind}_reasons.active", *more) for kind, more in (("event", COUNTERS), ("event", ()), ("throttle", ()))
+]
 DROP = 0.05
 SLOWED_US = 10_000  # that may pass unmentioned in a timing, which takes seconds
 
 
-def sample():
+def sample() -> Clocks | None:
     """Return the Clocks of the GPU that torch calls cuda:0; None where nvidia-smi is missing or does not tell."""
     for query in QUERIES:
         with contextlib.suppress(ValueError):  # of "[N/A]", and of another number of fields
@@ -45,12 +34,12 @@ def sample():
     return None
 
 
-def record(before, after):
+def record(before: Clocks | None, after: Clocks | None) -> ClocksAround | None:
     """Return the ClocksAround of a timing, or None where nothing could be sampled."""
     return ClocksAround(before, after) if before and after else None
 
 
-def notes(before, after):
+def notes(before: Clocks | None, after: Clocks | None) -> list[str]:
     """Return what is worth saying about a timing that began and ended with these: slowdowns, and a clock that changed."""
     if before is None or after is None:
         return []

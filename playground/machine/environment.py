@@ -3,9 +3,9 @@
 import os
 import platform
 import re
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -18,10 +18,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 
 def describe() -> Environment:
-    """Return the Environment of a report. What the machine lacks or does not tell is None (GPUs: an empty list).
-
-    Initialises CUDA where there is a GPU.
-    """
+    """Return the Environment of a report, None for what the machine lacks. Initialises CUDA where there is a GPU."""
     commit, dirty = _git_state()
     import torch
 
@@ -42,7 +39,7 @@ def describe() -> Environment:
         cpu_details=CpuDetails(
             cores=psutil.cpu_count(logical=False),
             logical_cores=os.cpu_count(),
-            usable_logical_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            usable_logical_cores=len(os.sched_getaffinity(0)),
             capability=torch.backends.cpu.get_cpu_capability(),
             threads=torch.get_num_threads(),
         ),
@@ -50,19 +47,14 @@ def describe() -> Environment:
     )
 
 
-def _gpus() -> list[dict]:
+def _gpus() -> list[dict[str, Any]]:
     import torch
 
-    indices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
-    return [
-        {
-            "name": found.name,
-            "compute_capability": f"{found.major}.{found.minor}",
-            "memory_mib": found.total_memory // 2**20,
-            "multiprocessors": found.multi_processor_count,
-        }
-        for found in map(torch.cuda.get_device_properties, indices)
-    ]
+    gpus = []
+    for found in map(torch.cuda.get_device_properties, range(torch.cuda.device_count() if torch.cuda.is_available() else 0)):
+        sizes = {"memory_mib": found.total_memory // 2**20, "multiprocessors": found.multi_processor_count}
+        gpus.append({"name": found.name, "compute_capability": f"{found.major}.{found.minor}"} | sizes)
+    return gpus
 
 
 def _cudnn_version() -> str | None:
@@ -76,7 +68,6 @@ def _cudnn_version() -> str | None:
 
 
 def _nvcc_release() -> str | None:
-    """The release of the nvcc that torch's builds use."""
     home = requirements.named_home()
     toolkit = requirements.toolkit_at(Path(home)) if home else requirements.find_toolkit(cuda_emulator.torch_version().cuda)
     return toolkit.release if toolkit else None
@@ -84,8 +75,6 @@ def _nvcc_release() -> str | None:
 
 def cpu_name() -> str | None:
     """Return what the processor calls itself."""
-    if sys.platform == "darwin":
-        return requirements.output("sysctl", "-n", "machdep.cpu.brand_string")
     try:
         name = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
@@ -103,7 +92,6 @@ def _os_name() -> str:
 
 
 def _git_state() -> tuple[str | None, bool | None]:
-    """The commit that is checked out and whether files differ from it or are not in it; None if this is no checkout."""
     top = requirements.output("git", "-C", str(PROJECT), "rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() != PROJECT:  # a copy of the project inside another repository
         return None, None

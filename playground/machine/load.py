@@ -3,50 +3,47 @@
 import contextlib
 import os
 import time
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import psutil
 
 # Ids of the processes that this run has stopped while something is timed. They start and use nothing, so between two turns they
 # are passed over: with 300 of them, reading all took most of a second, thirty times as long as the turn.
-standing = set()
+standing: set[int] = set()
 BUSY = ("user", "nice", "system", "irq", "softirq", "steal")  # of psutil.cpu_times; "steal" is for other virtual machines
 LEAST_SHARE = 0.1  # of a processor: who uses less is not named
 
 
 class OtherLoad:
-    """What all processes but those of `pids`, and the descendants that these have now, use of the processors.
+    """What all processes but `pids` and their descendants use of the processors, under `watched()`; 0 if nothing counts it."""
 
-    Counted are the blocks under `watched()` and the processors that this process may run on. A system whose counters stand
-    still (some sandboxes) counts as one on which nothing else runs.
-    """
-
-    def __init__(self, *pids):
+    def __init__(self, *pids: int) -> None:
         self._own = _processes(family(pids, but=standing))
         self._processors = usable_processors()
         self._wall = self._taken = 0.0
 
     @contextlib.contextmanager
-    def watched(self):
+    def watched(self) -> Iterator[None]:
         own, busy, began = self._own_seconds(), self._busy_seconds(), time.perf_counter()
         yield
         self._wall += time.perf_counter() - began
         self._taken += self._busy_seconds() - busy - (self._own_seconds() - own)
 
     @property
-    def cores(self):
+    def cores(self) -> float:
         """Return how many processors the others kept busy on average; the counters advance in steps of 10 ms."""
         return max(0.0, self._taken / self._wall) if self._wall else 0.0
 
     @property
-    def share(self):
+    def share(self) -> float:
         """Return `cores` as a share of all there are."""
         return min(1.0, self.cores / len(self._processors))
 
-    def _own_seconds(self):
+    def _own_seconds(self) -> float:
         return sum(_seconds(process) for process in self._own)
 
-    def _busy_seconds(self):
+    def _busy_seconds(self) -> float:
         times = psutil.cpu_times(percpu=True)
         return sum(getattr(times[i], kind, 0.0) for i in self._processors for kind in BUSY)
 
@@ -54,17 +51,14 @@ class OtherLoad:
 class Others:
     """Who they are: every process but those of `pids` and their descendants, from the moment this is made."""
 
-    def __init__(self, *pids):
+    def __init__(self, *pids: int) -> None:
         self._own = family(pids, but=standing) | standing
         self._began = time.perf_counter()
         self._steal = _stolen()
         self._seconds = {process.pid: _seconds(process, children=False) for process in self._strangers()}
 
-    def busiest(self, least_steal, most=2):
-        """Return ['python3 train.py, pid 4242, used 0.98 cores'] of those that used a tenth of a processor since then.
-
-        Other virtual machines are named where they took `least_steal` processors.
-        """
+    def busiest(self, least_steal: float, most: int = 2) -> list[str]:
+        """Return ['python3 train.py, pid 4242, used 0.98 cores'] above a tenth since then, and virtual machines' steal."""
         wall = time.perf_counter() - self._began
         used = []
         for process in self._strangers():
@@ -79,20 +73,19 @@ class Others:
             used.append((steal, f"other virtual machines on the same host took {steal:.2f} cores"))
         return [text for _, text in sorted(used, reverse=True)[:most]]
 
-    def _strangers(self):
+    def _strangers(self) -> Iterator[psutil.Process]:
         return (process for process in psutil.process_iter() if process.pid not in self._own)
 
 
 class Granted:
-    """What a machine has granted a family of processes: `seconds` of the clock, but for those in which they only waited for a
-    processor that others had. A system that does not count the waiting grants all.
-    """
+    """What a machine has granted a family of processes: `seconds`, but for those in which they only waited for a processor."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.seconds = 0.0
-        self._tasks = None  # of the last look: {thread: (nanoseconds on a processor, nanoseconds of waiting for one)}
+        # Of the last look: {thread: (nanoseconds on a processor, nanoseconds of waiting for one)}.
+        self._tasks: dict[str, tuple[int, int]] | None = None
 
-    def look(self, pids, seconds):
+    def look(self, pids: Iterable[int], seconds: float) -> None:
         """Add the `seconds` since the last look, in which these processes were there. To be called again and again."""
         before, self._tasks = self._tasks, _scheduled(pids)
         if before is not None:
@@ -102,7 +95,7 @@ class Granted:
         self.seconds += seconds
 
 
-def _scheduled(pids):
+def _scheduled(pids: Iterable[int]) -> dict[str, tuple[int, int]]:
     """{thread: (nanoseconds on a processor, nanoseconds of waiting for one)} of processes, where Linux tells."""
     found = {}
     for pid in pids:
@@ -113,19 +106,16 @@ def _scheduled(pids):
     return found
 
 
-def usable_processors():
-    """Return the processors that this process may run on.
-
-    They are places in psutil's list, which some containers make shorter than the numbers of the processors are high.
-    """
+def usable_processors() -> list[int]:
+    """Return the processors that this process may run on, as places in psutil's list, which containers may shorten."""
     known = range(len(psutil.cpu_times(percpu=True)))
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else known
-    return [i for i in known if i in allowed] or list(known)
+    return [i for i in known if i in os.sched_getaffinity(0)] or list(known)
 
 
-def family(pids, sessions=(), but=()):
+def family(pids: Iterable[int], sessions: Collection[int] = (), but: Collection[int] = ()) -> set[int]:
     """Return the ids of these processes, of all that they started, and of all in these sessions; `but` are none of them."""
-    found, children = set(pids), {}
+    found: set[int] = set(pids)
+    children: dict[int, list[int]] = {}
     for pid, parent, session in _all_processes(but):
         children.setdefault(parent, []).append(pid)
         if session in sessions:
@@ -138,24 +128,15 @@ def family(pids, sessions=(), but=()):
     return found
 
 
-def is_traced(pid):
+def is_traced(pid: int) -> bool:
     """Return whether a debugger is attached to a process, where Linux tells."""
     with contextlib.suppress(OSError):
         return "\nTracerPid:\t0\n" not in Path(f"/proc/{pid}/status").read_text()
     return False
 
 
-def _all_processes(but):
-    """Yield (its id, its parent's, its session's) of each process but those.
-
-    On Linux without psutil, which takes three times as long: between two turns of a timing this is asked up to three times.
-    """
-    if not Path("/proc/self/stat").exists():
-        for process in psutil.process_iter(["ppid"]):
-            with contextlib.suppress(OSError):
-                if process.pid not in but:
-                    yield process.pid, process.info["ppid"], os.getsid(process.pid)
-        return
+def _all_processes(but: Collection[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield (its id, its parent's, its session's) of each process but those, faster than by psutil."""
     for name in (entry.name for entry in os.scandir("/proc")):  # read without pathlib, which takes as long again
         if not name.isdecimal() or int(name) in but:
             continue
@@ -168,7 +149,7 @@ def _all_processes(but):
             yield int(name), int(parent), int(session)
 
 
-def _processes(pids):
+def _processes(pids: Iterable[int]) -> list[psutil.Process]:
     found = []
     for pid in pids:
         with contextlib.suppress(psutil.Error):
@@ -176,13 +157,12 @@ def _processes(pids):
     return found
 
 
-def _seconds(process, children=True):
-    """Processor time of a process, and of its children that have ended; 0 if it is gone."""
+def _seconds(process: psutil.Process, children: bool = True) -> float:
     with contextlib.suppress(psutil.Error):
         times = process.cpu_times()
         return times.user + times.system + (times.children_user + times.children_system if children else 0.0)
     return 0.0
 
 
-def _stolen():
+def _stolen() -> float:
     return getattr(psutil.cpu_times(), "steal", 0.0)

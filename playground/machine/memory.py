@@ -4,6 +4,8 @@ import contextlib
 import os
 import shutil
 import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import psutil
@@ -19,7 +21,7 @@ MOST_JUDGED_AT_ONCE, CORES_OF_A_JUDGEMENT = 8, 2
 COMPILER_BYTES = 2 << 30  # what nvcc or a C++ compiler takes at most for one file of the project, torch's headers included
 
 
-def free_on_host(root=Path("/sys/fs/cgroup")):
+def free_on_host(root: Path = Path("/sys/fs/cgroup")) -> int:
     """Return the free bytes of the machine, or of the container that this is."""
     free = psutil.virtual_memory().available
     for limit, usage in GROUPS:
@@ -30,25 +32,18 @@ def free_on_host(root=Path("/sys/fs/cgroup")):
     return free
 
 
-def builds_at_once(shared_by=1):
+def builds_at_once(shared_by: int = 1) -> int:
     """Return as many as there are processors and free memory for, at least one. `shared_by`: so many processes here build."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    fitting = free_on_host() // COMPILER_BYTES
-    return max(1, min(usable, fitting) // shared_by)
+    return max(1, min(len(os.sched_getaffinity(0)), free_on_host() // COMPILER_BYTES) // shared_by)
 
 
-def judged_at_once(shared_by=1):
+def judged_at_once(shared_by: int = 1) -> int:
     """Return how many models are judged at once on one GPU: each keeps a referee, a candidate and two baselines busy."""
     return max(1, min(MOST_JUDGED_AT_ONCE, builds_at_once(shared_by) // CORES_OF_A_JUDGEMENT))
 
 
-def limit(pid, share):
-    """Have an allocation of a process beyond this share of what is free raise there from now on.
-
-    Linux gives it otherwise, and ends some process when it is used. Elsewhere nothing is limited, nor is one that has ended.
-    """
-    if not hasattr(psutil.Process, "rlimit"):
-        return
+def limit(pid: int, share: float) -> None:
+    """Have a living process's allocations beyond this share of what is free raise there from now on."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         allowed = process.memory_info().data + int(share * free_on_host())
@@ -56,7 +51,7 @@ def limit(pid, share):
         process.rlimit(psutil.RLIMIT_DATA, (allowed if hard == psutil.RLIM_INFINITY else min(allowed, hard), hard))
 
 
-def free_on_gpu():
+def free_on_gpu() -> int:
     """Return the bytes of the GPU that torch calls cuda:0, as nvidia-smi tells; 0 if it does not."""
     free = requirements.ask_gpu("memory.free") or ""
     return int(free) << 20 if free.isdecimal() else 0
@@ -65,17 +60,14 @@ def free_on_gpu():
 class Shares:
     """What there is of each resource, and who has how much of it. Threads share it."""
 
-    def __init__(self, capacity=()):
-        self._capacity = dict(capacity)  # resource -> how much there is
-        self._taken = {}  # id -> (kind, {resource: amount})
+    def __init__(self, capacity: Mapping[str, float] | None = None) -> None:
+        self._capacity = dict(capacity or {})  # resource -> how much there is
+        self._taken: dict[object, tuple[str, Mapping[str, float]]] = {}  # id -> (kind, {resource: amount})
         self._changed = threading.Condition()
 
     @contextlib.contextmanager
-    def taken(self, kind, need, is_over=lambda: False):
-        """Wait until there is room for `need` beside all others, or none of this kind, and have it under `with`.
-
-        So one that takes more than there is has it alone. `is_over()` says that nobody needs to wait any more.
-        """
+    def taken(self, kind: str, need: Mapping[str, float], is_over: Callable[[], bool] = lambda: False) -> Iterator[None]:
+        """Wait for room for `need` beside all others, or to be alone of this kind, or `is_over()`, and have it under `with`."""
         me = object()
         with self._changed:
             while not (self._fits(kind, need) or is_over()):
@@ -88,45 +80,36 @@ class Shares:
                 del self._taken[me]
                 self._changed.notify_all()
 
-    def _fits(self, kind, need):
+    def _fits(self, kind: str, need: Mapping[str, float]) -> bool:
         others = [each for other, each in self._taken.values()]
         alone = all(other != kind for other, _ in self._taken.values())
         return alone or all(sum(each[what] for each in others) + need[what] <= self._capacity[what] for what in need)
 
 
 class Processors(Shares):
-    """The processors of a run: a build waits for its part of them, or until no other build is under way.
+    """The processors of a run: a build waits for its part, or to be the only one; a judgement takes its part at once."""
 
-    A judgement takes its part at once, since its variant is built and the GPU waits for it.
-    """
-
-    def __init__(self, count):
+    def __init__(self, count: int) -> None:
         super().__init__({"processors": count})
 
-    def build(self, count, is_over=lambda: False):
+    def build(self, count: int, is_over: Callable[[], bool] = lambda: False) -> AbstractContextManager[None]:
         """Return a context in which a build has so many processors."""
         return self.taken("build", {"processors": count}, is_over)
 
-    def judgement(self):
+    def judgement(self) -> AbstractContextManager[None]:
         """Return a context in which a judgement has a processor."""
         return self.taken("judgement", {"processors": 1}, lambda: True)
 
 
 class Memory(Shares):
-    """Bytes of the "host", of "files" and of the "device", which all runs of a process share.
+    """Bytes of the "host", of "files" and of the "device", shared by a process's runs; `shared_by` processes divide a host."""
 
-    `shared_by`: so many processes of this host have an equal part of its memory.
-    """
-
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.shared_by = 1
 
-    def capacity(self, folder, on_gpu):
-        """Return {"host", "files", "device"}: the bytes that all together may take; read again when nobody has any.
-
-        Files are in `folder`.
-        """
+    def capacity(self, folder: Path, on_gpu: bool) -> dict[str, float]:
+        """Return {"host", "files" (in `folder`), "device"}: the bytes that all together may take."""
         with self._changed:
             if not self._taken or not self._capacity:
                 host, files = free_on_host(), shutil.disk_usage(folder).free

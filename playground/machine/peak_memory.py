@@ -3,19 +3,17 @@
 import ctypes
 import platform
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 _glibc = ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None
 
 
-def peak_memory(step, device):
-    """Return (result of step(), MiB that it took at its peak on top of what was in use), None where that cannot be measured.
-
-    On CUDA what torch's allocator handed out; on Linux the growth of the process's resident memory (VmHWM, reset through
-    clear_refs as proc(5) describes), which leaves out memory that the allocator already held.
-    """
+def peak_memory(step: Callable[[], Any], device: torch.device) -> tuple[Any, float | None]:
+    """Return (result of step(), MiB at its peak above what was in use: torch's on CUDA, VmHWM on Linux, proc(5), or None)."""
     if device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -35,7 +33,7 @@ def peak_memory(step, device):
     return result, max(0, _resident_kib("VmHWM") - before) / 2**10
 
 
-def _resident_kib(key):
+def _resident_kib(key: str) -> int:
     if found := re.search(rf"^{key}:\s*(\d+)", Path("/proc/self/status").read_text(), re.M):
         return int(found[1])
     raise OSError(f"/proc/self/status has no {key}")

@@ -39,11 +39,7 @@ def find_nvcc():
 
 
 def describe(codes, capability=None):
-    """Return {architecture: [Kernel, ...]} of some DeviceCodes, or an Unknown that says why that cannot be told.
-
-    Compiled for the architecture that a text's own flags name, or else for a GPU of `capability` such as "9.0", or else for
-    ARCHITECTURES. Never raises for what a text contains.
-    """
+    """Return {architecture: [Kernel, ...]} for the texts' own flags, the GPU's `capability` or ARCHITECTURES, or an Unknown."""
     codes = [code for code in codes if code.text.strip()]
     if not codes:
         return Unknown("no CUDA text was given to load_inline")
@@ -70,11 +66,7 @@ def describe(codes, capability=None):
 
 
 def compile_text(nvcc, code, targets, folder):
-    """Return ({architecture: its kernels}, warnings) of a text, by one nvcc. Raises Refused.
-
-    `targets` are {architecture whose PTX is made: those that are made from it}. What ptxas calls a potential loss of
-    performance, matrix products that it makes wait for one another, is a warning, too.
-    """
+    """Return ({architecture: kernels}, warnings) by one nvcc; `targets` are {PTX: what is made from it}. Raises Refused."""
     (folder / "text.cu").write_text(code.text, encoding="utf-8")
     generated = [f"-gencode=arch={ptx.replace('sm', 'compute')},code=[{','.join(made)}]" for ptx, made in targets.items()]
     named = [flag for flag in code.flags if "arch" not in flag and flag != "-gencode"]

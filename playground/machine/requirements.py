@@ -1,7 +1,4 @@
-"""What a machine needs to build and run the kernels, and a clear line on what is missing.
-
-`prepare_environment` first repairs what is certain: a ninja or a CUDA toolkit that is installed but not found.
-"""
+"""What a machine needs to build and run the kernels, a clear line on what is missing, and repairs of what is certain."""
 
 import contextlib
 import ctypes
@@ -59,13 +56,9 @@ def missing_for(backend: str) -> Missing | None:
 
 
 def prepare_environment() -> None:
-    """Let this process and its children find what is installed; do nothing where nothing needs to be done.
+    """Let this process and its children find a ninja beside this Python, and a CUDA toolkit of torch's major version.
 
-    - ninja beside this Python, in a virtual environment that is not activated: its directory is put on PATH.
-    - CUDA_HOME unset: it is set to a toolkit of torch's major version, if there is one. Left to itself, torch takes the
-      directory above that of the nvcc on PATH, which is wrong where that nvcc is a wrapper script or a link.
-
-    A CUDA_HOME that is set is never changed.
+    CUDA_HOME is set only where it is unset: torch's guess is wrong where nvcc on PATH is a wrapper script or a link.
     """
     if not _runs("ninja"):
         directories = [Path(sys.executable).parent]
@@ -82,10 +75,7 @@ def prepare_environment() -> None:
 
 
 def missing_folder(folders) -> Missing | None:
-    """Return the first folder in which nothing can be kept, of (what for, its variable, a function that gives it).
-
-    The folder of temporary files is looked at besides.
-    """
+    """Return the first folder in which nothing can be kept, of (what for, its variable, a getter) and the temporary one."""
     try:
         tempfile.gettempdir()
     except OSError as error:

@@ -30,8 +30,8 @@ ENVIRONMENT = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # or all tensors would li
 def small_case(model, original, seed, limit):
     """Yield (arguments of Candidate.load but for the variant, files of inputs to try in turn, a folder).
 
-    The tools make a kernel thousands of times slower, so a model that has a size for the emulator is shown at that one, unless
-    `original`, the arguments of referee.load, asks for another. Raises WorkerFailure where the original does not run.
+    A model has the emulator's size, unless `original`, the arguments of referee.load, asks for another. Raises WorkerFailure
+    where the original does not run.
     """
     original = original | {"settings": original["settings"] or model.settings("emulator")}
     with tempfile.TemporaryDirectory(prefix="playground-") as name:
@@ -46,11 +46,7 @@ def small_case(model, original, seed, limit):
 
 
 def examine(load, probes, folder, limit):
-    """Return an Examination of a variant. A tool, or the first run without one, may take `limit` seconds.
-
-    `load` are the arguments of Candidate.load; `probes` the files of inputs to try in turn until the variant takes one;
-    `folder` is for files. Raises KeyboardInterrupt and the like with nothing left running.
-    """
+    """Return an Examination of a variant, within `limit` seconds a tool; `probes` are files of inputs to try in turn."""
     found = Examination(settings=load.get("settings", {}))
     for inputs in probes:  # without a tool: it builds, and tells what the variant takes
         request = {"load": load, "inputs": str(inputs), "tool": None, "limit": limit}
@@ -75,11 +71,8 @@ def _run_tools(found, request, kernels, folder):
     program, file = find(), request["load"]["variant"]
     watched = kernels | {control.kernel_of(tool) for tool in TOOLS}
     with contextlib.ExitStack() as stack:
-        runs = [
-            stack.enter_context(Run(tool, request | {"tool": tool}, folder, command(program, tool, watched), ENVIRONMENT))
-            for tool in TOOLS
-        ]
-        for run in runs:
+        given = [(tool, request | {"tool": tool}, folder, command(program, tool, watched), ENVIRONMENT) for tool in TOOLS]
+        for run in (runs := [stack.enter_context(Run(*each)) for each in given]):
             run.wait()
     for run in runs:
         reply = run.reply()
@@ -99,11 +92,7 @@ def _run_tools(found, request, kernels, folder):
 
 
 def command(program, tool, kernels):
-    """Return the command line, a list, of a tool that runs what is put behind it.
-
-    `kernels` are names of __global__ functions: only kernels whose mangled names hold one of them are looked at, by the tools
-    that can leave the others out.
-    """
+    """Return the command line of a tool, restricted to kernels whose mangled names hold one of `kernels` where it can."""
     # A kernel ends at its first mistake, but the program goes on, so that the next kernel is looked at too.
     options = ["--tool", tool, *TOOLS[tool], "--destroy-on-device-error", "kernel"]
     options += ["--target-processes", "application-only"]  # not compilers
@@ -115,7 +104,6 @@ def command(program, tool, kernels):
 
 
 def _doubt(run, reply, log, controls):
-    """Why it proves nothing that a tool found nothing; None where it proves something."""
     if run.timed_out:
         return "did not end within the time limit"
     if not log.is_complete or reply is None:

@@ -1,14 +1,7 @@
-"""What compute-sanitizer prints, as findings.
+"""What compute-sanitizer prints, as findings: NVIDIA's manual shows its text; nothing describes its XML.
 
-Its text is read, whose forms NVIDIA's manual shows; of its XML there is no description. A line of it begins with nine equals
-signs. A report is a headline and, further in, what belongs to it:
-
-    ========= Invalid __global__ write of size 4 bytes
-    =========     at fused_tail<(int)1024>(const float *, float *)+0x90 in /home/me/v1_fused_tail.py:93
-    =========     by thread (32,0,0) in block (0,0,0)
-    =========     Address 0x710fdca00400 is out of bounds
-    =========     and is 1 bytes after the nearest allocation at 0x710fdca00000 of size 1,024 bytes
-    =========         Device Frame: ...
+A report is a headline and, further in, what belongs to it, as "at FUNCTION in FILE:LINE" and "by thread (32,0,0) in block
+(0,0,0)"; each line begins with nine equals signs.
 """
 
 import dataclasses

@@ -1,5 +1,6 @@
 """Where compute-sanitizer is, and one run of the target under it."""
 
+import contextlib
 import json
 import os
 import re
@@ -37,12 +38,11 @@ def missing():
     return None if find() else requirements.Missing(f"no {NAME} on this machine", REMEDY)
 
 
-class Run:
+class Run(contextlib.AbstractContextManager):
     """One run of the target, as a context manager: leaving it ends the target and all that it started.
 
-    `request` is what target.py takes; its "limit", in seconds, holds for this run. `under` is the command line of the program
-    that watches the target; without one the target runs alone. `environment` is added to this process's. The files of the run
-    are in `folder`, and their names begin with `name`.
+    `request` is what target.py takes; its "limit", in seconds, holds for this run. `under` is the command line of the watching
+    program, `environment` is added to this process's, and files in `folder` begin with `name`.
     """
 
     def __init__(self, name, request, folder, under=(), environment=None):
@@ -66,9 +66,6 @@ class Run:
                 env={**os.environ, "PYTHONPATH": path, **(environment or {})},
                 start_new_session=True,
             )
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *exception):
         kill_family(self._process)

@@ -1,14 +1,8 @@
-"""Is a run faster or slower than an earlier one? Two documents compared row by row, and what is said about it.
+"""Is a run faster or slower than an earlier one? Two documents compared row by row.
 
-Times alone prove nothing, since two runs differ by clocks, temperature and whatever else runs; nor do speed-ups, since a
-baseline, too, can have a bad day. So a row has two ratios, above 1 where the new run is faster:
-
-- old time over new, with the interval from old p20 / new p80 to old p80 / new p20;
-- new speed-up over old, over one baseline of both runs, eager where there is one: what slows a whole run cancels. Its interval
-  is one 95% interval divided by the other, end by end.
-
-The interval shown holds both. A row is faster or slower where all of it is more than MARGIN from 1. Where the two ratios
-contradict each other, or the runs were not made alike, the row is not comparable, and says why.
+A row has two ratios above 1 where the new run is faster: old time over new, from old p20 / new p80 to old p80 / new p20, and
+new speed-up over old, end by end, over one baseline of both. The interval holds both; all of it more than MARGIN from 1 is a
+difference. Contradictions, and runs not made alike, are not comparable.
 """
 
 import dataclasses
@@ -52,7 +46,6 @@ def compare(document, earlier, name):
 
 
 def _regressions(new, old):
-    """Yield a line where a result is less right than the old one, if there is one, and for each mode that is slower."""
     point = f" ({size})" if (size := size_note(new)) else ""
     is_alike = old and old.verdict in TIMED and (old.ran_on, _sizes(old)) == (new.ran_on, _sizes(new))
     if is_alike and new.verdict != SKIPPED and VERDICTS.index(new.verdict) > VERDICTS.index(old.verdict):
@@ -74,7 +67,6 @@ def _named(result):
 
 
 def _rows(new, old, here, there):
-    """One row for each mode that was timed now; one that says why where none was."""
     now = {title: timings for title, timings in timed_modes(new).items() if timings.time_ms}
     if not now:
         verdicts = f": {old.verdict} then, {new.verdict} now" if old else f", where its verdict is {new.verdict}"
@@ -85,7 +77,6 @@ def _rows(new, old, here, there):
 
 
 def _differences(new, old, here, there):
-    """What was not the same in the two runs, apart from the variant; nothing where the rows can be compared."""
     if not old.time_ms:
         yield f"not timed in the earlier run, where its verdict was {old.verdict}"
         return

@@ -13,10 +13,7 @@ TOOL = "kernel-playground"
 
 
 def cases(report, files, axes=None):
-    """Return a ci_files.Case for each result of a run_record.Document.
-
-    `files` are {(model, variant): the variant's path}. In a sweep, one with `axes`, a refused size is skipped.
-    """
+    """Return a ci_files.Case for each result; `files` are {(model, variant): path}; with `axes` refusals are skipped."""
     return [_case(result, files.get((result.model, result.variant)), axes) for result in report.results]
 
 
@@ -40,7 +37,6 @@ def _case(result, file, axes):
 
 
 def _notices(result, file, outcome):
-    """Yield what a result says of its file: why it is wrong, at each line that is known, and its caveats."""
     fails = outcome in (ci_files.ERROR, ci_files.FAILURE)
     level = "error" if fails else "note"
     if fails and result.verdict != "forward only":

@@ -1,8 +1,4 @@
-"""What one variant's file changed over another's: by section, function by function, and as a diff with line numbers.
-
-Two steps of a ladder share little text, and a plain diff of their files pairs lines that have nothing to do with each other. So
-a file is cut where something begins at the left edge, and what has the same name in both files is compared.
-"""
+"""What one variant's file changed over another's: by section, function by function, and as a diff with line numbers."""
 
 import ast
 import difflib

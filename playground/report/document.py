@@ -60,18 +60,11 @@ def write_whole(path, text):
 
 
 def is_stale(result, variant_file, model_file):
-    """Return whether the variant's file, but for its docstring, or the model's is another than was measured, or missing.
-
-    Of a file that has changed around the same kernels the forward pass stays, if it takes as long as LAUNCHES_COUNT_BELOW_MS.
-    """
+    """Return whether a file is another than was measured, but for a docstring, or code around the kernels of a long pass."""
     if not (variant_file.is_file() and model_file.is_file()):
         return True
-    hashes = {
-        "source_sha256": sha256(variant_file),
-        "code_sha256": code_sha256(variant_file),
-        "model_sha256": sha256(model_file),
-    }
-    now = dataclasses.replace(result, **hashes)
+    source, code, model = sha256(variant_file), code_sha256(variant_file), sha256(model_file)
+    now = dataclasses.replace(result, source_sha256=source, code_sha256=code, model_sha256=model)
     same_kernels = result.kernels_sha256 and result.kernels_sha256 == kernels_sha256(variant_file)
     if same_kernels and result.model_sha256 == now.model_sha256 and not result.training and result.time_ms:
         return has_changed(result, now) and result.time_ms.median < LAUNCHES_COUNT_BELOW_MS

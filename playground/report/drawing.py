@@ -65,11 +65,7 @@ def sheet(made):
 
 
 def svg(drawn, name, title, description, colours=PAGE):
-    """Return a figure as an <svg> element, `colours` {name: what is written}.
-
-    `name` keeps its ids apart from those of other figures on the page. `title` and `description` are for those who cannot see
-    it. Everything that came from elsewhere is escaped. Off the page the element is a file, with fonts and a size of its own.
-    """
+    """Return a figure as an <svg> element with `colours`, ids that begin with `name`, a text for those who cannot see it."""
     file = io.StringIO()
     drawn.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     root = ElementTree.fromstring(file.getvalue())
@@ -95,7 +91,6 @@ def svg(drawn, name, title, description, colours=PAGE):
 
 
 def _tidy(key, value, name, colours):
-    """Return an attribute with ids of this figure, its colours, coordinates to a tenth of a unit, and the page's own fonts."""
     if key == "id":
         return f"{name}-{value}"
     value = re.sub(r"^#|(?<=url\()#", f"#{name}-", value) if key in (LINK, "clip-path") else value

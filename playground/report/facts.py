@@ -2,7 +2,7 @@
 
 from playground.judge.checks import AT_OWN_SIZE, BY_NAME, REDUCED, SHOWN
 from playground.judge.classes import named as accuracy_named
-from playground.record import TIMED
+from playground.record import TIMED, Unsupported
 from playground.report import figures
 from playground.report.text import NOTHING, interval, one_line, scientific, with_unit
 
@@ -64,13 +64,11 @@ def _accuracy(result, check):
     own, eager, allowed = map(scientific, (check.max_error, check.eager_error, check.allowed))
     yield "max error", f"{own}; PyTorch's {eager}; allowed {allowed}"
     if found := result.accuracy:
-        error, limit = scientific(found.error), scientific(found.limit)
-        yield (
-            "accuracy",
-            f"{accuracy_named(found.kind)}: off by {error} standard deviations (up to {limit} is as PyTorch)",
-        )
-    unsupported, word = figures.gradients_unsupported(check.gradients), figures.gradient_verdict(check)
-    yield "gradients", f"none: {unsupported}" if unsupported is not None else "not checked" if word == NOTHING else word
+        off = f"off by {scientific(found.error)} standard deviations (up to {scientific(found.limit)} is as PyTorch)"
+        yield "accuracy", f"{accuracy_named(found.kind)}: {off}"
+    gradients, word = check.gradients, figures.gradient_verdict(check)
+    why = gradients.unsupported if isinstance(gradients, Unsupported) else None
+    yield "gradients", f"none: {why}" if why is not None else "not checked" if word == NOTHING else word
     yield from (("reference", way) for way in check.reference)
     if check.domain:
         yield "domain", f"kept by every probe: {'; '.join(check.domain)}"

@@ -53,20 +53,13 @@ def labelled(text, result):
 
 
 def proof(timings, name):
-    """Return ', proved 1.21x', the lower end of the outer clock's ratio over the baseline `name`; "" where it has none.
-
-    Where the inner clock claims more than the outer one can bear, this counts: ' by the outer clock, proved 1.21x'.
-    """
+    """Return ', proved 1.21x', the lower end of the outer clock's ratio over `name`, or that it bears less; "" without one."""
     if not (proved := timings.proved_over(name)):
         return ""
     inner = (timings.outer and timings.outer.warm) or timings.measured["eager"]
     counts = " by the outer clock" * (inner.ratio > timings.proved.high)
-    return f"{counts}, proved {with_unit(proved.low, 'x')}{' as throughput' * is_short(timings)}"
-
-
-def is_short(timings):
-    """Return whether calls are so short that several at once gain much: what N of them take together is their throughput."""
-    return timings.median_ms is not None and timings.median_ms < SHORT_MS
+    is_short = timings.median_ms is not None and timings.median_ms < SHORT_MS  # several calls at once gain much
+    return f"{counts}, proved {with_unit(proved.low, 'x')}{' as throughput' * is_short}"
 
 
 def why_no_speedup(timings):
@@ -144,10 +137,7 @@ def baseline_medians(timings):
 
 
 def headline(timings):
-    """Return (baseline, Ratio) that a variant is measured by; (None, None) where nothing is claimed.
-
-    The fastest baseline that is at least as precise; in documents without an "outcome" the one that is hardest to beat.
-    """
+    """Return (baseline, Ratio) over the fastest one at least as precise, without an "outcome" the hardest to beat, or Nones."""
     outcome, speedup = timings.outcome, timings.ratios
     if outcome:
         return (outcome.against, outcome.measured) if outcome.measured else (None, None)
@@ -156,11 +146,7 @@ def headline(timings):
 
 
 def timing_notes(result, brief=False):
-    """Yield what is worth saying about how a variant was timed: slow clocks, other streams, a share of the floor above 100%.
-
-    `brief` is for a table without intervals: it has that of a ratio that looks like a difference and is none. And it leaves
-    out which baselines ran without the CUDA graph: `under_graphs` says that of the one that counts.
-    """
+    """Yield what is worth saying about how a variant was timed; `brief` for a table without intervals and graph columns."""
     for title, timings in timed_modes(result).items():
         title = "" if title == FORWARD else f"{title.removeprefix(f'{FORWARD}, ')}: "
         outcome, control, notes = timings.outcome, timings.control, list(timings.notes)
@@ -204,10 +190,7 @@ def under_graphs(result):
 
 
 def geometric_means(results):
-    """Return {place: (geometric mean, number of models)} of each model's best variant over the best baseline.
-
-    What computes in a lower precision than the original is left out, as is what does not meet its standard.
-    """
+    """Return {place: (geometric mean, number of models)} of each model's best variant in full precision."""
     best = {}
     for result in results:
         _, ratio = headline(result)
@@ -219,14 +202,8 @@ def geometric_means(results):
 
 def share_of_floor(result):
     """Return the floor's share of the measured time, 1.0 at the hardware's limit; None where nothing was measured."""
-    if not result.floor_ms or not result.median_ms or result.why_not_measured:
-        return None
-    return result.floor_ms / result.median_ms
-
-
-def gradients_unsupported(gradients):
-    """Return the reason why the variant has no gradients, or None when it has (or when nobody looked)."""
-    return gradients.unsupported if isinstance(gradients, Unsupported) else None
+    is_known = result.floor_ms and result.median_ms and not result.why_not_measured
+    return result.floor_ms / result.median_ms if is_known else None
 
 
 def gradient_verdict(check):
@@ -268,19 +245,13 @@ def listed(value):
     return [listed(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
-def changed_sizes(result, root=DATA):
-    """Return {name: (value, original)} of the constants that are not the original's, which is None where it is not known."""
-    originals = model_constants(Path(root) / "models" / f"{result.model}.py")
-    pairs = {name: (value, originals.get(name)) for name, value in result.shape.settings.items()}
-    return {name: pair for name, pair in pairs.items() if listed(pair[0]) != listed(pair[1])}
-
-
 def size_note(result, root=DATA):
     """Return 'batch 4 instead of 128'; '' when the sizes are the original's."""
-    parts = []
-    for name, (value, original) in changed_sizes(result, root).items():
-        what = f"{'batch' if name == 'batch_size' else name} {listed(value)}"
-        parts.append(what if original is None else f"{what} instead of {listed(original)}")
+    originals, parts = model_constants(Path(root) / "models" / f"{result.model}.py"), []
+    for name, value in result.shape.settings.items():
+        if listed(value) != (original := listed(originals.get(name))):
+            what = f"{'batch' if name == 'batch_size' else name} {listed(value)}"
+            parts.append(what if original is None else f"{what} instead of {original}")
     return ", ".join(parts)
 
 
@@ -298,7 +269,6 @@ def isolation(environment):
 
 def machine(environment):
     """Return one line on where a document was measured."""
-    versions = (("torch", "torch"), ("CUDA", "cuda"), ("driver", "driver"))
-    parts = [environment.gpu or environment.cpu or "no GPU"]
-    parts += [f"{name} {version}" for name, key in versions if (version := getattr(environment, key))]
-    return one_line(", ".join(parts))
+    versions = {"torch": environment.torch, "CUDA": environment.cuda, "driver": environment.driver}
+    told = [f"{name} {version}" for name, version in versions.items() if version]
+    return one_line(", ".join([environment.gpu or environment.cpu or "no GPU", *told]))

@@ -1,8 +1,4 @@
-"""How text and tables are laid out, for people on a terminal and for programs in a pipe.
-
-Nothing is ever cut off. On a terminal what does not fit is folded, and columns that do not fit side by side stand below one
-another; elsewhere a line is as long as what it says. All drawing is ASCII, and styles vanish where there is no terminal.
-"""
+"""How text and tables are laid out in ASCII: folded or stacked on a terminal, whole lines in a pipe, and never cut off."""
 
 import contextlib
 import itertools
@@ -103,10 +99,7 @@ def as_cell(value):
 
 
 def fitted(rows, width, words):
-    """Return a table of {name: str or Text} rows whose columns fit a width, up to four of them below one another.
-
-    Columns of `words` share no place with those of numbers. Where nothing fits, the first column, that of names, is narrowed.
-    """
+    """Return a table of {name: cell} rows that fits a width, up to four columns of numbers, or `words`, below one another."""
     rows = [{name: as_cell(value) for name, value in row.items()} for row in rows]
     runs = [list(run) for _, run in itertools.groupby(rows[0], key=lambda name: name in words)]
     for depth in (1, 2, 3, 4):

@@ -1,8 +1,4 @@
-"""PyTorch and a model's variants as bars whose length is their speed, with the floor at the end.
-
-A bar's length is floor / time, on a linear scale from 0: twice as long is twice as fast. On a linear scale of milliseconds the
-slowest step would leave the fast ones no length at all. Where there is no floor, the fastest stands for it.
-"""
+"""PyTorch and a model's variants as bars of length floor / time: twice as long, twice as fast."""
 
 import statistics
 from dataclasses import dataclass
@@ -79,7 +75,6 @@ def _picture(members, title, brief):
 
 
 def _variant(name, kind, result, timings, fastest, shown):
-    """Return a row that names the baseline where that is another than the `fastest`."""
     best, ratio = figures.headline(timings)
     time, why = timings.median_ms, f"{one_line(result.verdict)}, not timed"
     speedup = figures.labelled(with_unit(ratio.ratio, "x"), result) if ratio else ""

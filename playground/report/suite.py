@@ -28,11 +28,8 @@ MEETS = {"forward": TIMED, "drop_in": ("pass",)}  # the verdicts of those that d
 def summarise(report, unsolved=()):
     """Return the run_record.Suite of a document of pairs.
 
-    Of each standard: how many pairs are correct and how many of them were timed; and over each of BASELINES that was timed
-    `fast_p` and the geometric mean of the speed-ups of the correct and timed pairs, with the geometric means of the lower and
-    of the upper bounds of their intervals. fast_p is KernelBench's (score.py, `fastp`): the share of all pairs that are correct
-    and whose speed-up is greater than p; every correct pair counts for p = 0, and a problem in `unsolved` as a pair that is
-    wrong (benchmark_eval_analysis.py, `patch`).
+    fast_p is KernelBench's (score.py, `fastp`): the share of all pairs, a problem in `unsolved` as a wrong one, that are
+    correct and faster than p; every correct pair counts for p = 0. Means are geometric, also of the intervals' ends.
     """
     results = report.results
     tags = [dict.fromkeys(each.tag for each in result.caveats) for result in results]  # each once a result
@@ -65,7 +62,6 @@ def own_check(result):
 
 
 def _cases(results):
-    """Yield each solution of a problem with several cases: what is right, and the benchmarks' means where all of them are."""
     of_cases = [result for result in results if result.pair and result.pair.case]
     for (problem, solution), rows in grouped(of_cases, lambda result: (result.model, result.variant)).items():
         case = rows[0].pair.case
@@ -118,13 +114,11 @@ def _standard(results, standard, count):
     for name in BASELINES:
         if ratios := [each[name] for each in timed if name in each]:
             faster = {f"{p:g}": sum(ratio.ratio > p for ratio in ratios) / count for p in THRESHOLDS if p}
-            means = {key: _geometric_mean([getattr(ratio, key) for ratio in ratios]) for key in ("ratio", "low", "high")}
+            columns = {key: [getattr(ratio, key) for ratio in ratios] for key in ("ratio", "low", "high")}
+            # An interval may begin at zero.
+            means = {key: statistics.geometric_mean(each) if all(each) else 0.0 for key, each in columns.items()}
             over[name] = Over(fast_p={"0": share, **faster}, geometric_mean=MeanRatio(**means, pairs=len(ratios)))
     return SuiteStandard(correct=len(correct), timed=len(timed), fast_0=share, over=over)
-
-
-def _geometric_mean(values):
-    return statistics.geometric_mean(values) if all(values) else 0.0  # an interval may begin at zero
 
 
 def left_out(report):
@@ -136,9 +130,8 @@ def left_out(report):
 def eval_results(report):
     """Return {level: KernelBench's eval_results.json of its pairs} (eval_from_generations.py, add_to_eval_results_file).
 
-    `correctness` is that of the standard `forward`, which is its question. `runtime` is in milliseconds: the median of the
-    calls, where KernelBench has their mean, and -1, as there, of what is wrong. What was skipped is left out, and what is right
-    without a claimed time: KernelBench's script would divide by -1.
+    `correctness` is of the standard `forward`; `runtime` is the median in milliseconds, -1 of what is wrong. Skipped pairs, and
+    right ones without a claimed time, are left out: KernelBench's script would divide by -1.
     """
     levels = {}
     for result in report.results:

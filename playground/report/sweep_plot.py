@@ -56,7 +56,6 @@ def _places(line, axis):
 
 
 def _reasons(lines, axis):
-    """Return why which points have no time or no speed-up, a text for each variant and reason."""
     reasons = {}
     for variant, line in lines.items():
         for result, place in zip(line, _places(line, axis), strict=True):
@@ -72,10 +71,9 @@ def _draw_times(panel, lines, axis):
     medians = [(result, baseline_medians([result])) for result in longest]
     fastest = [(result, found, fastest_baseline(found)) for result, found in medians if fastest_baseline(found)]
     names = ", ".join(dict.fromkeys(baseline_name(name) for _, _, name in fastest))
-    drawn = {
-        variant: ([(each, each.time_ms.median) for each in _timed(line)], "-", f"C{number}")
-        for number, (variant, line) in enumerate(lines.items())
-    }
+    drawn = {}
+    for number, (variant, line) in enumerate(lines.items()):
+        drawn[variant] = [(each, each.time_ms.median) for each in _timed(line)], "-", f"C{number}"
     drawn["eager"] = [(result, found["eager"]) for result, found in medians if "eager" in found], ":", "gray"
     drawn[f"best baseline\n({names})"] = [(each, found[name]) for each, found, name in fastest], "-.", "gray"
     drawn["floor"] = [(result, result.floor_ms) for result in longest if result.floor_ms], "--", "black"
@@ -89,7 +87,6 @@ def _draw_times(panel, lines, axis):
 
 
 def _draw_ratios(panel, lines, axis):
-    """Draw the speed-ups in the colours of the times, whose legend names them."""
     for number, line in enumerate(lines.values()):
         timed = sweep.measured(line)
         ratio, low, high = ([getattr(result.outcome, key) for result in timed] for key in ("ratio", "low", "high"))

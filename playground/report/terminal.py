@@ -110,7 +110,6 @@ def _model_table(console, model, results):
 
 
 def _row(result, names):
-    """Return the cells of run_all's table; a speed-up is coloured by its interval, and not where it has a label."""
     row = {"variant": one_line(result.variant), "ran on": facts.ran_on(result), **figures.texts(result)}
     words = {"verdict": result.verdict, "gradients": figures.gradient_verdict(result.checked), "outcome": row["outcome"]}
     row |= {name: verdict(word) for name, word in words.items()}
@@ -125,8 +124,7 @@ class Details(View):
 
     def __init__(self, console, expected=None, checks=False, verbose=False):
         super().__init__(console, expected)
-        self._checks = checks
-        self._verbose = verbose
+        self._checks, self._verbose = checks, verbose
         self._model = None
 
     def conclude(self, document):
@@ -211,21 +209,17 @@ def _print_details(console, result, verbose):
     for line in lines:
         print_folded(console, Text(line), 2 * INDENT)
     if figures.gradient_verdict(result.checked) in ("ok", "fail"):
-        print_rows(console, list(_gradient_rows(result.checked.gradients)), GRADIENTS[:2])
+        checks = result.checked.gradients.items()
+        told = [(name, verdict("ok" if each.is_within else "fail"), each) for name, each in checks]
+        cells = [(*two, *map(scientific, (each.max_error, each.eager_error, each.allowed))) for *two, each in told]
+        print_rows(console, [dict(zip(GRADIENTS, row, strict=True)) for row in cells], GRADIENTS[:2])
     print_rows(console, time_rows(result), TIMES[:1])
 
 
 def _printed_lines(result):
-    """The different lines that the variant printed (each check calls it again), at most SHOWN_LINES."""
     lines = [line for line in dict.fromkeys(result.printed.splitlines()) if line.strip()]
     shown = [printable(line) for line in lines[:SHOWN_LINES]]
     return [*shown, f"({len(lines) - SHOWN_LINES} more lines)"] if len(lines) > SHOWN_LINES else shown
-
-
-def _gradient_rows(gradients):
-    for name, check in gradients.items():
-        errors = map(scientific, (check.max_error, check.eager_error, check.allowed))
-        yield dict(zip(GRADIENTS, (name, verdict("ok" if check.is_within else "fail"), *errors), strict=True))
 
 
 def time_rows(result):

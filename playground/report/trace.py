@@ -12,10 +12,7 @@ OF_OUTPUTS = {" has the shape ": "INCORRECT_SHAPE", " has the type ": "INCORRECT
 
 
 def traces(report):
-    """Return the traces of a document's results whose problems are definitions.
-
-    What is skipped is left out, and what is right and was not timed: PASSED demands a latency.
-    """
+    """Return the traces of results whose problems are definitions, without skipped ones, and right ones not timed."""
     made = []
     for result in report.results:
         status = _status(result)
@@ -33,7 +30,6 @@ def traces(report):
 
 
 def _status(result):
-    """The status; None for a result that is left out."""
     if suite.is_correct(result, "forward"):
         return "PASSED" if result.time_ms and "eager" in suite.speedups(result) else None
     if result.verdict == SKIPPED:

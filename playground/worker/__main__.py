@@ -19,9 +19,8 @@ BETWEEN_CALLS = ("time", "join_outer", "ready_outer", "call_outer", "draw", "awa
 
 def end_with(parent):
     """Have the kernel end this process when its parent dies, whatever it is busy with then."""
-    if sys.platform == "linux":
-        PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the call above
         sys.exit(1)
 

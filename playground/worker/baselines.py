@@ -29,10 +29,7 @@ class Baselines(Clocked):
         return vars(ceilings.measure(self.device))
 
     def work(self, name, counted):
-        """Return {"least", "as_written", "certain"}, each {"bytes", "flops"}, of a step of the mode `counted` of model `name`.
-
-        "certain" is what must move in a forward pass. See floor.work.
-        """
+        """Return {"least", "as_written", "certain"}, each {"bytes", "flops"}, of a step of a mode; see floor.work."""
         problem = self._problem()
         model = self._model(problem)
         inputs = fresh_inputs(problem, self.seed, self.device)

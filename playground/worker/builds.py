@@ -26,9 +26,9 @@ from playground.worker.interface import WrongInterface, joined, undeclared
 class BuildWatch:
     """Wrap torch's two build functions from the moment it is made.
 
-    `seconds` is the time spent in them so far; `built` says whether any of it compiled; `names` are the extensions. `failure`
-    is the reason of the last build where that failed, else None. `own` is what was built, `kernels` are the names of its
-    __global__ functions; `device_code` is what load_inline was given as CUDA text, [{"text", "flags"}].
+    `seconds` were spent in them; `built` says whether any of it compiled; `names` are the extensions, `kernels` their
+    __global__ functions, `own` what was built, `device_code` the CUDA texts, [{"text", "flags"}]. `failure` is the last build's
+    reason, or None.
     """
 
     def __init__(self, emulated=False):
@@ -44,7 +44,6 @@ class BuildWatch:
         self._watch_opening(torch.ops, "load_library")
 
     def _watch_opening(self, owner, name):
-        """Know the functions and operators of libraries that are opened without a build here."""
         original = inspect.unwrap(getattr(owner, name))
 
         @functools.wraps(original)
@@ -60,7 +59,6 @@ class BuildWatch:
         setattr(owner, name, opened)
 
     def _knows(self, library, operators):
-        """Watch the functions of a library, and the operators that were not there before."""
         self.own.operators |= work.all_operators() - operators
         if isinstance(library, ModuleType):
             self.own.wrap_module(library)
@@ -78,7 +76,8 @@ class BuildWatch:
                 implicit = "" if given.get("no_implicit_headers") else "#include <torch/types.h>\n"
                 flags = [str(flag) for flag in given.get("extra_cuda_cflags") or []]
                 self.device_code.append({"text": implicit + text, "flags": flags})
-            _require_declared(given)
+            if found := undeclared(given):
+                raise WrongInterface(f"{_place_of_word(found[0])}{found[1]}")
             if given.get("verbose") and not self._emulated:  # the compiler's output would not be in the exception
                 given, args, kwargs = given | {"verbose": False}, (), {**given, "verbose": False}
                 kwargs.pop("name")
@@ -100,7 +99,6 @@ class BuildWatch:
         return watched
 
     def _built(self, function, given, args, kwargs):
-        """What the call returns. For a GPU it is first tried with a small part of torch's headers, where that may do."""
         light = None
         if given.get("cuda_sources") and not self._emulated:
             texts = joined(given.get("cpp_sources")), joined(given["cuda_sources"])
@@ -139,13 +137,6 @@ class BuildWatch:
         return False
 
 
-def _require_declared(given):
-    """Raise WrongInterface where load_inline's `functions` names what its cpp_sources do not declare."""
-    if found := undeclared(given):
-        name, told = found
-        raise WrongInterface(f"{_place_of_word(name)}{told}")
-
-
 def _place_of_word(word):
     """'FILE:LINE: ' of a word in quotes at or behind the line of the innermost call of the user's; "" without one."""
     frame = sys._getframe()
@@ -160,7 +151,6 @@ def _place_of_word(word):
 
 
 def _texts(arguments):
-    """The sources among the arguments of a build: texts, or the contents of files."""
     texts = []
     for leaf in _pytree.tree_leaves(arguments):
         if isinstance(leaf, (str, os.PathLike)):

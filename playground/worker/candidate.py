@@ -39,13 +39,10 @@ class Candidate(Clocked):
     def load(self, variant, weights, debug=False, builds=None, content=None, borrowed=(), **original):
         """Make a ModelNew of the variant's file and give it the weights in the file `weights` (its own when None).
 
-        Where names or shapes of its parameters are not the original's, both have the seed's weights. Returns {"precision": the
-        declared one or None, "weights": "by name" or "by seed", "difference": what differs, or None, "out_dtype": whether it
-        has that attribute, the type of its outputs}. Without a `variant` the
-        original itself is taken; `original`: see Clocked. The emulator builds without optimisation for `debug`. `builds` is the
-        folder of its extensions, below torch's own unless it is absolute. `content` are the file's bytes, as latin-1, that run
-        whatever is in it by now; `borrowed` are names that it has from the problem's. Raises CatalogError, WrongInterface and
-        whatever the file raises.
+        Returns {"precision": the declared one or None, "weights": "by name" or, where names or shapes differ, "by seed",
+        "difference", "out_dtype": whether it has that attribute}. Without a `variant` the `original` is taken, see Clocked.
+        `debug`: without optimisation under the emulator. `builds` is the folder of its extensions, `content` the file's bytes,
+        as latin-1, `borrowed` names from the problem. Raises CatalogError, WrongInterface and whatever the file raises.
         """
         if builds:
             os.environ["TORCH_EXTENSIONS_DIR"] = str(build_locks.extensions_root() / builds)
@@ -81,7 +78,6 @@ class Candidate(Clocked):
         return answer | {"out_dtype": hasattr(self.model, "out_dtype")}
 
     def _take_weights(self, original):
-        """Copy the original's weights by name. Returns what differs where they have other names or shapes, None elsewhere."""
         try:
             copy_weights(self.model, original)
         except WrongInterface as complaint:
@@ -105,7 +101,6 @@ class Candidate(Clocked):
         return module.ModelNew
 
     def _made(self, seed):
-        """The variant's model with the weights of a seed; under the emulator "cuda" may stand for its memory."""
         try:
             with fitting(self.kind, "__init__", self.problem.get_init_inputs(), "get_init_inputs"):
                 made = tensors.make_model(self.problem, self.kind, seed, self.device)
@@ -137,10 +132,7 @@ class Candidate(Clocked):
         self.kind, self.emulates_device = ModelNew, True
 
     def build(self, seed):
-        """Run forward once on the problem's own inputs, so that everything is built. Returns {"seconds", "built"}.
-
-        Where a file that names "cuda" refuses, or goes on without its kernels, it is run again with "cuda" emulated.
-        """
+        """Run forward once, where need be with "cuda" emulated, so that everything is built. Returns {"seconds", "built"}."""
         given = fresh_inputs(self.problem, seed, self.device)
         try:
             self._forward(given)
@@ -159,9 +151,7 @@ class Candidate(Clocked):
         return {"seconds": self.builds.seconds if self.builds.names else None, "built": self.builds.built}
 
     def _look_for_host_memory(self, given):
-        """Make and call a model as beside a GPU, where what names no device is on the CPU. Raises the Finding of a kernel that
-        gets a CPU tensor; what else goes wrong shows elsewhere.
-        """
+        """Call a model as beside a GPU, where what names no device is on the CPU. Raises the Finding of a CPU tensor."""
         moves_tensors = functools.partial(getattr, self.emulator.builder, "moves_tensors")
         kept = self.model
         devices.put_on_host(self.host_constants)
@@ -181,10 +171,7 @@ class Candidate(Clocked):
             devices.put_on_host(self.host_constants, False)
 
     def device_code(self):
-        """Return {"texts": [{"text", "flags"}], "capability": the GPU's, such as "9.0", or None}.
-
-        The texts are the CUDA texts that were given to load_inline so far, also in vain.
-        """
+        """Return {"texts": [{"text", "flags"}] that load_inline was given, "capability": the GPU's, such as "9.0", or None}."""
         on_gpu = self.device.type == "cuda"
         capability = ".".join(map(str, torch.cuda.get_device_capability(self.device))) if on_gpu else None
         return {"texts": self.builds.device_code, "capability": capability}
@@ -196,11 +183,9 @@ class Candidate(Clocked):
     def run(self, inputs, outputs, poison, may_refuse):
         """Run forward on the probe in one file; the outputs go to another.
 
-        Returns {"peak_mib", "complaints", "refused", "form", "handed_memory"}. With `poison`, uninitialised memory of torch's
-        is NaN, so that an element that is not written shows. "complaints" are {check: reason} of what the call did besides.
-        With `may_refuse`, an exception is no failure but the reason in "refused"; there are no outputs then. "form" is the
-        outputs', see tensors.form. "handed_memory" is how many calls of the variant's own code were given tensors, None where
-        not all of them would be seen.
+        Returns {"peak_mib", "complaints": {check: reason}, "refused": an exception's reason, with `may_refuse`, "form",
+        "handed_memory": calls of its own code that were given tensors, None where not all would be seen}. With `poison`,
+        uninitialised memory is NaN.
         """
         self._next_schedule()
         probe = self.probe_in(inputs)
@@ -225,10 +210,9 @@ class Candidate(Clocked):
         return answer
 
     def try_out(self, trial, first, second, outputs):
-        """Run a trial of behaviour.StressTests on the probes in two files; its outputs go to another file.
+        """Run a trial of behaviour.StressTests on the probes in two files.
 
-        Returns {"of", "complaint", "note"}: which of the probes the outputs belong to ("first" or "second"; None where there
-        are none), what was wrong, and what is worth knowing, such as why it was not run.
+        Returns {"of": whose outputs there are, "complaint", "note"}.
         """
         self._next_schedule()
         given = [self.probe_in(file) for file in (first, second)]
@@ -253,11 +237,8 @@ class Candidate(Clocked):
     def work(self, inputs, outputs):
         """Watch the variant's own code in one call, and make another in which all that it gives is random numbers.
 
-        The outputs of the second go to a file. Returns {"builds": [name, ...], "opened": [own library that is open, ...],
-        "means_to_build", "triton", "own_calls", "writes": how often something else than an operator wrote memory, "reached":
-        [operator of PyTorch's that its own functions call, ...], "spoiled": whether there are outputs of the second call,
-        "kernels": those launched on a GPU, "own_share"}. Where kernels of the file's names ran on a GPU and no function was
-        called, what was written counts as calls.
+        Returns a record.OwnWork's values and "spoiled": whether there are outputs of the second call, which go to a file. Where
+        its kernels ran and no function was called, what was written counts as calls.
         """
         given = tensors.to(self.probe_in(inputs)["inputs"], self.device)
         own = self.builds.own
@@ -289,10 +270,7 @@ class Candidate(Clocked):
         return work.own_share(kernels, self.builds.kernels | self.text.cuda_kernels | self.text.triton_kernels)
 
     def made_contiguous(self, inputs, outputs):
-        """Return {"strided": the first tensor that the file's own code was given and that is not contiguous, or None}.
-
-        Where there is one, the outputs of a call in which all of them are made contiguous go to a file.
-        """
+        """Return {"strided": the first tensor that is not contiguous, or None}, and outputs with all contiguous in a file."""
         given = tensors.to(self.probe_in(inputs)["inputs"], self.device)
         own = self.builds.own
         with own.watched(contiguous=True):
@@ -304,7 +282,6 @@ class Candidate(Clocked):
         return {"strided": own.strided}
 
     def _without(self, numbers, memory, given, outputs):
-        """Save what the model gives while numbers and memory of its own code are spoiled; returns whether it gives anything."""
         tensors.seed_draws()
         try:
             with modes.uninitialised_is_nan(), numbers, memory:
@@ -327,7 +304,6 @@ class Candidate(Clocked):
 
     @contextlib.contextmanager
     def _under(self, probe, poison):
-        """The circumstances of a probe: its weights, autocast, poisoned memory."""
         usual = self.model
         if probe["model_seed"] is not None:
             self.model = self._made(probe["model_seed"])
@@ -358,9 +334,8 @@ class Candidate(Clocked):
     def differentiate(self, inputs, outputs):
         """Run forward and backward on the inputs and upstream gradients in one file; the gradients go to another.
 
-        Returns {"unsupported", "failed", "complaints", "in_part"}: the text of a NotImplementedError when the variant refuses
-        to train, and of any other exception; there are no gradients then. "complaints" say what else is wrong with the two
-        passes, "in_part" what is with others whose gradients are of the parameters alone, or of the inputs.
+        Returns {"unsupported": a NotImplementedError's text, "failed": another exception's, "complaints" of the two passes,
+        "in_part" of passes for the parameters or the inputs alone}.
         """
         self._next_schedule()
         given = self.probe_in(inputs)
@@ -418,7 +393,6 @@ class Candidate(Clocked):
         return {"own": seen if seen or is_seen else None}
 
     def _in_part(self, differentiated, wanted, gradients):
-        """What is wrong with gradients of the parameters alone, and of the wanted inputs alone, beside those of all."""
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         if not (parameters and wanted):  # then all is a part
             return []
@@ -469,11 +443,9 @@ class Candidate(Clocked):
         with torch.no_grad(), fitting(self.kind, "forward", inputs, "get_inputs"):
             result = probes.in_eval(self.model, *inputs) if evaluates else self.model(*inputs)
         self._synchronize()
-        if result is None:
-            raise WrongInterface(
-                f"{source_line(self.kind, 'forward')}forward returns None: end it with `return`, and its result"
-            )
         try:
+            if result is None:
+                raise TypeError("forward returns None: end it with `return`, and its result")
             flat, self.form = tensors.flatten(result), tensors.form(result)
         except TypeError as complaint:
             raise WrongInterface(f"{source_line(self.kind, 'forward')}{complaint}") from None

@@ -1,14 +1,12 @@
-"""Messages between the driver and a worker: one JSON object a line over a pair of pipes.
-
-JSON and not pickle, because the worker runs code that the driver does not trust. Its tensors travel as files of raw bytes
-(tensors.py), for the same reason.
-"""
+"""Messages between the driver and an untrusted worker: one JSON object, never a pickle, a line over a pair of pipes."""
 
 import contextlib
 import json
 import os
 import select
 import time
+from collections.abc import Callable
+from typing import Any
 
 LOOK_AGAIN = 0.5  # seconds
 LONGEST = 16 << 20  # bytes of a message: whoever writes without end must not fill the reader's memory
@@ -17,16 +15,12 @@ LONGEST = 16 << 20  # bytes of a message: whoever writes without end must not fi
 class Channel:
     """One end: reads lines from one file descriptor and writes lines to the other."""
 
-    def __init__(self, read_fd, write_fd):
-        self._read_fd = read_fd
-        self._write_fd = write_fd
+    def __init__(self, read_fd: int, write_fd: int) -> None:
+        self._read_fd, self._write_fd = read_fd, write_fd
         self._buffer = b""
 
-    def send(self, message, goes_on=lambda: True):
-        """Write one message. Raises BrokenPipeError when nobody can read it.
-
-        Raises TimeoutError where a pipe that does not block is full, and `goes_on()` says to wait no longer.
-        """
+    def send(self, message: Any, goes_on: Callable[[], bool] = lambda: True) -> None:
+        """Write one message. Raises BrokenPipeError, or TimeoutError where the pipe is full and `goes_on()` gives up."""
         data = json.dumps(message).encode() + b"\n"
         while data:
             with contextlib.suppress(BlockingIOError):
@@ -36,11 +30,8 @@ class Channel:
                 raise TimeoutError
             select.select([], [self._write_fd], [], LOOK_AGAIN)
 
-    def receive(self, seconds=None):
-        """Return the next message. Raises TimeoutError after `seconds`, EOFError at the end of the stream.
-
-        Raises ValueError or RecursionError where it is no JSON, nested too deeply, or longer than LONGEST.
-        """
+    def receive(self, seconds: float | None = None) -> Any:
+        """Return the next message. Raises TimeoutError after `seconds`, EOFError, ValueError or RecursionError (no JSON)."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while b"\n" not in self._buffer:
             if len(self._buffer) > LONGEST:
@@ -56,6 +47,6 @@ class Channel:
         # Lone surrogates, which JSON can hold and UTF-8 cannot, become question marks.
         return json.loads(json.dumps(json.loads(line), ensure_ascii=False).encode(errors="replace"))
 
-    def close(self):
+    def close(self) -> None:
         os.close(self._read_fd)
         os.close(self._write_fd)

@@ -35,10 +35,7 @@ WITHOUT_GPU = "; it asks for a GPU, and there is none here: leave the device out
 
 
 def describe(exception):
-    """Return (reason, details): one line for the table, and for whoever wants more `FILE:LINE: ...`, then the traceback.
-
-    It is without the playground's own frames where one of the user's is in it.
-    """
+    """Return (reason, details): a line for the table, and FILE:LINE with a traceback of the user's frames."""
     if is_of_judge(exception):
         return internal_error(exception)
     if type(exception).__name__ == "EmulatorError":  # of a text, in whose lines it says all there is
@@ -70,10 +67,7 @@ def internal_error(exception):
 
 
 def is_of_judge(exception):
-    """Return whether it is a mistake in a line of the judge's, and no code of the user's was running.
-
-    Not what a line raises to say what it expected of the file, nor RuntimeError: torch's, on tensors that the file has made.
-    """
+    """Return whether a line of the judge's failed, and no code of the user's, in another way than by raise or RuntimeError."""
     if not isinstance(exception, Exception) or isinstance(exception, (RuntimeError, MemoryError, OSError)):
         return False
     frames = traceback.extract_tb(exception.__traceback__)
@@ -87,10 +81,7 @@ def is_of_user(file):
 
 
 def _strip(told):
-    """Take the playground's frames out of a TracebackException, and out of those that led to it.
-
-    The last may be one that calls what the variant has built: it is named after that.
-    """
+    """Take the playground's frames out of a TracebackException, and out of those that led to it."""
     last = told.stack[-1:]
     kept = [frame for frame in told.stack if not frame.filename.startswith(OURS) or frame.filename.startswith(GIVEN)]
     if last and last[0].filename == CALLS_OF_COMPILED:
@@ -163,7 +154,6 @@ def _first_line(exception):
 
 
 def _compiler_error(exception):
-    """The compiler's first error, with the line of the Python file that holds the text; all else in the output is noise."""
     text = str(exception)
     match, file, line = _first_error(exception)
     if match:
@@ -179,11 +169,7 @@ def _compiler_error(exception):
 
 
 def _first_error(exception):
-    """(match, file, line) of a compiler's first error; the match is None where none is found.
-
-    Of the Python file that called load_inline: the text's own line, or else that of the call. Where nobody's file called it
-    is that of the compiled text.
-    """
+    """(match, file, line) of a compiler's first error, in the text or at its call; the match is None without one."""
     lines = str(exception).splitlines()
     match = next(filter(None, (COMPILER_ERROR.match(line.strip()) for line in lines)), None)
     if not match:
@@ -199,7 +185,6 @@ def _first_error(exception):
 
 
 def _source_line(exception):
-    """The line that the first error is in, with a caret where the compiler tells the column."""
     match, file, line = _first_error(exception)
     if not match:
         return ""
@@ -217,7 +202,6 @@ def _line_of(file, line):
 
 
 def _caller(exception):
-    """The innermost frame of the user's that an exception passed through; None without one."""
     frames = traceback.extract_tb(exception.__traceback__)
     return next((frame for frame in reversed(frames) if is_of_user(frame.filename)), None)
 

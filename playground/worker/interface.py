@@ -52,12 +52,10 @@ def source_line(kind, name):
 
 
 def _own_method(kind, name):
-    """The function that the user's classes have under a name; None where they leave it to torch.nn.Module."""
     return next((vars(each)[name] for each in _users_classes(kind) if name in vars(each)), None)
 
 
 def _users_classes(kind):
-    """The class and those that it inherits from, without ours and torch's; what is no class is by itself."""
     others = ("playground.worker.candidate", "torch.nn.modules.module", "builtins")
     return [each for each in getattr(kind, "__mro__", (kind,)) if not each.__module__.startswith(others)]
 
@@ -71,11 +69,9 @@ def kept(problem):
 def declared_precision(cls):
     """The class attribute `precision` of a variant that computes in less than float32; None where it declares none."""
     declared = getattr(cls, "precision", "fp32")
-    if declared == "fp32":
-        return None
-    if declared not in PRECISIONS:
+    if declared not in ("fp32", *PRECISIONS):
         raise WrongInterface(f"ModelNew.precision is {declared!r}; expected 'fp32' or one of {', '.join(PRECISIONS)}")
-    return declared
+    return None if declared == "fp32" else declared
 
 
 def copy_weights(model, weights):

@@ -1,9 +1,4 @@
-"""A small part of torch/extension.h for builds of load_inline that need no more of it.
-
-The whole takes most of a build's time: of a text of KernelBench's kind about two thirds. What a text needs is seen from the
-names that it uses, in a fraction of a second. In doubt, the full header is used: for a name that is not known here, and after
-a build that failed with the part. Only judged files are built so; what a user builds is built as torch builds it.
-"""
+"""A small part of torch/extension.h for judged files' builds, by the names in a text; in doubt, the full header is used."""
 
 import hashlib
 import re
@@ -36,10 +31,7 @@ BINDS = re.compile(r"\bPYBIND11_|\bpy::|\bpybind11\b")
 
 
 def folder_for(root, cpp, cuda, has_functions, implicit):
-    """Return the folder, below `root`, of headers that serve these two texts; None where they need the whole, or none.
-
-    `has_functions` says that load_inline adds a binding to the C++ text, `implicit` that it adds torch's headers to both.
-    """
+    """Return the folder, below `root`, of headers that serve these two texts; None where they need the whole, or none."""
     texts = [re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL) for text in (cpp, cuda)]  # without comments
     if not (implicit or any(INCLUDES.search(text) for text in texts)):
         return None

@@ -35,16 +35,11 @@ class Preparing:
     def load(self, problem, settings, place, weights, seed, strict=False, precision=None, share=1.0, secret=0):
         """Make the original and save its weights to the file `weights`. `strict` forbids TF32; `precision` is one of HALF.
 
-        At the problem's own size a `share` of large results is compared, drawn from the seed `secret`.
-
-        Returns {"inputs": [shape, ...], "precision": "tf32", "fp32" or one of HALF, "domain": what all inputs have in common,
-        "varied": whether the contents are others than the problem's own, which are the same in each draw, "unvaried": why they
-        cannot be where they would have to, "checks_itself": whether the file has a check of its own, "has_layouts": whether an
-        input or a parameter has 4 or 5 dimensions, "smaller": {constant: value} of the reduced size}.
-        The precision is `precision` where given; else that of HALF in which all
-        inputs and parameters are, where there are any; else "tf32" where PyTorch's settings permit it to an operator that the
-        model has. What is in 16 bits, and computed in float32 between, is judged by the limits of the latter. "float_outputs"
-        is why outputs have to be float32 and are judged by its limits: in `precision` they would say nothing; else None.
+        At the problem's own size a `share` of large results is compared, drawn from the seed `secret`. Returns {"inputs":
+        [shape, ...], "precision": the given one, or that of HALF in which all tensors are, "tf32" where PyTorch permits it to
+        an operator of the model, or "fp32"; "domain", "varied": whether contents that no draw changes were changed, "unvaried":
+        why they cannot be, "checks_itself", "has_layouts": whether a tensor has 4 or 5 dimensions, "smaller": {constant:
+        value}, "float_outputs": why outputs have to be float32, or None}.
         """
         self.device = torch.device(tensors.PLACES[place])
         timer.clock_for(self.device).keep_memory()  # or page faults would take as long as the reference itself
@@ -78,20 +73,13 @@ class Preparing:
             self.float_outputs_of = precision
             self.oracle = self._oracle(self.model)
         self.precision = of_type if is_all_in and not why else in_float32  # by whose limits outputs are judged
-        return {
-            "inputs": [list(value.shape) if isinstance(value, torch.Tensor) else value for value in own.inputs],
-            "smaller": self.sizes.settings("reduced"),
-            "has_layouts": any(value.dim() in (4, 5) for value in given),
-            "precision": of_type or self.precision,
-            "float_outputs": why,
-            "domain": self.domain.texts,
-            "varied": varies and not unvaried,
-            "unvaried": unvaried,
-            "checks_itself": bool(getattr(self.problem, "check_outputs", None)),
-        }
+        inputs = [list(value.shape) if isinstance(value, torch.Tensor) else value for value in own.inputs]
+        told = {"inputs": inputs, "smaller": self.sizes.settings("reduced"), "precision": of_type or self.precision}
+        told |= {"varied": varies and not unvaried, "unvaried": unvaried, "float_outputs": why, "domain": self.domain.texts}
+        told["has_layouts"] = any(value.dim() in (4, 5) for value in given)
+        return told | {"checks_itself": bool(getattr(self.problem, "check_outputs", None))}
 
     def _says_nothing(self, own, precision):
-        """Why outputs on the problem's own inputs, rounded to a precision, could not be judged; None where they can."""
         in_float32 = Oracle(tensors.copy_model(self.model).float(), self.device, self.emulated, self.sample)
         wide = replace(own, inputs=tensors.in_float32(own.inputs))
         steps = in_float32.rounded_at_each_step(wide, PERTURBATIONS, tensors.HALF[precision])
@@ -122,11 +110,7 @@ class Preparing:
         return {}
 
     def side_effects(self):
-        """Return what the original itself does in a call, so that a variant may do it, too: {"side_effects": [check, ...]}.
-
-        And "state", where its result depends on the calls before, checks.EVAL, where it is another one in eval mode, and
-        "inference_mode" and "double()", where it does not run in that.
-        """
+        """Return {"side_effects": [check, ...] of the original itself, "state", EVAL, and where it does not run}."""
         inputs = tensors.to(tensors.make_inputs(self.sizes.problem("reduced"), 0), self.device)
         content = behaviour.copies(inputs)  # the original may change them
         model, unused = tensors.copy_model(self.model), tensors.copy_model(self.model)
@@ -158,10 +142,8 @@ class Preparing:
     def prepare(self, probe, size, seed, inputs):
         """Make a probe of checks.PROBES at a size ("own", "reduced", ...), save it to the file `inputs`, compute its reference.
 
-        The scaled and the normal probe also get upstream gradients where the original has any. Returns {"differentiable",
-        "unusable", "form", "shapes", "ways"}: why nothing can be learned from the probe, or None; of the outputs, on the
-        problem's own inputs, tensors.form and the shapes; the ways in which references were computed where they could not be in
-        float64, on the device, at once.
+        Returns {"differentiable", "unusable": why it teaches nothing, or None, "form" and "shapes" of the outputs, "ways" in
+        which references were computed other than in float64 on the device, at once}.
         """
         problem = self.sizes.problem(size)
         why = self.domain.forbids(probe.removesuffix(checks.AT_OWN_SIZE))
@@ -192,10 +174,7 @@ class Preparing:
         return {"differentiable": differentiable, "unusable": unusable, "ways": ways, **of_outputs}
 
     def tells_nothing(self):
-        """Return {"why": the outputs on the problem's own inputs tell no model from a constant, or from no operation; or None}.
-
-        Where only samples of them are kept, they are compared within one probe.
-        """
+        """Return {"why": the outputs on the problem's own inputs tell no model from a constant or no operation; or None}."""
         names = [name for name in checks.FORWARD_PROBES if name in self.references]
         outputs = {name: self.references[name][0] for name in names}
         own = [reference.float64 for reference in outputs["own"]]
@@ -203,11 +182,9 @@ class Preparing:
             return {"why": f"the problem's own outputs are finite nowhere in {self.precision}, so a constant would be right"}
 
         def are(given, name):
-            """Whether these tensors would pass for the outputs on a probe."""
             return all(reference.takes(value) for reference, value in zip(outputs[name], given, strict=True))
 
         def are_inputs(name):
-            """Whether each output would be one of the inputs."""
             inputs = [tensors.as_real(value) for value in self._with_inputs(name).inputs if tensors.differentiable(value)]
             return all(any(map(reference.takes, inputs)) for reference in outputs[name])
 
@@ -220,7 +197,6 @@ class Preparing:
         return {"why": None}
 
     def _prepare(self, probe, problem, seed, inputs):
-        """Whether the probe has gradients."""
         drawing, made, oracle, eager = self._made(probe, problem, seed)
         if probe in checks.FRESH:
             reference, eager = oracle.reference(made), oracle.sampled(made, eager)
@@ -250,10 +226,8 @@ class Preparing:
             permitted += oracle.rounded_at_each_step(made, len(permitted), torch.get_autocast_dtype(self.device.type))
         others = self._of_other_inputs(made, problem, drawing, reference)
         self._keep(made, drawing, inputs)
-        ties = self._later(Oracle.ties, probe, reference)
-        self.references[probe] = references_of(
-            reference, eager, permitted, others, self._later(Oracle.decisions, probe, reference), ties
-        )
+        near = (self._later(find, probe, reference) for find in (Oracle.decisions, Oracle.ties))
+        self.references[probe] = references_of(reference, eager, permitted, others, *near)
         if made.clean:
             clean = oracle.reference(replace(made, inputs=made.clean))
             self.references[probe] = special.references(reference, clean, eager, permitted, made.inputs), {}
@@ -273,10 +247,7 @@ class Preparing:
             self.probes[probe.name] = probes.Probe(**tensors.load(file, mapped=True))
 
     def _made(self, probe, problem, seed):
-        """(its Drawing, the probe, the oracle of its weights, the whole Results in eager PyTorch).
-
-        Values stay positive where the problem's are and the original has no finite result, or raises, otherwise.
-        """
+        """(its Drawing, the probe, the oracle of its weights, whole eager Results), positive where the original needs it."""
         for positive in (False, True) if self.domain.is_positive else (False,):
             drawing = probes.Drawing(probe, seed, positive, self.domain.plain)
             made = drawing.make(problem, self.device, dict(self.model.named_parameters()))  # a billion take seconds on a CPU
@@ -302,8 +273,6 @@ class Preparing:
         return [oracle.eager(replace(made, inputs=inputs, upstream=None)).outputs for inputs in more]
 
     def _later(self, find, probe, reference):
-        """Return a function that gives what `find` (Oracle.decisions or ties) does on a probe, looked for when first called."""
-
         def found():
             made = self._with_inputs(probe)
             return find(self.oracle_of(made), made, reference)
@@ -329,9 +298,6 @@ class Preparing:
         self.probes[probe], self.references[probe] = replace(made, inputs=[], upstream=None), references
 
     def _timed_probe(self, name, mode, seed):
-        """(the probe with the content that workload.Workload makes of `seed` in `mode`, its Results in eager PyTorch, all of
-        the outputs).
-        """
         probe = probes.Probe(name, fresh_inputs(self.problem, seed, self.device))
         eager = self.oracle.whole(probe)
         if mode == "forward":
@@ -342,7 +308,6 @@ class Preparing:
         return probe, self.oracle.eager(probe), eager.outputs
 
     def _with_inputs(self, probe):
-        """The probe of that name; inputs that no file holds are drawn again."""
         return self.drawn_again.get(probe, lambda: self.probes[probe])()
 
     def oracle_of(self, probe):
@@ -360,7 +325,6 @@ class Preparing:
         return FloatOutputs(*given, self.float_outputs_of) if self.float_outputs_of else Oracle(*given)
 
     def _runs(self, problem):
-        """Whether the original runs on the problem's inputs; what it raises comes through."""
         model = tensors.copy_model(self.model)  # a call may change it, such as running statistics
         with torch.no_grad():
             model(*tensors.to(tensors.inputs_of(problem), self.device))

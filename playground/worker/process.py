@@ -43,18 +43,10 @@ PATIENCE = 10  # times its limit: as long may one take by the clock that gets no
 SHOWN_BYTES = 8000  # of what a worker prints
 COMPILERS = re.compile(r"nvcc|cicc|ptxas|cudafe\+\+|ninja|cc1(plus)?|clang.*|.*g\+\+(-\d+)?|as|ld|collect2")
 # What a request of a variant's is, for a time limit's message.
-PHASES = {
-    "load": "while its file is loaded, where extensions are built",
-    "build": "in the first call of forward",
-    "run": "in forward",
-    "differentiate": "in forward and backward",
-    "try_out": "in a call of the side-effect checks",
-    "work": "in forward",
-    "time": "in a timed call",
-    "join_outer": "in a timed call",
-    "ready_outer": "in a timed call",
-    "call_outer": "in a timed call",
-}
+PHASES = dict.fromkeys(("time", "join_outer", "ready_outer", "call_outer"), "in a timed call")
+PHASES |= {"load": "while its file is loaded, where extensions are built", "build": "in the first call of forward"}
+PHASES |= dict.fromkeys(("run", "work"), "in forward") | {"differentiate": "in forward and backward"}
+PHASES |= {"try_out": "in a call of the side-effect checks"}
 OF_SIGNALS = 128  # an exit status beyond it, of a process in a sandbox, is a signal's number and this
 
 FOR_A_GPU, LEAST_PROCESSORS = 2, 4  # that compilers leave to what is timed there; that are needed for both
@@ -80,12 +72,11 @@ def _variables(environment):
     return {**os.environ, "PYTHONPATH": path, **(environment or {})}
 
 
-class WorkerProcess:
-    """A process that answers requests one at a time, each to the thread that asked. As a context manager, it ends the process.
+class WorkerProcess(contextlib.AbstractContextManager):
+    """A process of a `role`, a module of playground.worker, that answers one request at a time within `limit` seconds.
 
-    Its `role` is "candidate", "referee", "baselines", or "compiler", which needs no PyTorch: the module of playground.worker
-    whose class answers. A request may take `limit` seconds. `environment` is added to this process's environment.
-    `bears_a_gpu` says that it disturbs nothing on a GPU. It runs in the `room`, a sandbox.Room, where there is one.
+    `environment` is added to this process's. `bears_a_gpu`: it disturbs nothing on a GPU. It runs in the `room`, a
+    sandbox.Room, where there is one. As a context manager, it ends the process.
     """
 
     def __init__(self, role, limit, environment=None, bears_a_gpu=False, room=None):
@@ -179,18 +170,12 @@ class WorkerProcess:
                 psutil.Process(pid).nice(niceness)
 
     def keep_compilers_off(self):
-        """Leave two processors to what is timed on a GPU, so that this worker's compilers go on beside it; the worker does not.
-
-        Where there are too few processors, nothing changes.
-        """
-        if len(usable := sorted(usable_processors())) >= LEAST_PROCESSORS and hasattr(psutil.Process, "cpu_affinity"):
+        """Leave two of enough processors to what is timed on a GPU, so that this worker's compilers go on beside it."""
+        if len(usable := sorted(usable_processors())) >= LEAST_PROCESSORS:
             for pid in families([self._process]):
                 with contextlib.suppress(psutil.Error):
                     psutil.Process(pid).cpu_affinity(usable[FOR_A_GPU:])
             self.compilers_go_on = True
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *exception):
         self.close()
@@ -210,9 +195,8 @@ class WorkerProcess:
     def ask(self, what, **arguments):
         """Return the reply to the request `what`, a method of its role: a record of replies.FORMS, or a dict.
 
-        Raises WorkerFailure when the request raised, the process died or ended, the limit passed while it was not paused, or
-        what came is no reply (a judged file can write to the pipe); in all but the first case the process is gone and every
-        further request fails.
+        Raises WorkerFailure when the request raised, the process ended, the limit passed, or what came is no reply; but in the
+        first case the process is gone.
         """
         request, failed = f"{self.role}.{what}", functools.partial(WorkerFailure, role=self.role)
         with self._asking:
@@ -248,7 +232,6 @@ class WorkerProcess:
             raise failed("wrote something that is no reply into its connection to the driver", self.output())
 
     def _receive(self):
-        """The reply. Raises TimeoutError after the limit's seconds, in which the process was neither paused nor starved."""
         granted, began = Granted(), self._unpaused()
         seen = began
         while True:
@@ -262,7 +245,6 @@ class WorkerProcess:
                     raise
 
     def _whereabouts(self):
-        """Where the emulator is in a kernel, as the end of a sentence; "" where none runs."""
         send(families([self._process]), CALL_OFF)  # a sandbox's own processes ignore it, as compilers do
         try:
             reply = self._channel.receive(SECONDS_TO_ANSWER)
@@ -274,7 +256,6 @@ class WorkerProcess:
         return ""
 
     def _phase(self, what):
-        """What the process is busy with, as the end of a sentence."""
         for pid in families([self._process]):
             with contextlib.suppress(psutil.Error):
                 if COMPILERS.fullmatch(name := psutil.Process(pid).name()):
@@ -343,10 +324,7 @@ class WorkerProcess:
 
 
 def _part_of(file, count):
-    """The first `count` bytes of a file as a text, or, where it is negative, the last; "" of one that is closed.
-
-    The process writes to the file at the place that both have in common, which is left where it is.
-    """
+    """The first `count` bytes of a file as a text, or, if negative, the last, without moving its shared place."""
     if file.closed:
         return ""
     start = max(0, os.fstat(file.fileno()).st_size + count) if count < 0 else 0
@@ -358,19 +336,16 @@ def in_which_block(reason):
     found = re.match(r"(?P<place>.*?:\d+: )?time limit: .*?(?P<begun>\d+) of its (?P<all>\d+) blocks were begun,", reason)
     if not found:
         return reason
-    return (
-        f"{found['place'] or ''}in block {found['begun']} of {found['all']}: make it smaller with --set, or raise --time-limit"
-    )
+    where = f"{found['place'] or ''}in block {found['begun']} of {found['all']}"
+    return f"{where}: make it smaller with --set, or raise --time-limit"
 
 
 @contextlib.contextmanager
 def pause_others(but, on_gpu=False, beside_compilers=False):
     """Stop all workers of this process except those in `but`, and what they started, compilers too: something is timed.
 
-    If it is timed on a GPU, those that bear it go on; `beside_compilers`, also compilers that were kept off its processors.
-
-    One thread at a time, which may have one within another; the others' new workers wait. Seconds in which a worker is
-    paused count against no time limit.
+    If `on_gpu`, those that bear it go on; `beside_compilers`, also compilers that were kept off its processors. One thread at a
+    time, also within another; paused seconds count against no limit.
     """
     with _alone:
         with _living_lock:
@@ -403,10 +378,7 @@ def submit(pool, call, *arguments):
 
 
 def kill_all(of=None):
-    """End every worker, or those of an `owner`, from any thread; requests under way then fail.
-
-    The owner can start no more workers, so that its threads end.
-    """
+    """End every worker, or those of an `owner`, which can start no more, from any thread; requests under way then fail."""
     if of is not None:
         _over.add(of)
     with _living_lock:

@@ -1,7 +1,4 @@
-"""The worker's role that has the reference: it makes the inputs and compares raw outputs with float64.
-
-It runs the original alone. No candidate's file is ever loaded into this process.
-"""
+"""The worker's role that runs the original alone: it makes the inputs and compares raw outputs with float64."""
 
 import contextlib
 import functools
@@ -46,11 +43,7 @@ class Referee(Preparing):
         return super().load(*given, **named)
 
     def outer_open(self, side, shared, mode, declared, calls):
-        """Prepare the outer clock of a mode for a side, with up to so many calls a turn. Returns what the side has to know.
-
-        See clock.referee.OnGpu and OnCpu, which answer further requests; `shared` is the path of a process's own memory, for a
-        CPU; `declared` is what the variant is permitted, as in compare_outputs.
-        """
+        """Prepare the outer clock of a mode for a side, and return what the side has to know; see clock.referee."""
         if not self.outer:
             step = step_of(mode)
             references = self._permitting(self.timed[step], declared)
@@ -95,14 +88,10 @@ class Referee(Preparing):
     def compare_outputs(self, probe, file, declared=None, remark=True, suspects=None):
         """Return {"max_error", "allowed", "eager_error", "permitted_error", "complaint", "note", ...} of the outputs in a file.
 
-        "stale" says that they are those of the weights before the probe's step, "swallowed" where they are finite and the
-        original's are not, "leaked" that the opposite is where it must not be, "small" that small values are lost, "uniform"
-        that each of the original's is the same everywhere, "decided" that one is right for near ties of rounding alone.
-
-        `declared` is the precision that the variant says it computes in, or what else is permitted: see _permitting. With
-        `remark` a complaint ends with where the result is wrong and how that came about, which takes several further
-        references; "diagnosis" are the lines of a picture. `suspects` are the precisions that the variant may have
-        computed in; None: any.
+        "stale": right without the probe's step; "swallowed", "leaked": finite where the original is not, or the reverse;
+        "small": small values are lost; "uniform": the original's are the same everywhere; "decided": right for near ties alone.
+        For `declared` see _permitting. With `remark` a complaint ends with where and how it is wrong, in one of the precisions
+        `suspects`, and "diagnosis" has the lines of a picture.
         """
         expected, _ = self._permitting(probe, declared)
         uniform = all(is_uniform(reference.float64) for reference in expected)
@@ -138,16 +127,14 @@ class Referee(Preparing):
         return compared | unseen | seen
 
     def _lost_small_values(self, probe, references, names, actual):
-        """What is wrong with small values of right outputs, which float32 keeps in any order of adding; None without any."""
         if not any(map(Reference.lost, references, actual)):
             return None
         for i, (reference, name, value) in enumerate(zip(references, names, actual, strict=True)):
             reordered = (each.outputs[i] for each in self._lowered(probe, classes.FLOAT32))
             if lost := reference.permitting(*reordered).lost(value):
                 share, given, true = lost
-                return (
-                    f"{share:.0%} of {name} are small values without a right digit, such as {given:.3g} instead of {true:.3g}"
-                )
+                said = f"{share:.0%} of {name} are small values without a right digit"
+                return f"{said}, such as {given:.3g} instead of {true:.3g}"
         return None
 
     def own_check(self, probe, file):
@@ -166,10 +153,7 @@ class Referee(Preparing):
             return {"complaint": f"it raises {reason}" + (f" ({place[1]})" if place else "")}
 
     def _results(self, probe, file):
-        """What a variant's process wrote, a few times as long as the reference at most, or the Results. Raises NotTensors.
-
-        What is large is on the device where there is room.
-        """
+        """What a variant's process wrote, a few times the reference's length at most, or the Results. Raises NotTensors."""
         outputs, gradients = self.references[probe]
         elements = sum(reference.float64.numel() for reference in (*outputs, *gradients.values())) / self.sample.share
         most = BYTES_OF_ELEMENT * elements + SLACK
@@ -191,10 +175,7 @@ class Referee(Preparing):
         return self.oracle.sampled(self.probes[probe], results) if self.sample.is_part else results
 
     def _far_from_eager(self, probe, references, names, actual):
-        """What is wrong with large outputs where no reference is kept. They are compared with eager PyTorch, less exactly.
-
-        Not so of a NaN or an infinity: how far one may reach is known of the sample alone.
-        """
+        """What is wrong with large outputs, NaN and infinities apart, compared with eager where no reference is kept."""
         made = self._with_inputs(probe)
         whole = [] if made.clean else self.oracle_of(made).whole(made).outputs
         for reference, name, eager, given in zip(references, names, whole, actual, strict=not made.clean):
@@ -206,10 +187,6 @@ class Referee(Preparing):
         return None
 
     def _stale_weights(self, probe, actual):
-        """The weights of which the outputs are right without the probe's step, in words; None where there are none.
-
-        All of them, or those that are packed as a rule, the matrices, or the others alone.
-        """
         step = self.probes[probe].step
         matrices = frozenset(name for name, change in step.items() if change.dim() > 1)
         for stale in dict.fromkeys(filter(None, (frozenset(step), matrices, frozenset(step) - matrices))):
@@ -219,11 +196,7 @@ class Referee(Preparing):
         return None
 
     def compare_gradients(self, probe, file, declared=None, shared=False):
-        """Return {name: {"max_error", "allowed", "eager_error", "complaint", "decided"}} of the gradients in a file.
-
-        `declared` is as above; with `shared` only those count whose name and shape both models have; "decided" says that a
-        gradient is right for near decisions alone (see tolerance.py).
-        """
+        """Return {name: comparison} of the gradients in a file; with `shared` of those with names and shapes of both."""
         _, expected = self._permitting(probe, declared)
         try:
             given = self._sampled(probe, self._results(probe, file))
@@ -245,10 +218,7 @@ class Referee(Preparing):
         return {name: self._graded_gradient(probe, name, reference, found.get(name)) for name, reference in expected.items()}
 
     def _graded_gradient(self, probe, name, reference, actual):
-        """The comparison of a gradient, with its "class" where it is not as exact as the limit asks; None where it is.
-
-        TF32 that is rounded in another way, or cut, is what PyTorch's own libraries give where they may: as PyTorch.
-        """
+        """The comparison of a gradient, with its "class" where it is less exact than the limit, or than TF32 in any way."""
         compared = reference.compare(f"the gradient of {name}", actual)
         if not compared.complaint or compared.unjudged or compared.max_error is None:
             return vars(compared) | {"class": None}
@@ -278,11 +248,7 @@ class Referee(Preparing):
         return {"class": found}
 
     def _permitting(self, probe, declared):
-        """The references of a probe for a variant of which more than the strict limit is permitted.
-
-        `declared` is the precision that it says it computes in, "float32" for any order of adding, or the error that the
-        caller accepts.
-        """
+        """The references of a probe for a `declared` precision, "float32" in any order, or error that the caller accepts."""
         outputs, gradients = self.references[probe]
         if isinstance(declared, float):
             accepted = {name: reference.accepting(declared) for name, reference in gradients.items()}
@@ -320,18 +286,14 @@ class Referee(Preparing):
         return accuracy.likely_precision(self.references[probe][0][i].float64, tensors.as_real(actual), lowered)
 
     def _diagnosis(self, comparison, i, probe, actual, allowed):
-        """The Diagnosis of output `i` of a probe; None where it has another form, or where only a sample of it is kept."""
         reference = self.references[probe][0][i]
         found = self._diagnosed(reference, probe, actual, allowed)
-        like = (
-            self._mutant_like(i, probe, tensors.as_real(actual), allowed * reference.spread)
-            if found and not found.how
-            else None
-        )
+        if not found or found.how:
+            return found
+        like = self._mutant_like(i, probe, tensors.as_real(actual), allowed * reference.spread)
         return replace(found, how=f"this is what the original gives with '{like}'") if like else found
 
     def _diagnosed(self, reference, probe, actual, allowed):
-        """The Diagnosis of what is to be as a reference of a probe; None where there is none, as above."""
         actual = tensors.as_real(actual) if isinstance(actual, torch.Tensor) else None
         if allowed is None or self.sample.is_part or actual is None or actual.shape != reference.float64.shape:
             return None
@@ -339,7 +301,6 @@ class Referee(Preparing):
         return diagnosis.diagnose(actual, reference.float64, allowed * reference.spread, shapes)
 
     def _mutant_like(self, i, probe, actual, allowed):
-        """The name of the wrong version of the original that gives this output, to rounding; None without one."""
         made = replace(self._with_inputs(probe), upstream=None, wanted_inputs=())
         oracle, latest = self.oracle_of(made), time.monotonic() + SECONDS_FOR_MUTANTS
         inputs = tensors.to(made.inputs, self.device)
@@ -353,10 +314,7 @@ class Referee(Preparing):
         return None
 
     def mutants(self, probes, gradients, declared, seed):
-        """Run wrong versions of the original through these probes: {"counted", "rejected", "survivors": [name, ...]}.
-
-        `gradients` says whether theirs are compared; `seed` is of the inputs that tell which ones differ.
-        """
+        """Run wrong versions of the original through these probes, with `gradients` or without. See judge.mutants.score."""
         exams = []
         for name in probes:
             expected, of_gradients = self._permitting(name, declared)

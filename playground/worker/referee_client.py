@@ -29,10 +29,10 @@ def describe_machine(limit=300.0):
 
 
 class RefereeClient:
-    """The referee of one model at one size: a process that knows the right results on every probe. Threads may share it.
+    """The referee of one model at one size, which threads may share.
 
-    `folder` holds the tensors that are exchanged; what variants are to see of them is in `given`, below it. `original` are the
-    arguments of `referee.load` but for the weights. A request may take `limit` seconds.
+    `folder` holds the tensors that are exchanged, `given`, below it, what variants see of them. `original` are the arguments of
+    `referee.load` but for the weights; a request may take `limit` seconds.
     """
 
     def __init__(self, original, folder, probe_seed, limit):
@@ -46,8 +46,7 @@ class RefereeClient:
         self.float_outputs = None  # why a variant's outputs have to be float32 where its inputs are not
         self.smaller = {}  # constants of a size that the emulator computes in seconds
         self.tells_nothing = None  # why the original's outputs cannot tell a right variant from one that does nothing
-        self._original = original
-        self._probe_seed = probe_seed
+        self._original, self._probe_seed = original, probe_seed
         self._limit, self._is_closed = limit, False
         self._worker = WorkerProcess("referee", limit, UNTIMED)
         self._lock = threading.RLock()
@@ -72,10 +71,7 @@ class RefereeClient:
         return sized_up(self.worker, self._original)
 
     def load(self, share=1.0):
-        """Return what referee.load does, which is all that the original's other processes need. Raises WorkerFailure.
-
-        A `share` of large results is kept and compared; it is another secret than the probes' seeds.
-        """
+        """Return what referee.load does, comparing a `share` of large results by another secret seed. Raises WorkerFailure."""
         self._limit_memory()
         secret = untrusted.new_seed(63)
         description = self.ask("load", **self._original, weights=self.weights, share=share, secret=secret)

@@ -9,9 +9,7 @@ from playground.serial import Amount, Number, load
 
 @dataclass(frozen=True)
 class Loaded:
-    """The declared precision, how the variant came by its weights, with what differs from the original's, and whether the
-    type of its outputs can be chosen.
-    """
+    """Declared precision, how it came by its weights, what differs, whether the type of outputs can be chosen."""
 
     precision: str | None
     weights: str

@@ -1,7 +1,6 @@
-"""Where an untrusted file runs: a worker under bubblewrap, which sees what it needs and writes to two folders of its own.
+"""Where an untrusted file runs: under bubblewrap, with compilers, two folders to write to, no network, nothing of the user's.
 
-It has no network, its own processes, a /tmp and a home that are empty, and none of this user's environment but what is listed
-here. Compilers run inside, too. docs/what_a_pass_proves.md says what that stops, and what it does not.
+docs/what_a_pass_proves.md says what that stops, and what it does not.
 """
 
 import contextlib
@@ -56,18 +55,11 @@ GPU = ("nvidiactl", "nvidia[0-9]*", "nvidia-uvm*", "nvidia-caps*", "dri", "dxg")
 
 # Control groups, which only root may make on most systems: hierarchies, with the files that hold which limit. RLIMIT_NPROC
 # does not bind root.
-GROUPS = {
-    "/sys/fs/cgroup": {"pids.max": "processes", "memory.max": "memory"},
-    "/sys/fs/cgroup/pids": {"pids.max": "processes"},
-    "/sys/fs/cgroup/memory": {"memory.limit_in_bytes": "memory"},
-}
+GROUPS = {"/sys/fs/cgroup": {"pids.max": "processes", "memory.max": "memory"}}
+GROUPS |= {"/sys/fs/cgroup/pids": {"pids.max": "processes"}, "/sys/fs/cgroup/memory": {"memory.limit_in_bytes": "memory"}}
 # Files of a group that count what the kernel did at a limit: the counter's name, and the limit's. Whoever is killed for the
 # memory may be a child that its parent does not wait for, and what is left keeps below the limit.
-EVENTS = {
-    "pids.events": ("max", "processes"),
-    "memory.events": ("oom_kill", "memory"),
-    "memory.oom_control": ("oom_kill", "memory"),
-}
+EVENTS = {"pids.events": ("max", "processes"), **dict.fromkeys(("memory.events", "memory.oom_control"), ("oom_kill", "memory"))}
 GROUP = "playground-"  # begins a group's name; the driver's process id follows
 RUN = "playground-run-"  # begins the name of the folder of a run
 MOST_KEPT, MOST_KEPT_BYTES = 32, 64 << 20  # folders; bytes of one
@@ -86,9 +78,7 @@ SAID = {
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes of memory, of all processes together; their number, threads included; bytes of a file, of all that both folders
-    hold, of /tmp and /dev/shm; open files of a process.
-    """
+    """Bytes of memory of all processes, their number with threads, bytes of a file, both folders and /tmp, open files."""
 
     memory: int
     processes: int
@@ -100,14 +90,10 @@ class Limits:
     def describe(self, name):
         """Return 'files of up to 8 GiB'."""
         size = f"{getattr(self, name) / GIB:.3g} GiB"
-        return {
-            "memory": f"{size} of memory",
-            "processes": f"{self.processes} processes and threads",
-            "file": f"files of up to {size}",
-            "folder": f"{size} and {MOST_ENTRIES} files in the folders of its own",
-            "scratch": f"{size} in /tmp and in /dev/shm",
-            "open_files": f"{self.open_files} open files",
-        }[name]
+        told = {"memory": f"{size} of memory", "processes": f"{self.processes} processes and threads"}
+        told |= {"file": f"files of up to {size}", "scratch": f"{size} in /tmp and in /dev/shm"}
+        told |= {"folder": f"{size} and {MOST_ENTRIES} files in the folders of its own"}
+        return (told | {"open_files": f"{self.open_files} open files"})[name]
 
     def of_process(self):
         """Return what a worker sets for itself before it loads a file: {name in the module resource: limit}."""
@@ -161,13 +147,10 @@ def has_gpu():
 
 
 class Room:
-    """What one judged file is given: it sees `shown`, files and folders, at their own paths, and can write to two folders.
+    """What one judged file is given: it sees `shown` at their own paths, and can write to `exchange` and `builds`, made new.
 
-    Of these `exchange` is for its results and `builds` for its extensions; both are made new, in the folders named so. Every
-    process of the file runs in the same room, and no other file does. `close` removes them. Raises NoRoom where the disk is
-    full.
-
-    `key` says that the builds are kept for the next room of this key: who has the same files, which nobody else has written to.
+    Every process of the file runs in the same room. `close` removes both folders; `key` says that the builds are kept for the
+    next room of this key, of the same files. Raises NoRoom where the disk is full.
     """
 
     def __init__(self, shown, exchange, builds, key=None):
@@ -212,10 +195,7 @@ class Room:
         return folder
 
     def close(self, keep=False):
-        """Remove both, whatever names, modes and depths a file has left there. Safe to call twice.
-
-        `keep` leaves builds that have a key where they are, unless they are large.
-        """
+        """Remove both folders, but builds that have a key if `keep`, unless large. Safe to call twice."""
         for group in self._groups:
             for _ in range(40):  # the last process may be seen to end a moment before it leaves its group
                 with contextlib.suppress(OSError):
@@ -271,10 +251,7 @@ class Room:
             admitted |= new
 
     def reached(self, pid, outputs=()):
-        """Return the limit that the processes below `pid` have reached, in words, or None. To be called again and again.
-
-        `outputs` are the files into which they print.
-        """
+        """Return the limit that the processes below `pid` have reached, which print to `outputs`, or None."""
         self._looks += 1
         if any(512 * os.fstat(each.fileno()).st_blocks > MOST_PRINTED for each in outputs):
             return f"{MOST_PRINTED >> 20} MiB of output"
@@ -331,7 +308,6 @@ def _no_room(folder, builds):
 
 
 def _groups(name, limits):
-    """Control groups with these limits, where this user may make them."""
     for parent, files in GROUPS.items():
         group = Path(parent) / f"{GROUP}{os.getpid()}-{name}"
         if not (group.parent / "cgroup.procs").exists():
@@ -398,7 +374,6 @@ def _programs():
 
 
 def _existing(paths):
-    """Those that exist, but for what is visible anyway, the outer ones first."""
     return [path for path in sorted(paths) if path.exists() and not path.is_relative_to("/usr")]
 
 
@@ -415,7 +390,6 @@ def _folders_in(variable):
 
 
 def _proportional(process):
-    """Bytes of memory of a psutil.Process, of which what it shares with others counts in part."""
     with contextlib.suppress(psutil.Error):
         return process.memory_full_info().pss
     return 0

@@ -1,7 +1,7 @@
-"""A process that has imported PyTorch and forks workers: such a worker starts in some 20 ms, a new process in two seconds.
+"""A process that has imported PyTorch and forks workers in some 20 ms, where a new process takes two seconds.
 
-It loads no file of a user's, keeps no thread and initialises no CUDA. Where a library leaves it a thread, it forks nothing, and
-workers are new processes. So are those in a sandbox, where a judged file could change the server of those after it.
+It loads no file of a user's, keeps no thread and initialises no CUDA. Where a library leaves it a thread, and in a sandbox,
+whose file could change it, workers are new processes.
 """
 
 import contextlib
@@ -37,21 +37,15 @@ _lock = threading.Lock()
 
 def start(environment):
     """Return the Server whose workers have this environment, which is started where there is none; None where none can be."""
-    if sys.platform != "linux":
-        return None
     early = {name: value for name, value in environment.items() if not any(fnmatch.fnmatch(name, each) for each in READ_LATE)}
     key = os.getpid(), *sorted(os.sched_getaffinity(0)), *sorted(early.items())
     with _lock:
         if key not in _servers:
             for oldest in list(_servers)[: 1 - MOST or None]:
-                _close(_servers.pop(oldest))
+                if server := _servers.pop(oldest):
+                    server.close()
             _servers[key] = Server(environment, lambda: _servers.update({key: None}))
         return _servers[key]
-
-
-def _close(server):
-    if server:
-        server.close()
 
 
 class Server:
@@ -208,7 +202,9 @@ def _is_forkable():
 
 
 def _work(parent, of_server, control, output, errors, request, reply, shared):
-    """Be the worker that the first message on `request` describes."""
+    import numpy
+    import torch
+
     from playground.worker.__main__ import main as answer
 
     os.setsid()
@@ -225,18 +221,10 @@ def _work(parent, of_server, control, output, errors, request, reply, shared):
     os.chdir(given["folder"])
     sys.path[0], tempfile.tempdir = given["folder"], None
     sys.argv[1:] = [*map(str, (request, reply, shared, parent)), "{}", given["role"]]
-    _seed()
-    answer(channel, shared, parent, {}, given["role"])
-
-
-def _seed():
-    """Seed all generators by chance, as those of a new process are."""
-    import numpy as np
-    import torch
-
-    random.seed()
-    np.random.seed()
+    random.seed()  # and the others, by chance, as those of a new process are
+    numpy.random.seed()
     torch.default_generator.seed()
+    answer(channel, shared, parent, {}, given["role"])
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ import os
 import select
 import signal
 import time
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from playground.judge.failure import GOES_ON
 from playground.machine.load import family, standing
@@ -20,15 +22,15 @@ END_SECONDS = 10.0  # in which killed processes end, one that frees a GPU's memo
 class Stopped:
     """Processes that stand still, with all that they started."""
 
-    def __init__(self, processes):
+    def __init__(self, processes: Iterable[Any]) -> None:
         self._processes = processes
         self.family = families(processes, standing)
 
-    def stop(self):
+    def stop(self) -> None:
         """Stop those that are known, at once."""
         send(self.family, signal.SIGSTOP)
 
-    def has_grown(self):
+    def has_grown(self) -> bool:
         """Stop all that they have started since. Returns whether there was any."""
         known = set(self.family)
         while new := families(self._processes, standing) - self.family:
@@ -36,7 +38,7 @@ class Stopped:
             self.family |= new
         return self.family != known
 
-    def used(self):
+    def used(self) -> dict[int, float]:
         """Return {pid: milliseconds of processor time} of those that are known, all threads together."""
         found = {}
         for pid in self.family:
@@ -44,21 +46,15 @@ class Stopped:
                 found[pid] = time.clock_gettime((~pid << 3) | CPUCLOCK_SCHED) * 1e3
         return found
 
-    def since(self, before):
-        """Return the milliseconds that they have used since `used` gave this: none, where they have stood still.
-
-        Raises OSError where one has ended, as none does that stands still.
-        """
+    def since(self, before: dict[int, float]) -> float:
+        """Return the milliseconds that they have used since `used` gave this. Raises OSError where one ended."""
         now = self.used()
         if before.keys() - now.keys():
             raise OSError(GOES_ON)
         return sum(used - before.get(pid, used) for pid, used in now.items())
 
-    def is_still(self):
-        """Return whether each thread of those that are known is stopped, or has ended.
-
-        Of a process under a debugger's eyes SIGSTOP may stop one thread alone, and what the kernel does for a thread goes on.
-        """
+    def is_still(self) -> bool:
+        """Return whether each thread known is stopped, by a debugger perhaps not all, or has ended."""
         for pid in self.family:
             for file in Path(f"/proc/{pid}/task").glob("*/stat"):
                 with contextlib.suppress(OSError):
@@ -66,7 +62,7 @@ class Stopped:
                         return False
         return True
 
-    def settled(self):
+    def settled(self) -> dict[int, float]:
         """Return what `used` does once they stand still. Raises OSError where they do not within SETTLE_SECONDS."""
         latest = time.monotonic() + SETTLE_SECONDS
         while not self.is_still():
@@ -76,7 +72,7 @@ class Stopped:
         return self.used()
 
     @contextlib.contextmanager
-    def still(self):
+    def still(self) -> Iterator[None]:
         """Raise OSError where they do not stand still meanwhile: a timer's SIGCONT, say, has them go on, and stop again."""
         stood = self.settled()
         yield
@@ -85,13 +81,13 @@ class Stopped:
         if ran := self.since(stood):
             raise OSError(f"{GOES_ON}: they used {ran:.3g} ms of processor time")
 
-    def go_on(self):
+    def go_on(self) -> None:
         """Have all of them go on."""
         send(self.family, signal.SIGCONT)
 
 
 @contextlib.contextmanager
-def end_awaited(pid):
+def end_awaited(pid: int) -> Iterator[None]:
     """Wait, when the block is left, until a process has ended: a sandbox's first does so when all others there have."""
     try:
         descriptor = os.pidfd_open(pid)
@@ -105,23 +101,19 @@ def end_awaited(pid):
         os.close(descriptor)
 
 
-def kill_family(process):
+def kill_family(process: Any) -> None:
     """End a Popen or Forked that has a session of its own, and everything it started."""
     send(families([process]), signal.SIGKILL)
     process.wait()
 
 
-def families(processes, but=()):
-    """The process ids of Popens that have sessions of their own, and of everything they started.
-
-    Those are their trees, since compilers run in process groups of their own, and their sessions: when a process is dead
-    already, what it started has another parent but is still there.
-    """
+def families(processes: Iterable[Any], but: Collection[int] = ()) -> set[int]:
+    """The process ids of Popens that have sessions of their own, and of everything in their trees and sessions."""
     alive = {process.pid for process in processes if process.returncode is None}  # a number may be another's afterwards
     return family(alive, {process.pid for process in processes}, but)
 
 
-def send(pids, number):
+def send(pids: Iterable[int], number: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)

@@ -1,7 +1,6 @@
 """What a run takes over of an earlier one."""
 
 import dataclasses
-import operator
 
 import pytest
 
@@ -9,12 +8,13 @@ from playground import catalog
 from playground.driver import measurement, plan
 from playground.driver.task import Options
 from playground.report import document
+from playground.worker.referee_client import describe_machine
 
 
 @pytest.fixture(scope="module")
 def described():
     """What every run says of this machine: a process looks, which takes seconds."""
-    return measurement._Record([], Options(), None, None, operator.call)._described
+    return describe_machine()
 
 
 @pytest.fixture
@@ -22,9 +22,11 @@ def record(described):
     """The record of a run over alexnet_conv1's native variant."""
     model = catalog.find_model("alexnet_conv1")
     tasks = plan.of_variants(model, [catalog.find_variant(model, "cpu_polyphase_winograd")], [{}], Options(device="cpu"))
-    made = measurement._Record(tasks, Options(quick=True), None, lambda report: None, operator.call)
-    made._described = described
-    return made
+
+    def ask(function, *arguments):
+        return described if function is describe_machine else function(*arguments)
+
+    return measurement.Record(tasks, Options(quick=True), None, lambda report: None, ask)
 
 
 def skipped(task):
@@ -36,7 +38,7 @@ def earlier(record, tmp_path):
     """earlier(**of its row) -> the file of a run of the same task."""
 
     def write(**changed):
-        row = dataclasses.replace(skipped(record._tasks[0]), **changed)
+        row = dataclasses.replace(skipped(record.tasks[0]), **changed)
         document.write(dataclasses.replace(record.document(), results=[row]), tmp_path / "earlier.json")
         return tmp_path / "earlier.json"
 
@@ -78,7 +80,7 @@ def test_a_run_that_trusted_somebody_else_is_refused(record, earlier):
 
 
 def test_a_result_that_breaks_the_contract_costs_itself_alone(record):
-    (task,) = record._tasks
+    (task,) = record.tasks
     record.keep([dataclasses.replace(skipped(task), peak_mib=-1.0)])
     (row,) = record.document().results
     assert row.verdict == "error" and "peak_mib: expected a number that is not negative, got -1.0" in row.reason

@@ -316,7 +316,12 @@ def test_an_interrupt_ends_all_lanes(on_gpu):
 
 
 def test_a_worker_that_waits_is_for_its_own_sandbox(monkeypatch):
-    made = lambda role, limit, environment, room: SimpleNamespace(untimed=environment, room=room)  # noqa: E731
+    waiting = []
+
+    def made(role, limit, environment, room):
+        waiting.append(SimpleNamespace(untimed=environment, room=room))
+        return waiting[-1]
+
     monkeypatch.setattr(runner, "WorkerProcess", made)
     monkeypatch.setattr(Runner, "room", lambda self, task: task.room)
     monkeypatch.setattr(runner, "_make_emulator", lambda *_: None)
@@ -326,8 +331,7 @@ def test_a_worker_that_waits_is_for_its_own_sandbox(monkeypatch):
     one = Runner(Options(), progress=None)
     for task in tasks:
         one.start_ahead(task)
-    waiting = list(one._ready.values())
-    assert [one.worker_for(task) for task in tasks] == waiting and not one._ready
+    assert [one.worker_for(task) for task in tasks] == waiting and len(waiting) == len(tasks)
     assert [(bool(worker.untimed), worker.room) for worker in waiting] == [(each.place != "cpu", each.room) for each in tasks]
     assert one.worker_for(tasks[0]) is not waiting[0]
 

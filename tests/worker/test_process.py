@@ -371,7 +371,7 @@ def test_what_has_another_owner_lives_on():
             owner.set(Run())
             with WorkerProcess("candidate", 60) as other:
                 kill_all(ended)
-                assert mine._process.poll() is not None and other._process.poll() is None
+                assert mine.has_ended and not other.has_ended
             owner.set(ended)
             with pytest.raises(WorkerFailure, match="the run has been ended"):
                 WorkerProcess("candidate", 60)

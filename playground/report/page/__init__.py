@@ -25,10 +25,7 @@ def missing():
 
 
 def render(document, known):
-    """Return the page of a valid `document` as text, every value of others visible and escaped.
-
-    A result whose file is not among the Files `known` has no source on the page, nor an explanation.
-    """
+    """Return the page of a valid `document` as text, escaped; sources are those of the Files `known`."""
     import jinja2  # its libraries are wanted for a page alone
     from markupsafe import Markup
 

@@ -43,17 +43,15 @@ class _Lexer(PythonLexer):
 
 
 def highlighted(text, findings=(), around=None):
-    """Return the lines of the file as <span> elements for a <pre>, those of embedded texts with the class "in".
+    """Return the file's lines as <span> elements for a <pre>, embedded texts with the class "in", findings below their lines.
 
-    `findings` are (line, text, id); they are put below their lines. With `around`, only so many lines before and after each.
+    `findings` are (line, text, id); with `around`, only so many lines before and after each are shown.
     """
     lines = lines_of(text.expandtabs(4))
     lines = lines if lines[-1] else lines[:-1]
-    more = len(lines) - MOST_LINES
-    lines = [
-        line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} … ({len(line) - LONGEST_LINE} more characters)"
-        for line in lines[:MOST_LINES]
-    ]
+    more, excess = len(lines) - MOST_LINES, [len(line) - LONGEST_LINE for line in lines]
+    lines = [f"{line[:LONGEST_LINE]} … ({n} more characters)" if n > 0 else line for line, n in zip(lines, excess, strict=True)]
+    lines = lines[:MOST_LINES]
     lexer = _Lexer()
     tokens = [(kind, value) for _, kind, value in lexer.get_tokens_unprocessed("\n".join(lines))]
     html = pygments.format(tokens, HtmlFormatter(nowrap=True)).replace("<span", "<i").replace("</span>", "</i>")  # shorter
@@ -77,7 +75,6 @@ def highlighted(text, findings=(), around=None):
 
 
 def _left_out(first, last):
-    """Return what stands instead of these lines; the style sheet's count goes on behind them."""
     if first > last:
         return Markup("")
     remark = '<b class="cut" style="counter-increment:line {}">lines {} to {} are not shown</b>'

@@ -1,9 +1,4 @@
-"""The table of verdicts, or of a suite's pairs, whose rows can be sorted and filtered without a script.
-
-Every row knows its place in each order as a number, `--by-<key>`, and has a class for each filter it passes. The style sheet
-takes the order, and hides the rows, whose radio buttons are on. Both functions take (result, what the page shows of it) and add
-to the latter what its row needs.
-"""
+"""The table of verdicts, or of a suite's pairs, sorted and filtered by style sheet: rows have `--by-<key>` and classes."""
 
 from playground.judge.classes import named as accuracy_named
 from playground.record import VERDICTS

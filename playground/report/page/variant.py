@@ -27,8 +27,8 @@ def mark(word, state=None):
 def shown(identity, result, path, stale, first=None, with_source=True):
     """Return the values of a row and of variant.html for a result whose file is at `path`, None where that is not known.
 
-    `stale` is document.is_stale, `first` the id of the place where the same file was shown already: at another size, for
-    example. Without `with_source` only the lines around findings are shown.
+    `stale` is document.is_stale, `first` the id where the same file was shown already. Without `with_source` only lines around
+    findings are shown.
     """
     from playground.report import error_map  # matplotlib is wanted for a page alone
 
@@ -100,7 +100,6 @@ def findings_at_lines(result, path):
 
 
 def _facts(result):
-    """Yield what else is known; reason, findings and notes stand elsewhere on the page."""
     yield from ((name, text) for name, text in facts.of(result) if name not in ("reason", "finding", "note"))
     if isinstance(result.ptxas, Unknown):
         yield "registers, spills", f"not known: {result.ptxas.unknown}"
@@ -109,7 +108,6 @@ def _facts(result):
 
 
 def _errors(check):
-    """Return [(of what, its errors, a complaint, is it within)] of the outputs and each gradient."""
     gradients = check.gradients if isinstance(check.gradients, dict) else {}
     compared = {"outputs": check} if check.allowed is not None else {}
     compared |= {f"gradient of {name}": each for name, each in gradients.items()}

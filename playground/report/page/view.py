@@ -41,7 +41,6 @@ def page(document, known):
 
 
 def _members(results, known, names):
-    """Yield (result, what is shown of it). `names` are {model: id of its section}."""
     pairs = [(result, *_files(result, known)) for result in results]
     files = {path for *_, path in pairs if path and path.is_file()}
     with_source, first = sum(path.stat().st_size for path in files) <= MOST_SOURCE, {}
@@ -89,7 +88,6 @@ def _group(identity, name, members):
 
 
 def _ladders(models):
-    """Yield (model, group, svg) of each ladder for the first screen, those on GPUs first."""
     groups = [(model, group) for model in models for group in model["groups"]]
     for model, group in sorted(groups, key=lambda pair: list(PLACES.values()).index(pair[1]["place"])):
         for picture in speed_bars.pictures(group["members"], brief=True):
