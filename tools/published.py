@@ -55,8 +55,9 @@ def sentence(results):
     return (
         f"Of {found['all']} published KernelBench solutions, {found['right']} are right on their problem's own inputs and "
         f"{found['drop-in'] or 'none'} can replace the original everywhere. {claiming['all']} claim a speed-up over eager "
-        f"PyTorch: {claiming['all'] - claiming['right']} of them fail, {claiming['looked at'] - claiming['timed']} are too "
-        f"short or too noisy to be measured, and of {claiming['timed']} that were, {claiming['over eager']} are faster here, "
+        f"PyTorch: {claiming['all'] - claiming['right']} of them fail, "
+        f"{claiming['looked at'] - claiming['timed'] or 'none'} are too short or too noisy to be measured, and of "
+        f"{claiming['timed']} that were, {claiming['over eager']} are faster here, "
         f"{claiming['over both']} of these also than PyTorch's best{f'; {later} are to be timed again' if later else ''} "
         "([details](docs/published_solutions.md))."
     )

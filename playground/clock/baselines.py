@@ -1,22 +1,18 @@
 """The ways in which PyTorch itself can run the original, each with the flags and the conversion it needs."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """`strict` forbids TF32 in convolutions and matrix products; otherwise PyTorch's defaults hold.
+    """One of these ways; with PyTorch's defaults where nothing else is said."""
 
-    `compiled` is torch.compile's mode, None for a baseline that is not compiled. Model and inputs are converted to `dtype`,
-    a name of torch's, beforehand where there is one: a lower precision than that of any variant which declares none.
-    `settings` are names of SETTINGS: what a variant has set for itself, so that this is timed under the same.
-    """
-
-    compiled: str | None = None
+    compiled: str | None = None  # torch.compile's mode
     channels_last: bool = False
-    strict: bool = False
-    dtype: str | None = None
-    settings: tuple = ()
+    strict: bool = False  # TF32 is forbidden in convolutions and matrix products
+    dtype: str | None = None  # to which model and inputs are converted: lower than that of a variant which declares none
+    settings: tuple[str, ...] = ()  # names of SETTINGS: what a variant has set for itself
 
 
 # max-autotune without CUDA graphs: those copy every input into memory of their own, which takes longer than it saves. Where
@@ -34,61 +30,45 @@ BASELINES["compile_fp16"] = Baseline(compiled="default", channels_last=True, dty
 SETTINGS = ("benchmark", "tf32")  # what a variant may set for the whole process, see prepared.FLAGS
 
 
-def named(name):
+def named(name: str) -> Baseline:
     """Return the Baseline of a name of BASELINES, or of one with settings behind it, such as "eager+benchmark"."""
-    name, *settings = name.split("+")
-    return replace(BASELINES[name], settings=tuple(settings))
+    usual, *settings = name.split("+")
+    return replace(BASELINES[usual], settings=tuple(settings))
 
 
-def under(settings, names):
-    """Return what to time beside a variant that has set these for itself: all of `names` under the same, the first as it is.
-
-    Strict ones have no place beside a variant that permits itself TF32.
-    """
+def under(settings: Sequence[str], names: list[str]) -> list[str]:
+    """Return what to time beside a variant that has set these: eager, and all under the same but strict ones beside TF32."""
     if not settings:
         return names
     fitting = [name for name in names if not (named(name).strict and "tf32" in settings)]
     return [names[0], *("+".join([name, *settings]) for name in fitting)]
 
 
-def names_for(place, mode, quick, max_autotune, strict):
-    """Return the baselines worth timing: channels_last for inference, few when in a hurry, strict ones beside a forward pass.
+def names_for(place: str, mode: str, quick: bool, max_autotune: bool, strict: bool) -> list[str]:
+    """Return the baselines worth timing: channels_last, strict ones and fp16 beside a forward pass, few when in a hurry.
 
-    `strict` says that TF32 is forbidden to all. Of a training step strict baselines take up to 20 times as long as the others:
-    only a strict run times them. fp16 is timed beside the forward pass, where it is what many would pick instead.
+    `strict` says that TF32 is forbidden to all. Of a training step strict baselines take up to 20 times as long as the others.
     """
-    names = ["eager"]
-    if not mode.startswith("weights"):
-        names.append("channels_last")
-    if not quick:
-        names.append("compile")
-    if max_autotune:
-        names.append("compile_max")
+    wanted = {"channels_last": not mode.startswith("weights"), "compile": not quick, "compile_max": max_autotune}
+    names = ["eager", *(name for name, is_wanted in wanted.items() if is_wanted)]
     if place == "cuda" and mode == "forward" and not strict:
         names += [f"{name}_fp32" for name in names] + ([] if quick else ["compile_fp16"])
     return names
 
 
-def distinct(names, has_layouts, uses_tf32):
+def distinct(names: Iterable[str], has_layouts: bool, uses_tf32: bool) -> list[str]:
     """Return the names but for those that run the very code of another one.
 
-    Those are channels_last where no input or parameter has 4 or 5 dimensions (`has_layouts`), and strict ones where no operator
-    of the model may use TF32.
+    Those are channels_last where nothing has 4 or 5 dimensions (`has_layouts`), and strict ones where nothing may use TF32.
     """
-    kept = []
-    for name in names:
-        baseline = named(name)
-        is_layout = baseline.channels_last and not baseline.dtype
-        if (has_layouts or not is_layout) and (uses_tf32 or not baseline.strict):
-            kept.append(name)
-    return kept
+    known = {name: named(name) for name in names}
+    laid_out = {name for name, each in known.items() if each.channels_last and not each.dtype}
+    return [name for name, each in known.items() if (has_layouts or name not in laid_out) and (uses_tf32 or not each.strict)]
 
 
-def peers(names, precision, settings=()):
-    """Return the baselines, under a variant's settings, at least as precise as it: where it is strict ("fp32"), strict ones.
-
-    Where no baseline is marked as strict (nothing uses TF32, as on the CPU) all in float32 are. One in fp16 is a peer only of a
-    variant that declares a lower precision, too.
+def peers(names: Iterable[str], precision: str | float | None, settings: Sequence[str] = ()) -> list[str]:
+    """Return the baselines, under a variant's settings, at least as precise as it: of one in "fp32" the strict ones, or all in
+    float32 where none is (nothing uses TF32); in fp16 only of one that declares a lower precision, too.
     """
     alike = [name for name in names if named(name).settings == tuple(settings)]
     if precision not in ("fp32", "tf32"):

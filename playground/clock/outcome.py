@@ -17,10 +17,8 @@ def outcome(
 ) -> Outcome | None:
     """Return the Outcome of a variant beside the others; None without baselines.
 
-    The verdict is "win", "tie" or "loss" against the fastest baseline that is at least as precise as the variant, by the
-    interval that the control allows; "any_precision" names the fastest of all, where that is another one. Where there was a
-    disturbance, or the interval has room for a win and for a loss, the verdict is "not measured", with the reason, and there is
-    no ratio.
+    It is over the fastest baseline that is at least as precise as the variant, by the interval that the control allows. After a
+    disturbance, or if the interval has room for a win and for a loss, it is "not measured", with the reason.
     """
     if not (fastest := rivals(others, result)):
         return None
@@ -41,9 +39,8 @@ def outcome(
 
 
 def rivals(others: Sequence[Side], result: Result) -> list[Side]:
-    """Return the fastest baseline at least as precise as the variant and, where that is another one, the fastest of all.
-
-    Of all in PyTorch's own precision, that is: TF32 may be among them, fp16 only where the variant declares so little.
+    """Return the fastest baseline at least as precise as the variant and, where that is another one, the fastest of all: TF32
+    may be among them, fp16 only where the variant declares so little.
     """
     names, settings = [side.name for side in others], settings_of(result)
     precision = result.variant_precision or result.precision

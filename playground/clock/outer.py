@@ -1,12 +1,12 @@
 """The outer clock, from the driver's side: whose turn it is, and what a speed-up can be at most.
 
-The inner clock is precise, and belongs to the process that is timed: a file written to deceive can forge it. The outer one
-belongs to processes that no judged file runs in. It sees all that N calls take from the moment when their inputs become
-readable to the moment when all of their results were taken, each of them all of it. Turns without any work (`NULL`) say how
-much of that is the way there and back. docs/how_times_are_taken.md has the protocol.
+It sees all that N calls take from the moment when their inputs become readable to the moment when all of their results were
+taken. Turns without any work (`NULL`) say how much of that is the way there and back. docs/how_times_are_taken.md has the
+protocol.
 """
 
 import contextlib
+import functools
 import math
 import secrets
 import time
@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from playground.clock import statistics
+from playground.clock import GRAPHED, statistics
 from playground.clock.race import STANDING_CHANGED, WRONG_WHEN_TIMED, Rejected, standing
-from playground.clock.steps import GRAPHED
 from playground.judge.failure import WorkerFailure
 from playground.machine.load import is_traced
 from playground.record import UNPROVED, Interval, Outcome, Outer, Ratio, Spread, Timing, scaled
@@ -32,12 +31,10 @@ if TYPE_CHECKING:
 
 FEWEST_ROUNDS, ROUNDS, MOST_ROUNDS = 9, 40, 60  # the last with those that cannot be used
 SECONDS = 3.2  # of rounds: with what is prepared, a timing takes 4 s at most
-# A turn of eager PyTorch has as many calls as take about so long, and one of the judged side takes at most SLOWEST times as
-# long; no more than USUAL_CALLS, unless those take less than SHORT_TURN_MS.
-TURN_MS, SLOWEST = {"cuda": 15, "cpu": 80}, 3
-USUAL_CALLS, SHORT_TURN_MS = 64, 1.0
-# For a GPU's host to queue the calls of a turn, each of which may take it so long, or as long as it takes to launch eager
-# PyTorch's. It is the same for all sides: one that said when to begin could queue more of them before.
+TURN_MS, SLOWEST = {"cuda": 15, "cpu": 80}, 3  # of eager PyTorch's calls, about; times as long the judged side's take at most
+USUAL_CALLS, SHORT_TURN_MS = 64, 1.0  # no more than so many, unless those take less
+# For a GPU's host to queue a turn's calls, each in so long, or in what eager PyTorch's takes it. It is the same for all sides:
+# one that said when to begin could queue more of them before.
 HEAD_START_MS, LONGEST_HEAD_START_MS, OF_A_CALL_MS = 2.0, 25.0, 0.1
 RESOLUTION_MS = {"cuda": 0.010, "cpu": 0.1}  # of a turn: what one without work may lack besides
 QUICK = 0.25  # of the turns of a trusted side, this share is quicker than what counts
@@ -48,15 +45,17 @@ VARIANT, EAGER, CONTROL, NULL = "variant", "eager", "control", "null"
 
 
 class Player(NamedTuple):
-    """A race.Side under the outer clock, and the process in which it runs."""
+    """A race.Side under the outer clock, the process in which it runs, and what its calls take by the inner clock."""
 
     name: str
     mode: str
     worker: "WorkerProcess"
+    call_ms: float
+    launch_ms: float = 0.0
 
-    def ask(self, what: str, **arguments: Any) -> Any:
-        """Ask the side's process."""
-        return self.worker.ask(what, side=self.name, mode=self.mode, **arguments)
+    def ask(self, does: str, **given: Any) -> Any:
+        """Have the side's process do something of clock.clocked's Side."""
+        return self.worker.ask("outer", side=self.name, mode=self.mode, does=does, **given)
 
 
 class Turn(NamedTuple):
@@ -76,29 +75,22 @@ def measure(
     referee: "RefereeClient",
     players: dict[str, Player],
     place: str,
-    mode: str,
     declared: str | float | None,
     seconds: float,
-    call_ms: float,
-    judged_ms: float = 0.0,
-    launch_ms: float = 0.0,
     suffices: Callable[[Outer], bool] = statistics.is_precise,
 ) -> Outer:
-    """Return the Outer of the variant over eager PyTorch.
+    """Return the Outer of the variant over eager PyTorch, of players {name: Player}: VARIANT, EAGER and, maybe, CONTROL.
 
-    `players` are {name: Player} of VARIANT, EAGER and, where it runs, CONTROL; `mode` is one of steps', GRAPHED or not, and
-    `call_ms` what a call of eager PyTorch takes in it, `judged_ms` what one of the variant is said to take, `launch_ms` what
-    launching eager PyTorch's takes a GPU's host. After `seconds`, or once what is known `suffices`, which is a narrow interval
-    unless it is said, no more rounds follow than have to. Raises Rejected, and WorkerFailure where nothing can be measured.
+    After `seconds`, or once what is known `suffices`, no more rounds follow than have to; `declared` is what is permitted to
+    the variant. Raises Rejected, and WorkerFailure where nothing can be measured.
     """
-    calls = calls_of_a_turn(place, call_ms, judged_ms)
-    launches = (1 if mode.startswith(GRAPHED) else calls) * max(OF_A_CALL_MS, launch_ms)
+    (_, mode, judged, judged_ms, _), eager = players[VARIANT], players[EAGER]
+    calls = calls_of_a_turn(place, eager.call_ms, judged_ms)
+    launches = (1 if mode.startswith(GRAPHED) else calls) * max(OF_A_CALL_MS, eager.launch_ms)
     head_start = min(LONGEST_HEAD_START_MS, max(HEAD_START_MS, launches))
-    judged = players[VARIANT].worker
-    clock = _OnGpu(referee, judged, head_start) if place == "cuda" else _OnCpu(referee, judged)
+    turn_of = functools.partial(_turn_on_gpu, head_start) if place == "cuda" else _turn_on_cpu
     rounds: dict[str, list[Turn]] = {name: [] for name in (*players, NULL)}
-    shares: dict[str, bool] = {}
-    began = time.monotonic()
+    shares, began = dict[str, bool](), time.monotonic()
 
     def are_enough(used: int) -> bool:
         if used < FEWEST_ROUNDS:
@@ -109,18 +101,19 @@ def measure(
     trusted = [*(player.worker.pid for player in players.values() if player.worker is not judged), referee.worker.pid]
     stood = standing(trusted)
     with contextlib.ExitStack() as joined:
-        joined.callback(_close, referee)
+        joined.callback(_in_the_end, referee.ask, "outer_close")
         for player in players.values():
             opened = {"side": player.name, "shared": str(held_at(player.worker.shared)), "mode": mode, "declared": declared}
             turn = referee.ask("outer_open", calls=calls, **opened)
             calls = len(turn["calls"])
-            joined.callback(_leave, player)
-            player.ask("join_outer", turn=turn)
+            joined.callback(_in_the_end, player.ask, "close")
+            joins = player.ask("join", turn=turn)
+            referee.ask("outer.arrange", side=player.name, strides=joins.get("strides"))
         while not are_enough(len(_whole(rounds))) and len(rounds[NULL]) < MOST_ROUNDS:
-            in_turn = secrets.SystemRandom().sample(list(rounds), len(rounds))
+            first, *_, last = in_turn = secrets.SystemRandom().sample(list(rounds), len(rounds))
             for name in in_turn:
-                ends = name == in_turn[0], name == in_turn[-1]
-                took, told, found = clock.turn(players[EAGER if name == NULL else name], name == NULL, *ends)
+                player = players[EAGER if name == NULL else name]
+                took, told, found = turn_of(referee, judged, player, name == NULL, name == first, name == last)
                 if standing(trusted) != stood:
                     raise Rejected(STANDING_CHANGED)
                 shares[name] = told["share"]
@@ -134,14 +127,9 @@ def measure(
     return conclude(rounds, RESOLUTION_MS[place], calls)
 
 
-def _leave(player: Player) -> None:
-    with contextlib.suppress(WorkerFailure):
-        player.ask("leave_outer")
-
-
-def _close(referee: "RefereeClient") -> None:
+def _in_the_end(ask: Callable[[str], Any], what: str) -> None:
     with contextlib.suppress(WorkerFailure):  # or it would be told in the place of what came before
-        referee.ask("outer_close")
+        ask(what)
 
 
 @contextlib.contextmanager
@@ -154,79 +142,66 @@ def _turn(player: Player, judged: "WorkerProcess", referee: "RefereeClient") -> 
     if player.worker is judged:
         yield
         return
-    with judged.stopped() as stopped:
+    try:
+        with judged.stopped() as stopped, stopped.still():
+            yield
+    except OSError as error:
+        raise WorkerFailure(f"its own {error}, in the turn of {player.name}") from None
+
+
+def _turn_on_gpu(
+    head_start_ms: float, referee: "RefereeClient", judged: "WorkerProcess", player: Player, null: bool, first: bool, last: bool
+) -> Any:
+    """Return (milliseconds of a turn, what its process says, what the referee does), which has the clock.
+
+    The look at who else uses the GPU before a turn is the one behind the turn before it, too: a round counts only if all of
+    them find nobody.
+    """
+    seconds, compares = player.worker.limit / 2, player.name == VARIANT  # before its limit ends the referee it gives up
+    with _turn(player, judged, referee), ThreadPoolExecutor(1) as beside:
+        turn = referee.ask("outer.draw", side=player.name, anew=compares)
+        player.ask("ready", turn=turn)
+        at_once = referee.ask("outer.await_quiet", seconds=seconds)["at_once"]
+        called = beside.submit(player.ask, "call", null=null, number=turn["number"])
+        time.sleep(head_start_ms / 1e3)
         try:
-            with stopped.still():
-                yield
-        except OSError as error:
-            raise WorkerFailure(f"its own {error}, in the turn of {player.name}") from None
+            found = referee.ask("outer.time", side=player.name, compares=compares, looks=last, seconds=seconds)
+        finally:
+            told = called.result()
+    return found["milliseconds"] if at_once or first else None, _believable(told), found
 
 
-class _OnGpu:
-    """The referee releases inputs, takes results and has the clock; see clock/referee.py."""
-
-    def __init__(self, referee: "RefereeClient", judged: "WorkerProcess", head_start_ms: float) -> None:
-        self._referee, self._judged, self._head_start_ms = referee, judged, head_start_ms
-
-    def turn(self, player: Player, is_null: bool, is_first: bool, is_last: bool) -> Any:
-        """Return (milliseconds of a turn, what its process says, what the referee does).
-
-        The look at who else uses the GPU before a turn is the one behind the turn before it in the round, too: the round counts
-        only if all of them find nobody.
-        """
-        # The referee gives up before its own time limit ends it.
-        seconds, compares = player.worker.limit / 2, player.name == VARIANT
-        with _turn(player, self._judged, self._referee), ThreadPoolExecutor(1) as beside:
-            turn = self._referee.ask("outer.draw", side=player.name, anew=compares)
-            player.ask("ready_outer", turn=turn)
-            at_once = self._referee.ask("outer.await_quiet", seconds=seconds)["at_once"]
-            called = beside.submit(player.ask, "call_outer", null=is_null, number=turn["number"])
-            time.sleep(self._head_start_ms / 1e3)
-            try:
-                found = self._referee.ask("outer.time", side=player.name, compares=compares, looks=is_last, seconds=seconds)
-            finally:
-                told = called.result()
-        return found["milliseconds"] if at_once or is_first else None, _believable(told), found
-
-
-class _OnCpu:
-    """The referee writes inputs while the process stands still. The clock runs from when it goes on until it is stopped."""
-
-    def __init__(self, referee: "RefereeClient", judged: "WorkerProcess") -> None:
-        self._referee, self._judged = referee, judged
-
-    def turn(self, player: Player, is_null: bool, *_: bool) -> Any:
-        """Return (milliseconds of a turn, what its process says, what the referee does)."""
-        compares = player.name == VARIANT
-        turn = self._referee.ask("outer.draw", side=player.name, anew=compares)
-        with _turn(player, self._judged, self._referee):
-            player.ask("ready_outer", turn=turn)
-            try:
-                with player.worker.stopped() as process:
-                    with process.still():
-                        self._referee.ask("outer.release")
-                    began = time.perf_counter()
-                    process.go_on()
-                    told = player.ask("call_outer", null=is_null, number=0)
-                    process.stop()
+def _turn_on_cpu(referee: "RefereeClient", judged: "WorkerProcess", player: Player, null: bool, *_: bool) -> Any:
+    """Return the same of a turn on the CPU, from when the process, which stood still, goes on until it is stopped."""
+    compares = player.name == VARIANT
+    turn = referee.ask("outer.draw", side=player.name, anew=compares)
+    with _turn(player, judged, referee):
+        player.ask("ready", turn=turn)
+        try:
+            with player.worker.stopped() as process:
+                with process.still():
+                    referee.ask("outer.release")
+                began = time.perf_counter()
+                process.go_on()
+                told = player.ask("call", null=null, number=0)
+                process.stop()
+                milliseconds = (time.perf_counter() - began) * 1e3
+                at_stop = process.used()
+                if process.has_grown() or not process.is_still():  # whoever goes on may still be at work
+                    process.settled()
                     milliseconds = (time.perf_counter() - began) * 1e3
-                    at_stop = process.used()
-                    if process.has_grown() or not process.is_still():  # whoever goes on may still be at work
-                        process.settled()
-                        milliseconds = (time.perf_counter() - began) * 1e3
-                    with process.still():
-                        found = self._referee.ask("outer.take", compares=compares)
-                    ran = process.since(at_stop)  # what was worked behind the stop counts
-            except OSError as error:
-                raise WorkerFailure(f"its own {error}" if player.name == VARIANT else f"{player.name}: {error}") from None
-        return milliseconds + ran, _believable(told), found
+                with process.still():
+                    found = referee.ask("outer.take", compares=compares)
+                ran = process.since(at_stop)  # what was worked behind the stop counts
+        except OSError as error:
+            raise WorkerFailure(f"its own {error}" if compares else f"{player.name}: {error}") from None
+    return milliseconds + ran, _believable(told), found
 
 
 def _believable(told: dict[str, Any]) -> dict[str, Any]:
-    """What a side says of itself, if it has the form."""
     match told:
-        case {"milliseconds": took, "share": bool(share)} if is_number(took) and math.isfinite(took):
-            return {"milliseconds": float(took), "share": share}
+        case {"milliseconds": took, "share": bool()} if is_number(took) and math.isfinite(took):
+            return told
     raise WorkerFailure("answers a turn of the outer clock with something that is no time")
 
 
@@ -238,12 +213,10 @@ def _whole(rounds: dict[str, list[Turn]]) -> list[tuple[Turn, ...]]:
 def conclude(rounds: dict[str, list[Turn]], resolution: float, calls: int) -> Outer:
     """Return what `measure` does, of the turns of each side. Raises WorkerFailure for too few rounds.
 
-    Ratios are those of medians: so equal work comes out as 1 on a noisy machine, too, and since all results of each turn are
-    compared no side makes half of its turns quicker by work that it leaves to the others. What that does not exclude, work that
-    comes up in few turns and turns of the trusted side that are slowed down, the interval's lower end does: there the judged
-    side counts by its mean, the trusted one by its lower quartile. The interval is that of rounds drawn with replacement
-    (Efron, the bootstrap), whose turns are near one another. No turn is known better than to `resolution`, in milliseconds: of
-    one that is shorter the interval's upper end says nothing.
+    Ratios are those of medians: so equal work comes out as 1 on a noisy machine, too. Against work that comes up in few turns,
+    and turns of the trusted side that are slowed down, the judged side counts by its mean at the interval's lower end, the
+    trusted one by its lower quartile. The interval is that of rounds drawn with replacement (Efron, the bootstrap). No turn is
+    known better than to `resolution`, in milliseconds: of one that is shorter the interval's upper end says nothing.
     """
     whole = _whole(rounds)
     if len(whole) < FEWEST_ROUNDS:
@@ -257,20 +230,18 @@ def conclude(rounds: dict[str, list[Turn]], resolution: float, calls: int) -> Ou
         column = took[:, sides.index(name)]
         return np.array([statistic(column), *statistic(column[drawn], axis=1)])
 
-    def quick(values: np.ndarray, axis: int | None = None) -> Any:
-        return np.quantile(values, QUICK, axis=axis)
-
     def over(eager: np.ndarray, side: np.ndarray, least: float = resolution) -> np.ndarray:
         return np.maximum(0.0, eager) / np.maximum(least, side)
 
+    quick = functools.partial(np.quantile, q=QUICK)
     null = of(outer, NULL)
     took = {name: of(outer, name) - null for name in sides if name != NULL}
     ratio = over(took[EAGER], took[VARIANT])
     at_most = over(np.maximum(0.0, took[EAGER]) + resolution, took[VARIANT] - resolution, resolution / 10)
-    quick_null = of(outer, NULL, quick)
-    at_least = over(of(outer, EAGER, quick) - quick_null, of(outer, VARIANT, np.mean) - quick_null)
+    at_least = over(of(outer, EAGER, quick) - of(outer, NULL, quick), of(outer, VARIANT, np.mean) - of(outer, NULL, quick))
     own = {name: np.maximum(of(inner, name), resolution / 1e3) for name in (VARIANT, EAGER)}
     warm = own[EAGER] / own[VARIANT]
+    low, high = np.quantile(warm[1:], [0.025, 0.975])
     return Outer(
         ratio=float(ratio[0]),
         low=min(float(ratio[0]), float(np.quantile(at_least[1:], 0.025))),
@@ -281,23 +252,16 @@ def conclude(rounds: dict[str, list[Turn]], resolution: float, calls: int) -> Ou
         control=float(over(took[EAGER], took[CONTROL])[0]) if CONTROL in took else None,
         rounds=len(whole),
         calls=calls,
-        warm=Ratio(ratio=float(warm[0]), **dict(zip(("low", "high"), _around(warm), strict=True))),
+        warm=Ratio(ratio=float(warm[0]), low=float(min(warm[0], low)), high=float(max(warm[0], high))),
     )
-
-
-def _around(values: np.ndarray) -> tuple[float, float]:
-    """The interval of the first value, by the others, which are drawn like it."""
-    low, high = np.quantile(values[1:], [0.025, 0.975])
-    return min(float(values[0]), float(low)), max(float(values[0]), float(high))
 
 
 def bounded(timing: Timing, outer: Outer, place: str, allowed: Interval | None = None) -> Timing:
     """Return the timing with what both clocks agree on over eager PyTorch, and over each other baseline in proportion.
 
-    It is the inner clock's figure of the outer one's turns, whose caches are as warm. Where that lies beyond the outer
-    interval, which its control and those `allowed` widen, the outer one counts, and a note says so. Otherwise the interval
-    begins where that of the outer clock does, if that is lower, and a ratio above 1 and beyond the outer one counts as AGREED
-    times that. An eager call near the resolution proves no loss.
+    It is the inner clock's figure of the outer one's turns. Where that lies beyond the outer interval, which its control and
+    those `allowed` widen, the outer one counts, and a note says so. Otherwise the interval begins where that of the outer clock
+    does, if that is lower, and a ratio above 1 and beyond the outer one counts as AGREED times that.
     """
     cold = timing.ratios.get("eager")
     if outer.control:  # of the same turns
@@ -334,10 +298,7 @@ def bounded(timing: Timing, outer: Outer, place: str, allowed: Interval | None =
 
 
 def withheld(timing: Timing, reason: str, outer: Outer | None = None, place: str = "") -> Timing:
-    """Return the timing without what it claims: only the judged process has seen how fast it is, or all is too noisy.
-
-    The times go, too, unless the outer clock has seen the call: then they are no shorter than its own.
-    """
+    """Return the timing without what it claims, and without its times where the outer clock has not seen the call."""
     unproved = timing.outcome and Outcome(verdict=UNPROVED, reason=reason)
     return replace(timing, speedup={}, outcome=unproved, time_ms=_seen(timing, outer, place) if outer else None)
 

@@ -1,8 +1,7 @@
 """A race: who is timed, round by round, and which of the rounds count. Disturbed ones do not.
 
 A round asks every side, in random order, for a small batch of calls: the variants of a model that are ready, their baselines,
-and the control. Where other processes had the processors meanwhile, or the GPU, the round is set aside and another one is
-played, for as long as there is patience.
+and the control. Where other processes had the processors or the GPU meanwhile, another one is played while there is patience.
 """
 
 import contextlib
@@ -16,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from playground.clock import statistics
-from playground.clock.steps import GRAPHED, SETTLING_CALLS, WARM_UP_CALLS
+from playground.clock import GRAPHED, SETTLING_CALLS, WARM_UP_CALLS, statistics
 from playground.judge.failure import WorkerFailure
 from playground.machine.load import OtherLoad, Others, usable_processors
 from playground.record import Ceilings, Clocks, Ratio
@@ -43,10 +41,7 @@ SLOW_FLUSH, SLOW_FLUSHES = 1.25, 0.2
 SPREAD = 2.0  # p80 over p20 of the original's own calls: beyond it they were disturbed, whoever did it
 CONTROL_OFF = 0.05  # how far the original may be from itself
 GRAPHED_BELOW_MS = 1.0  # where the host's part of a step can be longer than the GPU's
-# On a GPU a process draws what its launches take when it starts: 2.2 us for each of thirty small kernels, or 2.4, in 16 that
-# ran the same code on one NVIDIA H200; calls of three kernels in a CUDA graph took 13.3 to 13.6 us. Of 124 originals of less
-# than 0.1 ms in two processes 121 differed by at most 7%, 123 by 9%; all of 61 that take 0.1 to 1 ms by at most 2.2 us, or
-# 1.2%. What a sandbox adds, up to 2 us, the control shows.
+# On a GPU a process draws what its launches take when it starts; docs/how_times_are_taken.md has the figures.
 LAUNCHES_DIFFER, LAUNCHES_DIFFER_BELOW_MS, LAUNCHES_DIFFER_MS, GRAPHS_DIFFER_MS = 0.09, 0.1, 0.0025, 0.0003
 LEAST_MS = 1e-6  # what a clock's nanosecond is: a file that claims no time at all has a ratio, too
 PAUSE = 0.2  # seconds after a round that was disturbed
@@ -63,23 +58,21 @@ class BaselineFailed(Exception):
 
 
 class Side:
-    """One that is timed, in a process that `ask(request, **arguments)` reaches; a round is a list of samples.
+    """One that is timed, in a process that `ask(request, **arguments)` reaches: `is_trusted` if no judged file is loaded there.
 
-    `is_trusted` says that no judged file was ever loaded there.
+    A round is the milliseconds of its calls.
     """
 
     def __init__(self, name: str, mode: str, place: str, ask: Callable[..., Any], is_trusted: bool = True) -> None:
         self.name, self.mode, self.is_trusted = name, mode, is_trusted
-        self.rounds: list[list[float]] = []
-        self.disturbed: list[list[float]] = []  # rounds that do not count
-        self.late: list[bool] = []  # for each call, whether the device was busy on other streams after the current one
-        self.flushes: list[float] = []  # milliseconds, of the last round
-        self.launches: list[float] = []  # milliseconds that the host took to launch each call
+        self.rounds, self.disturbed = list[list[float]](), list[list[float]]()  # those that count, and that do not
+        self.late = list[bool]()  # for each call, whether the device was busy on other streams after the current one
+        self.flushes, self.launches = list[float](), list[float]()  # milliseconds of those of the last round, of each call's
         self._settling_calls, self._batch_ms = SETTLING_CALLS[place], BATCH_MS[place]
         self._ask = ask
 
     def start(self) -> "Started":
-        """Warm the side up. Returns the reply, which `resume` takes where it is already warm."""
+        """Warm the side up. Return the reply, which `resume` takes where it is already warm."""
         started = self.ask("start", seeds=[new_seed() for _ in range(WARM_UP_CALLS)])
         self.resume(started)
         return started
@@ -94,13 +87,13 @@ class Side:
         calls = self._settling_calls + self._calls + secrets.randbelow(self._calls + 1)
         seeds = [new_seed() for _ in range(calls - 1)] + [last_seed]
         answer = self.ask("time", seeds=seeds)
-        samples = answer.samples_ms
+        samples, that_count = answer.samples_ms, slice(self._settling_calls, None)
         if len(samples) != calls or not all(math.isfinite(sample) and sample >= 0 for sample in samples):
             raise Rejected(f"its process was asked to time {calls} calls and answered {str(samples)[:80]}")
-        self.rounds.append([max(sample, LEAST_MS) for sample in samples[self._settling_calls :]])
-        self.late += answer.late[self._settling_calls :]
-        self.flushes = answer.flush_ms[self._settling_calls :] if self.is_trusted else []
-        self.launches += answer.launch_ms[self._settling_calls :] if self.is_trusted else []
+        self.rounds.append([max(sample, LEAST_MS) for sample in samples[that_count]])
+        self.late += answer.late[that_count]
+        self.flushes = answer.flush_ms[that_count] if self.is_trusted else []
+        self.launches += answer.launch_ms[that_count] if self.is_trusted else []
 
     def ask(self, request: str, **arguments: Any) -> Any:
         return self._ask(request, side=self.name, mode=self.mode, **arguments)
@@ -115,8 +108,8 @@ class Side:
 
     @property
     def launch_ms(self) -> float:
-        """Return what the host takes to launch a call, of a trusted side."""
-        return statistics.summarise(self.launches).median
+        """Return what the host takes to launch a call, of a trusted side; 0 of another."""
+        return statistics.summarise(self.launches or [0.0]).median
 
     def back_to_back(self, count: int, held: int = 2) -> float:
         """Return milliseconds a call by the driver's own clock, of `count` calls with nothing between them."""
@@ -134,23 +127,20 @@ class Patience:
     whole: "Patience | None" = None
 
     def spend(self, seconds: float) -> None:
-        self.seconds = max(0.0, self.seconds - seconds)
-        if self.whole:
-            self.whole.spend(seconds)
+        for each in filter(None, (self, self.whole)):
+            each.seconds = max(0.0, each.seconds - seconds)
 
 
 @dataclass
 class Measured:
-    """What all timings of a run share: how long to wait for the machine, its ceilings by place, and what a GPU's flush takes
-    while nobody else works there: the least that was seen.
-    """
+    """What all timings of a run share."""
 
     patience: Patience
-    ceilings: dict[str, Ceilings] = field(default_factory=dict)
-    flush_ms: float = math.inf
+    ceilings: dict[str, Ceilings] = field(default_factory=dict)  # by place
+    flush_ms: float = math.inf  # the least that was seen of a GPU's
 
     def is_disturbed(self, flushes: Sequence[float]) -> bool:
-        """Return whether too many of these flushes took too long; those of one round of all trusted sides, in milliseconds."""
+        """Return whether too many of these flushes of a round took too long, in milliseconds."""
         if not flushes:
             return False
         self.flush_ms = min(self.flush_ms, statistics.summarise(flushes).p20)
@@ -158,48 +148,38 @@ class Measured:
         return slow > SLOW_FLUSHES * len(flushes)
 
 
+@dataclass(eq=False)
 class Race:
-    """A variant beside its baselines and the control, in rounds that it may share with others; see `play`.
+    """A variant beside its baselines and the control, in rounds that it may share with others; see `play`."""
 
-    `others` are the Sides of the baselines. `control` is that of the original in a process like the variant's; None where it
-    does not run. `pids` are their processes and the driver's. `rivals()` gives the baselines whose ratios matter; under
-    `paused()`, a context, the variant's processes stand still. `rechecked` says how many results were; `reference` is eager
-    PyTorch's Side, or None, `control_side` the control's where there is a reference. `failure` is the WorkerFailure or the
-    Rejected with which the variant left.
-    """
+    place: str
+    variant: Side
+    others: Sequence[Side]  # the baselines
+    control_side: Side | None  # the original in a process like the variant's, if it runs
+    pids: Sequence[int]  # of their processes, and the driver's
+    measured: Measured
+    rivals: Callable[[], list[Side]]  # the baselines whose ratios matter
+    paused: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext  # in it the variant's processes stand still
+    short_of_memory: str | None = None
+    enough: float = statistics.PRECISE  # how near to a ratio the ends of its interval are when no more rounds are played
+    played: int = 0
+    rechecked: int = 0
+    failure: WorkerFailure | Rejected | None = None  # with which the variant left
+    clocks: Sequence[Clocks | None] = ()  # before and after
 
-    def __init__(
-        self,
-        place: str,
-        variant: Side,
-        others: Sequence[Side],
-        control: Side | None,
-        pids: Sequence[int],
-        measured: Measured,
-        rivals: Callable[[], list[Side]],
-        paused: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
-    ) -> None:
-        self.place, self.variant, self.others = place, variant, others
-        self.everybody = [variant, *others, *filter(None, [control])]
-        self.reference = next((side for side in others if side.name == "eager"), None)
-        self.control_side = control if self.reference else None
-        self.pids, self.measured, self._rivals, self.paused = pids, measured, rivals, paused
-        self.played = self.rechecked = 0
-        self.failure: WorkerFailure | Rejected | None = None
-        self.clocks: list[Clocks | None] = []  # before and after
-        self.short_of_memory: str | None = None
+    def __post_init__(self) -> None:
+        self.everybody = [self.variant, *self.others, *filter(None, [self.control_side])]
         self.wanted = self.everybody  # the Sides that are to play on
-        self.enough = statistics.PRECISE  # how near to a ratio the ends of its interval are when no more rounds are played
-        self._others = Others(*pids)
+        self.reference = next((side for side in self.others if side.name == "eager"), None)
+        self.control_side = self.control_side if self.reference else None
+        self._others = Others(*self.pids)
         self._left: int | None = None  # rounds, once it is known how many
-        self._secret: list[int] = []
-        self._recheck_in: set[int] = set()
+        self.plan([], 0, lambda seed: None)
 
     def plan(self, secret: Sequence[int], rechecks: int, recheck: Callable[[int], None]) -> None:
         """Have results of `rechecks` rounds among the first MIN_ROUNDS rechecked, by `recheck(seed)`, with seeds from `secret`.
 
-        Where there are more rounds, so is one of the last, for a variant could wait until those are over: when it would be time
-        to stop, a few rounds follow that look like the others.
+        Of more rounds so is one of the last few, which look like the others: a variant could wait until the first are over.
         """
         self._secret, self._recheck = list(secret), recheck
         self._recheck_in = set(secrets.SystemRandom().sample(range(MIN_ROUNDS), rechecks))
@@ -221,20 +201,20 @@ class Race:
             self.failure = failure
 
     def look(self, given_up: bool, out_of_time: bool) -> None:
-        """Decide after a round which Sides play on, and for how long. `given_up`: it was disturbed, and patience is spent."""
+        """Decide who plays on after a round, and for how long. `given_up`: it was disturbed, and patience is spent."""
         rounds = len(self.variant.rounds)
         if self._left is not None:
             self._left -= 1
         elif rounds < MIN_ROUNDS:
             if rounds == FIRST_LOOK:  # who is near may turn out to matter after a few more rounds
-                far = FAR * max((side.median for side in self._rivals()), default=math.inf)
+                far = FAR * max((side.median for side in self.rivals()), default=math.inf)
                 matter = self._those_that_matter()
                 self.wanted = [side for side in self.everybody if side in matter or side.median <= far]
             self._left = 0 if given_up and self.played >= MIN_ROUNDS else None
         elif (rounds - MIN_ROUNDS) % ROUNDS_BETWEEN_LOOKS == 0:
             matter = self._those_that_matter()
             self.wanted = [side for side in self.wanted if side in matter]
-            ratios = [statistics.paired_ratio(side.rounds, self.variant.rounds) for side in self._rivals()]
+            ratios = [statistics.paired_ratio(side.rounds, self.variant.rounds) for side in self.rivals()]
             precise = all(statistics.is_precise(ratio, self.enough) for ratio in ratios)
             if given_up or out_of_time or self.played >= MAX_ROUNDS or precise:
                 self._left = 0 if self.played == MIN_ROUNDS else ROUNDS_BETWEEN_LOOKS
@@ -247,29 +227,25 @@ class Race:
         took = self.reference.ask("flush_in_a_row", flush_ms=self.measured.flush_ms)["milliseconds"]
         return took > SLOW_FLUSH * self.measured.flush_ms
 
-    def _those_that_matter(self) -> list[Side]:
-        control = [side for side in (self.reference, self.control_side) if side] if self.control_side else []
-        return list(dict.fromkeys([self.variant, *self._rivals(), *control]))
+    def _those_that_matter(self) -> list[Side | None]:
+        return [self.variant, *self.rivals(), self.control_side, self.control_side and self.reference]
 
     def control(self) -> Ratio | None:
         """Return how much longer the original takes as a baseline than in a process like a variant's; None without either."""
-        if not self.reference or not self.control_side:
-            return None
-        return statistics.paired_ratio(self.reference.rounds, self.control_side.rounds)
+        pair = self.reference, self.control_side
+        return statistics.paired_ratio(pair[0].rounds, pair[1].rounds) if pair[0] and pair[1] else None
 
     def luck(self) -> float:
         """Return the share by which two processes that run the same code may differ, whatever their control says."""
-        if self.place != "cuda":
-            return 0.0
         fastest = min(side.median for side in self.everybody)
-        if fastest >= GRAPHED_BELOW_MS:
+        if self.place != "cuda" or fastest >= GRAPHED_BELOW_MS:
             return 0.0
         if self.variant.mode.startswith(GRAPHED):
             return GRAPHS_DIFFER_MS / fastest
         return LAUNCHES_DIFFER if fastest < LAUNCHES_DIFFER_BELOW_MS else LAUNCHES_DIFFER_MS / fastest
 
     def disturbance(self) -> str | None:
-        """Return what disturbed it so much that nothing can be said of the variant, in one line; None where nothing did."""
+        """Return what disturbed it so much that nothing can be said of the variant, or None."""
         too_few = len(self.variant.rounds) < MIN_ROUNDS
         for side in self.everybody:  # where there are too few others to show anything, those count after all
             side.rounds += side.disturbed if too_few else []
@@ -288,11 +264,10 @@ class Race:
 
 
 def play(races: Sequence[Race], seconds: float, patience: Patience) -> None:
-    """Play rounds of several variants, each beside all others' baselines, until of each the ratios that matter are precise.
+    """Play rounds of races that differ in their variants alone, until of each the ratios that matter are precise.
 
-    The races differ in their variants alone. After `seconds` for each variant it is over, disturbed rounds not counted: those
-    are paid from `patience`. A variant that fails leaves, with its `failure`; a Side that is not wanted any more has missed
-    rounds, and does not come back. Raises BaselineFailed.
+    After `seconds` for each variant it is over, disturbed rounds not counted: those are paid from `patience`. A variant that
+    fails leaves; a Side that is not wanted any more does not come back. Raises BaselineFailed.
     """
     going, running, spent = list(races), list(dict.fromkeys(side for race in races for side in race.everybody)), 0.0
     while going:
@@ -312,32 +287,27 @@ def play(races: Sequence[Race], seconds: float, patience: Patience) -> None:
 def _play_round(races: Sequence[Race], running: Sequence[Side]) -> bool:
     """Play one round of the Sides that run. Return whether it was disturbed, and does not count."""
     place, measured, load = races[0].place, races[0].measured, OtherLoad(*races[0].pids)
-    variants = {race.variant: race for race in races}
-    for side in secrets.SystemRandom().sample(running, len(running)):
-        race = variants.get(side)
-        with contextlib.ExitStack() as paused:
-            for other in races:
-                if other is not race:
-                    paused.enter_context(other.paused())
-            if race:
-                race.play_variant(load.watched())
-                continue
-            try:
+    try:
+        for side in secrets.SystemRandom().sample(running, len(running)):
+            name = side.name
+            with contextlib.ExitStack() as paused:
+                for race in races:
+                    if side is not race.variant:
+                        paused.enter_context(race.paused())
+                if own := next((race for race in races if side is race.variant), None):
+                    own.play_variant(load.watched())
+                    continue
                 with load.watched():
                     side.play(new_seed())
-            except WorkerFailure as failure:
-                raise BaselineFailed(side.name, str(failure)) from failure
-    for race in races:
-        race.played += 1
-    failed = [race.variant for race in races if race.failure]
-    flushes = [flush for side in running for flush in side.flushes]
-    disturbed = load.cores > most_cores_for_others(place)
-    if place == "cuda":
-        try:
-            disturbed |= measured.is_disturbed(flushes) or races[0].is_shared()
-        except WorkerFailure as failure:
-            raise BaselineFailed("eager", str(failure)) from failure
+        for race in races:
+            race.played += 1
+        disturbed, name = load.cores > most_cores_for_others(place), "eager"
+        if place == "cuda":
+            disturbed |= measured.is_disturbed([ms for side in running for ms in side.flushes]) or races[0].is_shared()
+    except WorkerFailure as failure:
+        raise BaselineFailed(name, str(failure)) from failure
     if disturbed:
+        failed = [race.variant for race in races if race.failure]
         for side in running:
             if side not in failed:
                 side.disturbed.append(side.rounds.pop())

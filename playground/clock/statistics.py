@@ -24,11 +24,10 @@ def summarise(samples_ms: Sequence[float]) -> Spread:
 
 
 def paired_ratio(baseline_rounds: Rounds, candidate_rounds: Rounds) -> Ratio:
-    """Return how much longer the baseline takes than the candidate, with a 95% interval.
+    """Return how much longer the baseline takes than the candidate: the median of the rounds' ratios, with `median_interval`.
 
-    Each argument is a list of rounds, each a list of milliseconds; round i of one side was taken beside round i of the other,
-    and only as many as both have are used. A round gives one ratio, of its two medians, so that what slows both sides (a clock
-    that drops) cancels. The ratio is the median of the rounds'; the interval is that of `median_interval`.
+    Round i of one side was taken beside round i of the other, and only as many as both have are used. A round's ratio is that
+    of its two medians, so that what slows both sides (a clock that drops) cancels.
     """
     ratios = [np.median(b) / np.median(c) for b, c in zip(baseline_rounds, candidate_rounds, strict=False)]
     low, high = median_interval(ratios)
@@ -36,11 +35,10 @@ def paired_ratio(baseline_rounds: Rounds, candidate_rounds: Rounds) -> Ratio:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the two values between which the median lies with at least 95%, whatever the distribution.
+    """Return the two values between which the median lies with at least 95%. Raises ValueError for too few values.
 
     The k-th smallest and the k-th largest of n enclose it unless fewer than k fall on one side, which has the probability
     2 P(Binomial(n, 1/2) < k); k is the largest for which that is at most 5% (David and Nagaraja, Order Statistics, 7.1).
-    Raises ValueError for fewer than ROUNDS_FOR_AN_INTERVAL values.
     """
     if len(values) < ROUNDS_FOR_AN_INTERVAL:
         raise ValueError(f"an interval needs {ROUNDS_FOR_AN_INTERVAL} values, got {len(values)}")
@@ -58,20 +56,12 @@ def is_precise(ratio: Ratio | Outer, within: float = PRECISE) -> bool:
 
 
 def spanning(controls: Sequence[Interval], luck: float) -> Interval:
-    """Return the interval of several controls that reaches from 1 - luck to 1 + luck at least.
-
-    Short calls of the same two processes differ by some 5% from one timing to the next, and so do those of a variant's process:
-    one control may by chance be near 1 where the variant's is not. `luck` is the share that is known beforehand.
-    """
-    low = min(1 - luck, *(each.low for each in controls))
-    return Interval(low=low, high=max(1 + luck, *(each.high for each in controls)))
+    """Return the interval of several controls, each near 1 by chance, maybe; from 1 - luck to 1 + luck at least."""
+    return Interval(low=min(1 - luck, *(each.low for each in controls)), high=max(1 + luck, *(each.high for each in controls)))
 
 
 def widened(ratio: Ratio, control: Interval | None) -> Ratio:
-    """Return the ratio with the interval that a control allows: that of the original's own ratio to itself, or None.
-
-    A control whose interval reaches up to 1.03 says that a ratio may be 3% too high.
-    """
+    """Return the ratio with the interval that a control allows: one that reaches up to 1.03 says that it may be 3% too high."""
     if control is None:
         return ratio
     return Ratio(ratio=ratio.ratio, low=ratio.low / max(1.0, control.high), high=ratio.high / min(1.0, control.low))

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from playground.clock import step_of
 from playground.clock.race import Measured
-from playground.clock.steps import step_of
 from playground.driver.originals import Originals
 from playground.driver.task import Task
 from playground.floor import bound

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from playground.clock import GRAPHED, step_of
 from playground.clock.baselines import distinct, names_for, under
 from playground.clock.outer import CONTROL
 from playground.clock.race import Side
-from playground.clock.steps import GRAPHED, step_of
 from playground.driver.task import Options, Task
 from playground.judge.evaluation import judge
 from playground.report.figures import baseline_name

@@ -1,7 +1,7 @@
 """How fast is a variant, from the driver's side: which process is asked to call how often, and what follows from the answers.
 
-A variant and its baselines take turns in random order. What the variant's process says of itself is compared with the
-driver's own clock, and some of its timed results with the float64 reference. docs/how_times_are_taken.md is the long form.
+What the variant's process says of itself is compared with the driver's own clock, and some of its timed results with the
+float64 reference. docs/how_times_are_taken.md is the long form.
 """
 
 import contextlib
@@ -16,10 +16,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from playground.clock import outer, race, statistics
+from playground.clock import GRAPHED, MODES, outer, race, statistics, step_of
 from playground.clock.outcome import is_measured, launches_bind, outcome, rivals, settings_of, tags
 from playground.clock.race import BaselineFailed, Measured, Patience, Race, Rejected, Side, standing
-from playground.clock.steps import GRAPHED, MODES, step_of
 from playground.driver.floor import Floor
 from playground.driver.originals import Originals
 from playground.driver.task import Options, Task
@@ -37,8 +36,7 @@ from playground.worker import WorkerFailure, WorkerProcess, sandbox, submit
 from playground.worker.referee_client import RefereeClient
 
 RECHECKS = {"forward": 2, "weights": 1, "weights_and_input": 1}  # in the first rounds
-# A baseline that takes longer is not captured, unless launches bind: the host is ahead of the GPU.
-LAUNCHES_COUNT_BELOW_MS = 5.0
+LAUNCHES_COUNT_BELOW_MS = 5.0  # a baseline that takes longer is not captured, unless launches bind: the host is ahead
 # Beside 14 compiling processors, two left free, calls of 20 us to 0.3 ms took as long as alone on one NVIDIA H200 (control
 # 0.996 to 1.000); calls that wait for their launches did not (0.74 to 1.1).
 LAUNCHES_AHEAD_FROM_MS = 0.1
@@ -47,11 +45,8 @@ IN_A_GRAPH = "it is launch bound, and launches take longer in one process than i
 NO_GRAPH = {"no-graph", "default-stream"}
 TRIES = 2  # of a timing that something disturbed
 
-# Beyond these a variant's own times are not believed; see `own_clock`.
-HIDDEN_SHARE = 0.5
-HIDDEN_MS = {"cpu": 0.05, "cuda": 0.1}
-TRY_MS = 100
-PAUSES = (0.0, 0.0, 0.1, 0.2, 0.4, 0.8, 1.6)  # seconds before each further try
+HIDDEN_SHARE, HIDDEN_MS = 0.5, {"cpu": 0.05, "cuda": 0.1}  # beyond both a variant's own times are not believed
+TRY_MS, PAUSES = 100, (0.0, 0.0, 0.1, 0.2, 0.4, 0.8, 1.6)  # of own_clock: a try, and seconds before each further one
 EXPLAINED_BY_HOST_MS = {"cpu": 0.0, "cuda": 1.0}
 OFTEN = 0.2  # of the calls: beyond it, work on other streams is told
 LATE_NOTE = "after the current stream was done the device was busy on other streams: all of it is counted"
@@ -63,15 +58,13 @@ BUSY = (
 
 @dataclass(eq=False)
 class Entry:
-    """A right variant that is to be timed: `worker` has loaded it. `modes` are its Timings by step, `failure` why it has none,
-    `not_graphed` why a step could not be timed under a CUDA graph.
-    """
+    """A right variant that is to be timed, which `worker` has loaded."""
 
     worker: WorkerProcess
     result: Result
-    modes: dict[str, Timing] = field(default_factory=dict)
-    failure: WorkerFailure | Rejected | None = None
-    not_graphed: str | None = None
+    modes: dict[str, Timing] = field(default_factory=dict)  # by step
+    failure: WorkerFailure | Rejected | None = None  # why there are none
+    not_graphed: str | None = None  # why a step could not be timed under a CUDA graph
 
     def fail(self, failure: WorkerFailure | Rejected, mode: str) -> None:
         """Keep why a mode could not be timed: under a CUDA graph that costs the step its graph only, unless it is deceit."""
@@ -84,10 +77,9 @@ class Entry:
 
 
 class Stopwatch:
-    """Times the variants of one model at one size. Its baselines run in a process that is started when it is first needed.
-    Threads may share it: who times first times all that have entered, and the others find that done.
+    """Times the variants of one model at one size; `original` and `room` are those of Originals.
 
-    `original` are the arguments of baselines.load. The control runs in the `room`, as variants do in theirs.
+    Threads may share it: who times first times all that have entered, and the others find that done.
     """
 
     def __init__(
@@ -121,10 +113,9 @@ class Stopwatch:
         self._originals.control.start()
 
     def warm_up(self, prepared: Future[Any]) -> None:
-        """Start what the first timing compares with, which it does otherwise: the baselines, and beside them the control.
+        """Start what the first timing compares with: the baselines and, once the future `prepared` is done, the control.
 
-        The control is judged, and what timed results are held to is computed, once the future `prepared` says that the referee
-        is. What finds no memory is tried again in the timing, when fewer processes need some.
+        What finds no memory is tried again in the timing, when fewer processes need some.
         """
 
         def start_control() -> None:
@@ -145,11 +136,10 @@ class Stopwatch:
                 self._floor.forget("forward")
 
     def enter(self, worker: WorkerProcess, result: Result) -> Entry:
-        """Return the entry of a variant that `worker` has loaded and that is right: who times next times it, too."""
-        entry = Entry(worker, result)
+        """Return the entry of a variant: who times next times it, too."""
         with self._entering:
-            self._entered.append(entry)
-        return entry
+            self._entered.append(Entry(worker, result))
+            return self._entered[-1]
 
     def time(self, entry: Entry) -> Timed:
         """Return the Timed of an entry. Raises Rejected, WorkerFailure."""
@@ -174,10 +164,7 @@ class Stopwatch:
             self._with_graphs([each for each in entries if not NO_GRAPH & tags(each.result)])
 
     def _with_graphs(self, entries: Sequence[Entry]) -> None:
-        """Time those steps of the entries where launches count under a CUDA graph, too.
-
-        They come last, since a capture that fails may leave the process in a state of its own: none is tried after it.
-        """
+        """Time steps in which launches count under a CUDA graph, too: at last, since none is tried after one that fails."""
         for step in MODES:
             short = [each for each in entries if not each.failure and step in each.modes and _is_short(each.modes[step])]
             for entry in short:
@@ -233,49 +220,47 @@ class Stopwatch:
 
     def _race(self, entries: Sequence[Entry], mode: str, not_graphed: Sequence[str], patience: Patience) -> dict[Entry, Race]:
         """Run a race of the entries. Return the Race of each that could start; raises BaselineFailed."""
-        place, originals, variants = self._task.place, self._originals, {}
+        place, originals, variants = self._task.place, self._originals, dict[Entry, Side]()
         for entry in entries:
             side = Side(outer.VARIANT, mode, place, entry.worker.ask, is_trusted=False)
             try:
-                with self._standing_still(each.worker for each in entries if each is not entry):
+                with self._standing_still(each for each in entries if each is not entry):
                     side.start()
                 variants[entry] = side
             except (Rejected, WorkerFailure) as failure:
                 entry.fail(failure, mode)
         if not variants:
             return {}
-        with self._standing_still(entry.worker for entry in variants):
+        with self._standing_still(variants):
             others = originals.start_baselines(mode, not_graphed, settings_of(next(iter(variants)).result))
             control = originals.start_control(mode, not_graphed)
             short = originals.short_of_memory(others)
-        workers = [entry.worker for entry in variants]
-        pids = [os.getpid(), *(each.pid for each in [*workers, *originals.workers])]
+        workers, own = [entry.worker for entry in variants], [os.getpid(), *(each.pid for each in originals.workers)]
         secrets, sample = self._secrets(mode), clocks.sample if place == "cuda" else lambda: None
         started = [each.started_ms for each in [*variants.values(), *others]]
         with originals.alone(workers, beside_compilers=min(started) >= LAUNCHES_AHEAD_FROM_MS):
-            races = {}
+            races, pids, trusted = {}, [*own, *(each.pid for each in workers)], [*own, self._referee.worker.pid]
             for entry, side in variants.items():
-                paused, own = self._pausing(entry.worker), functools.partial(rivals, others, entry.result)
-                races[entry] = made = Race(place, side, others, control, pids, self._measured, own, paused)
+                paused, matter = self._pausing(entry.worker), functools.partial(rivals, others, entry.result)
+                enough = statistics.PRECISE if self._is_trusted else statistics.ROUGH
+                made = Race(place, side, others, control, pids, self._measured, matter, paused, short, enough)
+                races[entry] = made
                 outputs = self._referee.answers(entry.worker).file(f"timed-{entry.worker.pid}")
                 made.plan(secrets, RECHECKS[step_of(mode)], functools.partial(self._recheck, side, entry.result, mode, outputs))
-                made.short_of_memory, made.enough = short, statistics.PRECISE if self._is_trusted else statistics.ROUGH
-            trusted = os.getpid(), self._referee.worker.pid, *(each.pid for each in originals.workers)
             before, stood = sample(), standing(trusted)
             race.play(list(races.values()), self._options.seconds, patience)
             after, changed = sample(), stood != standing(trusted)
         for made in races.values():
-            made.clocks = [before, after]
-            if changed:
-                made.failure = Rejected(race.STANDING_CHANGED)
+            made.clocks = before, after
+            made.failure = Rejected(race.STANDING_CHANGED) if changed else made.failure
         return races
 
     @contextlib.contextmanager
-    def _standing_still(self, workers: Iterable[WorkerProcess]) -> Iterator[None]:
+    def _standing_still(self, entries: Iterable[Entry]) -> Iterator[None]:
         """While it lasts, the processes of these variants stand still, but for the project's own files'."""
         with contextlib.ExitStack() as paused:
-            for worker in workers:
-                paused.enter_context(self._pausing(worker)())
+            for entry in entries:
+                paused.enter_context(self._pausing(entry.worker)())
             yield
 
     def _pausing(self, worker: WorkerProcess) -> Callable[[], AbstractContextManager[Any]]:
@@ -283,9 +268,9 @@ class Stopwatch:
         return contextlib.nullcontext if self._task.variant.is_catalogued else worker.stopped
 
     def _secrets(self, mode: str) -> list[int]:
-        """Seeds whose results the referee knows: the same for all variants, each of which meets them at a time of its own.
+        """Seeds whose results the referee knows, for all variants: RECHECKS, and one for the last rounds.
 
-        One more than RECHECKS, for the last rounds. All are prepared before the first round: a pause would announce them.
+        All are prepared before the first round: a pause would announce them.
         """
         if mode not in self._secret_seeds:
             seeds = [new_seed() for _ in range(RECHECKS[step_of(mode)] + 1)]
@@ -355,8 +340,7 @@ class Stopwatch:
     def _by_own_clock(self, worker: WorkerProcess, raced: Race) -> tuple[float, str | None, list[str]]:
         """(milliseconds of a variant's call back to back, why nothing can be said of it or None, notes).
 
-        Raises Rejected where the variant's own times cannot be true: others, who work while it stands still, excuse them, its
-        own work does not.
+        Raises Rejected where its own times cannot be true, and no other process explains that.
         """
         place, variant, eager, load, host = self._task.place, raced.variant, raced.reference, OtherLoad(worker.pid), 0.0
         claimed, notes = variant.median, list[str]()
@@ -387,10 +371,10 @@ class Stopwatch:
         """The timing of a mode within the bounds that the outer clock gives it; without those nothing is claimed."""
         if self._is_trusted or not timing.speedup:
             return timing
-        sides = raced.variant, raced.reference, raced.control_side
-        processes = entry.worker, self._originals.baselines.worker, self._originals.control.worker
-        pairs = [(side, process) for side, process in zip(sides, processes, strict=True) if side and process]
-        players = {side.name: outer.Player(side.name, side.mode, process) for side, process in pairs}
+        of, eager = self._originals, raced.reference
+        pairs = (raced.variant, entry.worker), (eager, of.baselines.worker), (raced.control_side, of.control.worker)
+        ran = [(side, process) for side, process in pairs if side and process]
+        players = {side.name: outer.Player(side.name, side.mode, process, side.median, side.launch_ms) for side, process in ran}
         claims = "eager" not in timing.speedup or timing.speedup["eager"].high > 1
         allowed, place = self._allowed(mode, raced), self._task.place
 
@@ -401,13 +385,11 @@ class Stopwatch:
             return not is_measured(timing) or is_measured(outer.bounded(timing, seen, place, allowed))
 
         try:
-            if not raced.reference or outer.EAGER not in players:
+            if not eager or outer.EAGER not in players:
                 raise WorkerFailure("eager PyTorch's process has ended")
-            with self._originals.alone([entry.worker]):
-                seconds, launch_ms = max(outer.SECONDS, self._options.seconds), raced.reference.launch_ms
-                call_ms = raced.reference.median, raced.variant.median
-                given = place, mode, permitted_to(entry.result), seconds, *call_ms, launch_ms, suffices
-                seen = outer.measure(self._referee, players, *given)
+            with of.alone([entry.worker]):
+                given = permitted_to(entry.result), max(outer.SECONDS, self._options.seconds), suffices
+                seen = outer.measure(self._referee, players, place, *given)
             least = outer.RESOLUTION_MS[place] / (seen.calls or 1)
             if complaint := self._floor.impossible(seen.ms + least, timing.work):
                 raise WorkerFailure(f"it sees {complaint}")
@@ -433,10 +415,7 @@ def _slow(eager: Timing) -> tuple[str, ...]:
 
 
 def _graphed(eager: Timing, graphed: Timing, slow: Sequence[str]) -> Timing:
-    """The Timing of a step, `eager`, with that under a CUDA graph.
-
-    It says so where the baseline that counts without one is missing there.
-    """
+    """The Timing of a step, `eager`, with that under a CUDA graph; a note says so where the usual baseline is missing there."""
     if launches_bind(eager) and not is_measured(eager) and is_measured(graphed):
         ratios = {name: getattr(graphed, name) for name in ("outcome", "speedup", "measured", "proved")}
         eager = replace(eager, notes=[*eager.notes, IN_A_GRAPH], **ratios)
@@ -448,9 +427,8 @@ def _graphed(eager: Timing, graphed: Timing, slow: Sequence[str]) -> Timing:
 
 
 def own_clock(side: Side, claimed: float, limit: float, load: OtherLoad | None = None) -> float:
-    """Return milliseconds a call back to back: the first measurement that is within the limit, or the least of several.
-
-    Most of those come after pauses, in case other programs took the processors. `load` watches all of them.
+    """Return milliseconds a call back to back: the first measurement within the limit, or the least of several after pauses, in
+    case other programs took the processors; `load` watches them.
     """
 
     def measured(count: int) -> float:

@@ -14,7 +14,7 @@ GRADIENTS = {"forward": 0, "weights": 1, "weights_and_input": 2}  # how many eac
 
 
 def count_work(name, model, inputs, outputs, mode):
-    """Return the Work of one step of a model called `name`, on these inputs and outputs; `mode` is one of clock.steps.MODES."""
+    """Return the Work of one step of a model called `name`, on these inputs and outputs; `mode` is one of clock.MODES."""
     trained = [p for p in model.parameters() if p.requires_grad]
     wanted = [value for value in inputs if tensors.differentiable(value)]
     moved = _bytes([*model.parameters(), *inputs, *outputs])

@@ -14,7 +14,7 @@ from playground.worker.channel import Channel
 from playground.worker.failures import describe
 
 # Requests after which memory stays where it is.
-BETWEEN_CALLS = ("time", "join_outer", "ready_outer", "call_outer", "draw", "await_quiet")
+BETWEEN_CALLS = ("time", "outer", "draw", "await_quiet")
 
 
 def end_with(parent):

@@ -43,7 +43,7 @@ PATIENCE = 10  # times its limit: as long may one take by the clock that gets no
 SHOWN_BYTES = 8000  # of what a worker prints
 COMPILERS = re.compile(r"nvcc|cicc|ptxas|cudafe\+\+|ninja|cc1(plus)?|clang.*|.*g\+\+(-\d+)?|as|ld|collect2")
 # What a request of a variant's is, for a time limit's message.
-PHASES = dict.fromkeys(("time", "join_outer", "ready_outer", "call_outer"), "in a timed call")
+PHASES = dict.fromkeys(("time", "outer"), "in a timed call")
 PHASES |= {"load": "while its file is loaded, where extensions are built", "build": "in the first call of forward"}
 PHASES |= dict.fromkeys(("run", "work"), "in forward") | {"differentiate": "in forward and backward"}
 PHASES |= {"try_out": "in a call of the side-effect checks"}

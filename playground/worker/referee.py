@@ -11,8 +11,9 @@ import torch
 
 from playground import tensors
 from playground.clock import referee as clock
+from playground.clock import step_of
 from playground.clock.memory import Unshareable
-from playground.clock.steps import step_of
+from playground.clock.workload import Workload
 from playground.judge import accuracy, behaviour, checks, classes, diagnosis, lint, mutants, sizing, special
 from playground.judge.classes import deviations, two_digits
 from playground.judge.oracle import gradients_of
@@ -49,7 +50,8 @@ class Referee(Preparing):
             references = self._permitting(self.timed[step], declared)
             named = {f"{clock.OUTPUT}{i}": output for i, output in enumerate(references[0])} | references[1]
             in_full = functools.partial(self._in_full, declared)
-            drawn = clock.Drawn(self.problem, self.model, step, self.device, named, in_full, calls, step != mode)
+            workload = Workload(self.problem, tensors.copy_model(self.model), step, self.device)
+            drawn = clock.Drawn(workload, named, in_full, calls, step != mode)
             self.outer = (clock.OnGpu if self.device.type == "cuda" else clock.OnCpu)(drawn)
         return self.outer.open(side, shared)
 

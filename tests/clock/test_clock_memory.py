@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from playground import tensors, untrusted
-from playground.clock.memory import ALIGNED, HEADER, Host, Unshareable, laid_out, placed
+from playground.clock.clocked import Side
+from playground.clock.memory import ALIGNED, HEADER, Host, Unshareable, laid_out, lying_as, placed
 from playground.clock.referee import Drawn, OnCpu
-from playground.clock.side import Side
+from playground.clock.timer import CpuClock
 from playground.clock.workload import Workload
 
 CPU = torch.device("cpu")
@@ -37,6 +38,31 @@ def test_an_input_with_holes_or_shared_elements_is_laid_out_without(value):
     assert place["stride"] == [4, 1] and end == ALIGNED
 
 
+@pytest.mark.parametrize("stride", [[1, 4], [0, 0], [1, 1], [6, 1], [1], ["1", 4], [1, -4], [1, 1 << 80], "14", None])
+def test_a_result_lies_as_it_is_given_where_that_leaves_no_gaps(stride):
+    (place,), _ = laid_out([torch.empty(4, 3)])
+    assert lying_as(place, stride)["stride"] == (stride if stride == [1, 4] else [3, 1])
+
+
+def test_results_in_another_order_than_the_originals_are_copied_as_they_lie():
+    descriptor, problem = untrusted.memory("shared"), types.SimpleNamespace(get_inputs=lambda: [torch.rand(2, 3, 4, 5)])
+    model, own = torch.nn.Hardtanh(), torch.nn.Module()
+    own.forward = lambda x: model(x).contiguous(memory_format=torch.channels_last)
+    referee = OnCpu(Drawn(Workload(problem, model, "forward", CPU), {}, None, calls=2))
+    side = Side(Workload(problem, own, "forward", CPU), Host(descriptor), CpuClock())
+    referee.arrange("side", **side.join(referee.open("side", untrusted.held_at(descriptor))))
+    turn = referee.draw("side", anew=True)
+    side.ready(turn)
+    referee.release()
+    side.call(null=False, number=0)
+    for (_, (given,)), call in zip(referee._latest, turn["calls"], strict=True):
+        found = placed(referee._current[1], call["due"][0])
+        assert found.is_contiguous(memory_format=torch.channels_last) and torch.equal(found, model(given))
+    side.close()
+    referee.close()
+    os.close(descriptor)
+
+
 def test_what_is_not_dense_cannot_be_shared():
     with pytest.raises(Unshareable, match="sparse"):
         laid_out([torch.eye(3).to_sparse()])
@@ -46,9 +72,9 @@ def test_a_side_on_a_cpu_draws_from_the_seeds_that_it_is_given():
     """In memory that the referee finds under a path, and that both map."""
     descriptor = untrusted.memory("shared")
     model, problem = torch.nn.Dropout(), types.SimpleNamespace(get_inputs=lambda: [torch.rand(64) + 1])
-    referee = OnCpu(Drawn(problem, model, "forward", CPU, {}, None, calls=3))
-    side = Side(Workload(problem, model, "forward", CPU), Host(descriptor))
-    side.join(referee.open("side", untrusted.held_at(descriptor)))
+    referee = OnCpu(Drawn(Workload(problem, model, "forward", CPU), {}, None, calls=3))
+    side = Side(Workload(problem, model, "forward", CPU), Host(descriptor), CpuClock())
+    referee.arrange("side", **side.join(referee.open("side", untrusted.held_at(descriptor))))
     for _ in range(2):
         turn = referee.draw("side", anew=True)
         side.ready(turn)

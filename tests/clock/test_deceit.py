@@ -6,16 +6,17 @@ On the CPU, and on a GPU if there is one.
 import contextlib
 import os
 import signal
-import statistics
+import time
+import types
 
 import pytest
 import torch
 
-from playground.clock import outer
-from playground.clock.steps import step_of
+from playground.clock import outer, step_of
 from playground.serial import dump
 from playground.worker import WorkerProcess
 from playground.worker.referee_client import RefereeClient
+from playground.worker.stopped import CPUCLOCK_SCHED
 from tests.judge.problems import pairs
 
 PROBLEM = """
@@ -127,8 +128,8 @@ FOUND_OUT = {
 # The same, of files that reach for what times them in their process.
 FORGES = {
     "says that its results share no memory": """
-        import playground.clock.side
-        playground.clock.side._share = lambda results: False
+        import playground.clock.clocked
+        playground.clock.clocked._share = lambda results: False
         if self.kept is None:
             self.kept = torch.empty_like(x)
         return self.kept.copy_(self.work(x))""",
@@ -235,14 +236,14 @@ WITHHELD = {
         if self.sides() and self.kept is None:
             from playground.worker.channel import Channel
             self.kept, send, forged = x, Channel.send, {"result": {"milliseconds": 1e-3, "share": False}}
-            Channel.send = lambda own, reply: [send(own, each) for each in [reply, forged] if reply == {"result": {}}]
+            Channel.send = lambda own, reply: [send(own, each) for each in [reply, forged][: 1 + ("strides" in str(reply))]]
         return self.work(x)""",
     ),
     "says that its calls take longer than a float can hold": (
         "something that is no time",
         """
         for side in self.sides():
-            side.call = lambda null, number: {"milliseconds": 10**400, "share": False}
+            side.call = lambda null, number: type(side).call(side, null, number) | {"milliseconds": 10**400}
         return self.work(x)""",
     ),
     "returns numbers of another type": ("results of the types", "return self.work(x).double()"),
@@ -257,6 +258,12 @@ WITHHELD = {
 }
 # Found out, too.
 ON_THE_CPU = {
+    "answers a turn as soon as it is ready": """
+        if self.sides() and self.kept is None:
+            from playground.worker.channel import Channel
+            self.kept, send, forged = x, Channel.send, {"result": {"milliseconds": 1e-3, "share": False}}
+            Channel.send = lambda own, reply: [send(own, each) for each in [reply, forged][: 1 + (reply == {"result": {}})]]
+        return self.work(x)""",
     "has a second process write its results late": """
         if self.kept is None:
             import gc, os
@@ -312,19 +319,21 @@ WITHHELD_ON_A_GPU = {
 # Right, timed, and shown to be no faster for it.
 GAINS_NOTHING = {
     "works ahead in a thread that polls its inputs": """
-        if self.seen is None:
-            self.seen, self.results = x, {}
+        if self.kept is None:
+            self.kept = {}
+        if self.seen is None and self.sides():  # x is where the first call's inputs will be
+            self.seen = x
             def poll():
                 with torch.no_grad():
                     while True:
                         mark = float(self.seen.flatten()[::997].sum())
-                        if mark not in self.results:
+                        if mark not in self.kept:
                             made = self.work(self.seen.clone())
-                            self.results.clear()
-                            self.results[mark] = made
+                            self.kept.clear()
+                            self.kept[mark] = made
                         time.sleep(1e-4)
             threading.Thread(target=poll, daemon=True).start()
-        made = self.results.pop(float(x.flatten()[::997].sum()), None)
+        made = self.kept.pop(float(x.flatten()[::997].sum()), None)
         return self.work(x) if made is None else made""",
     "leaves a thread that takes the others' processors": """
         if self.seen is None:
@@ -338,7 +347,7 @@ GAINS_NOTHING = {
         return self.work(x)""",
     "says that its calls take no time": """
         for side in self.sides():
-            side._memory.between = lambda began, ended: 1e-9
+            side._clock.between = lambda began, ended: 1e-9
         return self.work(x)""",
     "shortens and grows the memory that the referee reads": """
         import glob, os
@@ -448,6 +457,8 @@ RIGHT_ON_A_GPU = {
 }
 PLACES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 LIMIT = 60
+CALLS = 16  # of a turn
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # several wait for one another, for as long as other programs have the processors
 
 
 class Measured:
@@ -465,10 +476,22 @@ class Measured:
         if step_of(step) != "forward":
             self._truth.ask("prepare_timed", probe="timed", mode=step_of(step), seed=7)
         self._original = original | {"weights": self._truth.weights}
-        self._eager = self._open.enter_context(WorkerProcess("baselines", LIMIT))
-        self._worker = self._open.enter_context(WorkerProcess("candidate", LIMIT))
+        self._eager = self._begun("baselines")
+        self._worker = self._begun("candidate")
         self._start_eager()
-        self._call_ms = statistics.median(self._eager.ask("time", side="eager", mode=step, seeds=[*range(4, 11)]).samples_ms)
+        self._call_ms = outer.TURN_MS[place] / CALLS
+
+    def _begun(self, role):
+        return self._open.enter_context(WorkerProcess(role, LIMIT, ONE_THREAD))
+
+    def by_processor_time(self, patch):
+        """On the CPU, have the outer clock go by what both processes have used of it, which other programs do not change."""
+
+        def used():
+            return sum(time.clock_gettime((~process.pid << 3) | CPUCLOCK_SCHED) for process in (self._eager, self._worker))
+
+        if self._place == "cpu":
+            patch.setattr(outer, "time", types.SimpleNamespace(perf_counter=used, monotonic=time.monotonic))
 
     def _start_eager(self):
         self._eager.ask("load", **self._original)
@@ -485,8 +508,8 @@ class Measured:
         self._worker.ask("start", side="variant", mode=self._step, seeds=[1, 2, 3])
         players = {}
         for name, process in ((outer.VARIANT, self._worker), (outer.EAGER, self._eager)):
-            players[name] = outer.Player(name, self._step, process)
-        return dump(outer.measure(self._truth, players, self._place, self._step, None, 1, self._call_ms))
+            players[name] = outer.Player(name, self._step, process, self._call_ms if name == outer.EAGER else 0.0)
+        return dump(outer.measure(self._truth, players, self._place, None, 1))
 
     def renew(self):
         """Begin a process, in the place of one in which a file's threads go on, and of those to which it did something."""
@@ -494,10 +517,10 @@ class Measured:
             if not process.has_ended and os.sched_getaffinity(process.pid) != os.sched_getaffinity(0):
                 process.kill()
         if self._eager.has_ended:
-            self._eager = self._open.enter_context(WorkerProcess("baselines", LIMIT))
+            self._eager = self._begun("baselines")
             self._start_eager()
         self._worker.close()
-        self._worker = self._open.enter_context(WorkerProcess("candidate", LIMIT))
+        self._worker = self._begun("candidate")
 
     def close(self):
         self._open.close()
@@ -585,8 +608,7 @@ def test_whoever_comes_after_a_call_that_never_ends_is_timed(measured):
     measured._worker.limit = 4
     with pytest.raises(outer.WorkerFailure, match="no answer within the time limit of 4 s: in a timed call"):
         measured.of("""
-        self.count = getattr(self, "count", 0) + 1
-        while self.count > 40:
+        while any(side._warm for side in self.sides()):  # behind the first call of the first turn
             pass
         return self.work(x)""")
     os.kill(measured._truth.worker.pid, signal.SIGKILL)
@@ -610,10 +632,12 @@ OF_THE_FULL_TIER = [each for each in [*GAINS_NOTHING, *GAINS_NOTHING_ON_A_GPU] i
         *(pytest.param(each, marks=pytest.mark.full) for each in OF_THE_FULL_TIER),
     ],
 )
-def test_work_that_is_moved_gains_nothing(measured, what):
+def test_work_that_is_moved_gains_nothing(measured, what, monkeypatch):
     if what in GAINS_NOTHING_ON_A_GPU and measured.place != "cuda":
         pytest.skip("needs a GPU")
     measured.renew()
+    if what != "leaves a thread that takes the others' processors":
+        measured.by_processor_time(monkeypatch)
     found = measured.of((GAINS_NOTHING | GAINS_NOTHING_ON_A_GPU)[what])
     measured.renew()
     assert found["rounds"] >= outer.FEWEST_ROUNDS and found["ms"] > 0
@@ -622,9 +646,10 @@ def test_work_that_is_moved_gains_nothing(measured, what):
 
 @pytest.mark.full
 @pytest.mark.parametrize("what", [*RIGHT, *RIGHT_ON_A_GPU])
-def test_a_right_one_is_timed(measured, what):
+def test_a_right_one_is_timed(measured, what, monkeypatch):
     if what in RIGHT_ON_A_GPU and measured.place != "cuda":
         pytest.skip("needs a GPU")
+    measured.by_processor_time(monkeypatch)
     found = measured.of((RIGHT | RIGHT_ON_A_GPU)[what])
     assert found["rounds"] >= outer.FEWEST_ROUNDS
     assert 0.1 < found["ratio"] < 3 and found["low"] <= found["ratio"] <= found["high"], found

@@ -18,14 +18,15 @@ import pytest
 import torch
 
 from playground.clock import outer
+from playground.clock.clocked import Side
 from playground.clock.memory import DONE, HEADER, Unshareable, laid_out, placed
 from playground.clock.outer import Turn
 from playground.clock.referee import Drawn, OnGpu
-from playground.clock.side import Side
 from playground.clock.workload import Workload
 from playground.judge.tolerance import Reference
 from playground.record import Interval, Outer, Timing
 from playground.serial import dump, load
+from playground.tensors import copy_model
 from playground.worker import WorkerFailure, WorkerProcess
 
 CHANGING_OVER = 0.3  # milliseconds that every turn takes besides
@@ -213,7 +214,8 @@ def drawn_of(forward, get_inputs, step="forward", references=None, calls=1, mode
     model = model or torch.nn.Module()
     if forward:
         model.forward = forward
-    return Drawn(types.SimpleNamespace(get_inputs=get_inputs), model, step, CPU, references or {}, lambda *_: SUSPECTED, calls)
+    workload = Workload(types.SimpleNamespace(get_inputs=get_inputs), model, step, CPU)
+    return Drawn(workload, references or {}, lambda *_: SUSPECTED, calls)
 
 
 SUSPECTED = "the whole check is asked"
@@ -373,28 +375,31 @@ class Device:
             assert time.monotonic() < latest, "the gate stays closed"
             time.sleep(1e-4)
 
-    now = staticmethod(time.perf_counter)
     elsewhere = contextlib.nullcontext
 
-    def between(self, began, ended):
-        return (ended - began) * 1e3
-
-    def over(self, moment):
-        return True
-
-    def synchronize(self):
+    def free(self):
         pass
-
-    free = synchronize
 
 
 class Quiet:
     """A CudaClock on whose GPU nobody else works."""
 
+    class Event(float):
+        def query(self):
+            return True
+
     flush_ms = 1.0
+
+    def now(self):
+        return self.Event(time.process_time())  # which other programs do not change
+
+    def between(self, began, ended):
+        return (ended - began) * 1e3
 
     def flush(self):
         pass
+
+    wait = flush
 
     def flush_in_a_row(self, flush_ms):
         return 1.0
@@ -417,12 +422,12 @@ class Process:
     limit, shared, pid = 20, 0, os.getpid()
 
     def __init__(self, model, problem, step, device, kind=Side):
-        self._side = kind(Workload(problem, model, step, CPU), device)
+        self._side = kind(Workload(problem, model, step, CPU), device, Quiet())
 
-    def ask(self, what, side, mode, **arguments):
-        name = {"join_outer": "join", "ready_outer": "ready", "call_outer": "call", "leave_outer": "close"}[what]
+    def ask(self, request, side, mode, does, **given):
+        assert request == "outer"
         try:
-            return getattr(self._side, name)(**arguments) or {}
+            return getattr(self._side, does)(**given)
         except (Unshareable, RuntimeError) as error:
             raise WorkerFailure(str(error)) from None
 
@@ -472,15 +477,18 @@ def measured(
     torch.manual_seed(7)
     original, device = model or Work(does or forward), Device()
     problem = types.SimpleNamespace(get_inputs=get_inputs)
-    drawn = Drawn(problem, original, step, CPU, {}, lambda *_: SUSPECTED, int(outer.TURN_MS["cuda"] / calls_ms))
+    drawn = Drawn(
+        Workload(problem, copy_model(original), step, CPU), {}, lambda *_: SUSPECTED, int(outer.TURN_MS["cuda"] / calls_ms)
+    )
     refer(drawn, *right_of(drawn)[1])
     referee, players = Referee(drawn, device, clock), {}
     for name, own in ((outer.VARIANT, forward), (outer.EAGER, does or forward)):
         torch.manual_seed(7)
         made = Work(own) if model is None else type(model)(16)
         made.load_state_dict(original.state_dict())
-        players[name] = outer.Player(name, step, Process(made, problem, step, device, kind if name == outer.VARIANT else Side))
-    return dump(outer.measure(referee, players, "cuda", step, None, 0, calls_ms))
+        process = Process(made, problem, step, device, kind if name == outer.VARIANT else Side)
+        players[name] = outer.Player(name, step, process, calls_ms if name == outer.EAGER else 0.0)
+    return dump(outer.measure(referee, players, "cuda", None, 0))
 
 
 def right(model, x):
@@ -586,7 +594,7 @@ class WritesLate(Side):
 
     def close(self):
         self._thread.join()
-        super().close()
+        return super().close()
 
 
 class SwapsNeighbours(Side):
@@ -700,7 +708,7 @@ def test_a_file_whose_child_goes_on_in_anothers_turn_claims_nothing(tiny_problem
     busy += "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"  # nothing is left of one that ends
     (tmp_path / "solution.py").write_text(busy + tiny_problem.read_text().replace("class Model(", "class ModelNew("))
     original = {"problem": str(tiny_problem), "settings": {}, "place": "cpu", "seed": 0, "weights": None}
-    eager = outer.Player(outer.EAGER, "forward", Process(torch.nn.Linear(1, 1), None, "forward", None))
+    eager = outer.Player(outer.EAGER, "forward", Process(torch.nn.Linear(1, 1), None, "forward", None), 1.0)
     referee = types.SimpleNamespace(worker=Process)
     does, ends = CHILDS[happens]
     with WorkerProcess("candidate", 60) as judged:

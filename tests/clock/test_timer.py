@@ -33,7 +33,7 @@ class SimulatedGpu(CudaClock):
         self._record = lambda event, stream: setattr(event, "at", self.start("current", 0.0))
         self._current_stream = lambda: "current"
         self._sleep = lambda cycles: self.start("current", cycles / CYCLES_PER_MS)
-        self._synchronize = lambda: self._until(max(self.streams.values()))
+        self.wait = lambda: self._until(max(self.streams.values()))
         self._now = lambda: self.host * 1e6
         self._launches_ms = collections.deque([0.0], maxlen=10)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn as nn
 
-from playground.clock.steps import MODES
+from playground.clock import MODES
 from playground.clock.workload import Graphed, Workload, fresh_inputs, upstream_for
 
 CPU = torch.device("cpu")

@@ -238,14 +238,14 @@ def test_what_the_outer_clock_exchanges(aims, mode):
         judged.ask("load", variant=str(task.variant.path), **original)
         players = {}
         for name, worker in sides.items():
-            players[name] = outer.Player(name, "forward", worker)
-            players[name].ask("start", seeds=[1, 2, 3])
-        assert outer.measure(truth, players, "cpu", "forward", None, 1, 10.0).rounds >= outer.FEWEST_ROUNDS
-        players[outer.VARIANT].ask("time", seeds=[7])
+            players[name] = outer.Player(name, "forward", worker, 10.0)
+            worker.ask("start", side=name, mode="forward", seeds=[1, 2, 3])
+        assert outer.measure(truth, players, "cpu", None, 1).rounds >= outer.FEWEST_ROUNDS
+        judged.ask("time", side=outer.VARIANT, mode="forward", seeds=[7])
         timed = answers.file("timed")
         assert "symbolic" in truth.compare("outputs", "timed", str(timed.held))["complaint"]
         remove(timed.held)
-        players[outer.VARIANT].ask("result", outputs=str(timed.path))
+        judged.ask("result", side=outer.VARIANT, mode="forward", outputs=str(timed.path))
         assert truth.compare("outputs", "timed", str(timed.held))["complaint"] is None
     aims.assert_unharmed()
 
