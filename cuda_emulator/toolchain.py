@@ -116,11 +116,13 @@ def torch_flags():
     """What a text that includes PyTorch's headers is compiled with, and what it is linked with."""
     folder = torch_folder()
     version = tuple(int(part) for part in torch_version().__version__.split("+")[0].split(".")[:2] if part.isdigit())
+    says = folder / "share" / "cmake" / "Torch" / "TorchConfig.cmake"
+    old_strings = version < (2, 7) and says.exists() and "CXX11_ABI=0" in says.read_text()
     flags = [
         "-std=c++20" if version >= (2, 12) else "-std=c++17",
         *(f"-isystem{folder / path}" for path in ("include", "include/torch/csrc/api/include")),
         f"-isystem{sysconfig.get_path('include')}",
-        "-D_GLIBCXX_USE_CXX11_ABI=1",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(not old_strings)}",
         "-DTORCH_API_INCLUDE_EXTENSION_H",
     ]
     libraries = folder / "lib"

@@ -340,11 +340,12 @@ def flatten(outputs):
 
 
 def require_judgeable(values):
-    """Raise InternalLimit for a tensor among the values that the judge cannot compare: sparse, quantised, or of half a byte."""
+    """Raise InternalLimit for a tensor among the values that the judge cannot compare: sparse, nested, quantised, float4."""
     for value in values:
         if _type(value) not in (_Tensor, _Parameter):
             continue
-        kind = None if value.layout == torch.strided else f"in the layout {value.layout}"
+        kind = "that are nested" if value.is_nested else None
+        kind = kind or (None if value.layout == torch.strided else f"in the layout {value.layout}")
         kind = kind or (f"of the type {value.dtype}" if value.is_quantized or "float4" in str(value.dtype) else None)
         if kind:
             raise InternalLimit(f"internal limit: the judge cannot compare tensors {kind}; expected dense ones of whole bytes")

@@ -153,7 +153,8 @@ def test_a_run_judges_them_and_writes_traces(compare, tmp_path):
     found = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
     assert {each["solution"]: each["evaluation"]["status"] for each in found} == {
         **{"wrong": "INCORRECT_NUMERICAL", "raises": "RUNTIME_ERROR", "shape": "INCORRECT_SHAPE"},
-    }, "the right one was not timed"
+    }
+    assert "--trace leaves out 1 right: not timed" in err
     assert all(each["definition"] == "rms" and each["workload"] == WORKLOADS[0] for each in found)
     (tmp_path / "own.py").write_text(RIGHT + "run = kernel\n")
     status, out, err = compare("--model", folder, "--variant", tmp_path / "own.py", "--device", "cpu", "--check-only")

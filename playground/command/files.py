@@ -35,6 +35,9 @@ def write_files(outputs, tasks, report, axes):
         results.write(lambda path: suite.write_eval_results(report, path))
     if traces := outputs.get("--trace"):
         traces.write(lambda path: trace.write(report, path))
+    for option in {"--eval-results", "--trace"} & outputs.keys():
+        if why := suite.left_out(report):
+            print(f"{option} leaves out {why}", file=sys.stderr)
     paths = {(task.model.name, task.variant.name): task.variant.path for task in tasks}
     for option, write in {"--junit": ci.write_junit, "--sarif": ci.write_sarif}.items():
         if file := outputs.get(option):

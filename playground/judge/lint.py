@@ -20,6 +20,7 @@ from playground.judge.sizes import BATCH_NAMES, REDUCED_BATCH
 TOLERANCE = {None: 1e-4, "fp16": 1e-2, "bf16": 1e-2}  # KernelBench's get_tolerance_for_precision, absolute and relative
 DRAWS = 2
 WEIGHTS = 1 << 24  # elements of parameters: with more they shrink, too
+SLOW = 5.0  # seconds: a model that takes longer on shapes, as a recurrent one does, shrinks by its inputs alone
 WIDTH = 64  # a smaller constant is no width of a layer, but its kernel, or how many there are
 MOST = 1 << 28  # elements of a problem's inputs: with more it is not examined
 LOWER = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -36,8 +37,8 @@ def examine(path, settings, precision, elements, seconds, seed, with_mutants=Tru
     mutants are tried for so many seconds.
     """
     own = tensors.in_precision(catalog.load_problem(path, settings), precision)
-    size, floor = sizing.measure(own, by_running=True), _floor(own)
-    changes = shrink(path, settings, elements)
+    size, began, floor = sizing.measure(own, by_running=False), time.monotonic(), _floor(own)
+    changes = shrink(path, settings, elements, runs=time.monotonic() - began < SLOW)
     try:
         case = Case(tensors.in_precision(catalog.load_problem(path, settings | changes), precision), precision, seed)
     except Exception:  # a size that makes no sense to the file, which shapes did not show
@@ -59,8 +60,8 @@ def examine(path, settings, precision, elements, seconds, seed, with_mutants=Tru
     return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in found.items()}
 
 
-def shrink(path, settings, elements):
-    """Return {constant: value} with which neither inputs nor outputs have more elements; the batch first.
+def shrink(path, settings, elements, runs=True):
+    """Return {constant: value} with which neither inputs nor, if it runs, outputs have more elements; the batch first.
 
     Weights stay as they are, unless they have more than WEIGHTS elements, and constants change that: then they shrink first.
     Raises CatalogError where no constant makes inputs and outputs small enough to try.
@@ -68,7 +69,7 @@ def shrink(path, settings, elements):
     problem, changes = own = catalog.load_problem(path, settings), {}
     names = [name for name in catalog.constants(path) if _size(getattr(problem, name, None)) > 1]
     batch = next((name for usual in BATCH_NAMES for name in names if name.lower() == usual), None)
-    shapes = _shapes(problem)
+    shapes = _shapes(problem, runs)
     for of_weights in (True, False):
         weights, stuck = _weights(problem), {batch} if of_weights else set()
         while shapes[2] > WEIGHTS if of_weights else _elements(shapes) > elements:
@@ -79,7 +80,7 @@ def shrink(path, settings, elements):
             halved = {each: _half(value, each == batch) for each, value in values.items() if name in (None, each)}  # or all
             try:
                 changed = catalog.load_problem(path, settings | changes | halved)
-                found = _shapes(changed)
+                found = _shapes(changed, runs)
                 if of_weights:
                     fits = found[2] < shapes[2] and _elements(found) <= _elements(shapes)
                 else:
@@ -93,7 +94,7 @@ def shrink(path, settings, elements):
             else:
                 stuck.add(name)
         if of_weights and shapes[2] > WEIGHTS:
-            (problem, changes), shapes = own, _shapes(own[0])
+            (problem, changes), shapes = own, _shapes(own[0], runs)
     if _elements(shapes) > MOST:
         raise catalog.CatalogError(f"internal limit: no constant makes its {_elements(shapes):.1e} elements few enough to try")
     return changes
@@ -121,8 +122,8 @@ def _weights(problem):
     return repr(problem.get_init_inputs())
 
 
-def _shapes(problem):
-    """The shapes of inputs and of outputs, and how many elements the parameters have.
+def _shapes(problem, runs=True):
+    """The shapes of inputs and, if it runs, of outputs, and how many elements the parameters have.
 
     Nothing has values where the file needs none. The model's exceptions come through.
     """
@@ -136,7 +137,7 @@ def _shapes(problem):
         with torch.device("meta"), torch.no_grad():
             model = tensors.make_model(problem, problem.Model, 0, "meta")
             parameters = sum(value.numel() for value in model.parameters())
-            outputs = tensors.flatten(model(*tensors.to(inputs, "meta")))
+            outputs = tensors.flatten(model(*tensors.to(inputs, "meta"))) if runs else []
     except RuntimeError as complaint:  # NotImplementedError among them
         if "meta" not in str(complaint).lower():
             raise

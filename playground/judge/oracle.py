@@ -46,7 +46,7 @@ NEARNESS = 24  # units in the last place of float32 by which values are nudged t
 # Other ways to compute the reference than in float64, on the device, at once.
 PROMOTED = "what the original makes for itself in float32 or less was made in float64"
 IN_HOST_MEMORY = "computed in host memory, since it does not fit into the device's"
-NO_HOST_MEMORY = re.compile("can't allocate memory|Cannot allocate memory|bad_alloc|could not create a (memory|primitive)")
+NO_HOST_MEMORY = re.compile("(?i)can('|no)t allocate memory|bad_alloc|could not create a (memory|primitive(?! descriptor))")
 FEW = 64  # outputs: fewer show too little of what rounding, or another input, may do
 
 

@@ -281,6 +281,9 @@ class Wider(Uncompiled):
         return result
 
 
+_TO_WHOLE = {"round", "floor", "ceil", "trunc", "fix", "floor_divide", "sign"}
+
+
 class Perturbed(Decomposing):
     """While active, float32 results, and operands of products and sums, are off by +-`units` more in the last place of `dtype`.
 
@@ -297,8 +300,10 @@ class Perturbed(Decomposing):
         super().__init__()
         self._places = random.Random(seed)
         self._unit = units * torch.finfo(dtype).eps
+        self._has_rounded = False  # to whole numbers: those are kept, or a conversion to integers would cut them
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._has_rounded |= function._schema.name.removeprefix("aten::").rstrip("_") in _TO_WHOLE
         positions = _SUMS.get(function) or self._operands(function)[1]
         args = [self._perturbed(value) if i in positions else value for i, value in enumerate(args)]
         result = function(*args, **(kwargs or {}))
@@ -312,6 +317,8 @@ class Perturbed(Decomposing):
             distinct = value[tuple(slice(1 if stride == 0 else None) for stride in value.stride())]
             if distinct.shape != value.shape:  # expanded, and larger than its memory
                 return self._perturbed(distinct).expand(value.shape)
+        if self._has_rounded and _is_whole(value):
+            return value
         start = self._places.randrange(max(1, self._TABLE - count))
         if start + count > self._TABLE:
             table = table.repeat(-(-(start + count) // self._TABLE))
@@ -326,6 +333,14 @@ class Perturbed(Decomposing):
 
     def _signs(self, generator: torch.Generator) -> Tensor:
         return 2.0 * torch.randint(0, 2, (self._TABLE,), generator=generator, dtype=torch.int8) - 1
+
+
+def _is_whole(value: Tensor) -> bool:
+    """Return whether all are whole numbers, as behind torch.round, and so small that float32 has each."""
+    for part in (value[tuple(slice(4) for _ in value.shape)], value) if value.layout is torch.strided else ():
+        if not torch.equal(part, part.trunc()):
+            return False
+    return value.layout is torch.strided and value.numel() > 0 and value.abs().max().item() * torch.finfo(torch.float32).eps < 1
 
 
 class Nudged(Perturbed):

@@ -42,10 +42,18 @@ def _later(found: Callable[[], Any] | None, key: Any) -> Callable[[], Any] | Non
     return found and (lambda: found()[key])
 
 
-def beside(checked: Found, reference: Results, eager: Results, decisions: Callable[[], Any] | None = None) -> Found:
+def beside(
+    checked: Found,
+    reference: Results,
+    eager: Results,
+    decisions: Callable[[], Any] | None = None,
+    ties: Callable[[], Any] | None = None,
+) -> Found:
     """Return what `references_of` gives, for other inputs, beside what the check allowed for `checked`, which are such."""
     outputs, gradients = checked
-    of_outputs = [each.beside(*pair) for each, *pair in zip(outputs, reference.outputs, eager.outputs, strict=True)]
+    of_outputs = []
+    for i, (each, true, in_eager) in enumerate(zip(outputs, reference.outputs, eager.outputs, strict=True)):
+        of_outputs.append(each.beside(true, in_eager, _later(ties, i) if tensors.in_steps(true) else None))
     return of_outputs, {
         name: each.beside(reference.gradients[name], eager.gradients[name], _later(decisions, name))
         for name, each in gradients.items()

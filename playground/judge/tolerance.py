@@ -14,6 +14,9 @@ A gradient may also go where a decision that is as near as rounding sends it: if
 decisions are looked for (Oracle.decisions), and twice what they move is taken from the error of each element. In a few elements
 two decisions may cancel, of which a right result has one.
 
+So is the number to which rounding to steps (integers, fp8) takes a value near a tie (Oracle.ties), or where permitted results
+differ in a few elements: those may be off by as much, the others not at all.
+
 A value that is zero in mathematics, such as the gradient of a bias in front of a batch norm, has no spread; its scale is the
 size of the terms that cancel in it, which follows from what the perturbations do to it. Small values beside large ones are
 compared with themselves, too: `lost` finds those that are off by a tenth, and by many times what any permitted result is off
@@ -42,6 +45,7 @@ UNITS_IN_THE_LAST_PLACE = 4
 BLOCK = 1 << 22  # elements that are compared at a time: of some problems all would be many gigabytes
 CANCELLED = 1e-3  # of all elements: in so many two near decisions may cancel
 SMOOTHLY = 1e-4  # of the furthest that decisions move: what follows them not quite smoothly goes so far without any
+SELDOM = 1e-2  # of all elements in steps: where rounding moves more, as in 16 bits, it may move any
 DIGIT = 0.1  # of a small value: one that is off by more has no right digit
 BEYOND = 30.0  # times the largest error of the permitted results in that element, of which there are a few
 MANY = 1e-3  # of all elements, and no fewer than SOME: so many small values have to be lost
@@ -107,7 +111,7 @@ class Reference:
         self.spread = 1.0
         deviations = [self._errors(result) for result in (eager, *results)]
         noise = max(rms for _, rms in deviations)
-        self.is_zero = magnitude < ZERO * noise
+        self.is_zero = reference.is_floating_point() and magnitude < ZERO * noise
         if self.is_zero:
             self.spread = noise / (Perturbed.UNITS * FLOAT32_EPSILON)
         else:
@@ -117,12 +121,25 @@ class Reference:
         last_place = UNITS_IN_THE_LAST_PLACE * FLOAT32_EPSILON * magnitude / self.spread
         self.allowed, self.allowed_rms = SLACK * max(self.eager_error, last_place), SLACK * max(self._eager_rms, last_place)
         self.permitted_error = 0.0
-        self._permit(errors[1:])
+        self._moved = self._moved_seldom(eager, *results)
+        if self._moved is not None:  # where rounding decides few, it decides those alone
+            self.allowed, self.allowed_rms = SLACK * last_place, SLACK * last_place
+        self._permit(errors[1:] if self._moved is None else [])
         if self.is_blunt:
             self._blunt_eager = eager
         self._small: Any = None  # where they are, as a mask, and how far permitted results are off there
         if results and self.dtype.is_floating_point and not (self.is_blunt or self.is_zero):
             self._find_small(eager, *results)
+
+    def _moved_seldom(self, *results: Tensor) -> Tensor | None:
+        """Return how far results move each element of what is in steps; None where they move many, or it is in none."""
+        if not self.is_in_steps:
+            return None
+        moved = torch.zeros((), dtype=torch.float64)
+        for result in results:
+            if (result != self.float64).any():
+                moved = torch.maximum(moved, (result.double() - self.float64.double()).abs().nan_to_num(0.0, 0.0))
+        return moved if moved.count_nonzero() <= SELDOM * self.float64.numel() else None
 
     def _find_small(self, *results: Tensor) -> None:
         """Find the values of which all digits may be wrong within what is allowed, if they are many."""
@@ -206,8 +223,10 @@ class Reference:
         if actual is not None and complaint is None:
             max_error, complaint = self._too_far(name, actual)
             unjudged = complaint is not None and self.is_blunt
-            if complaint and self._decisions and not self.is_blunt:
-                max_error, complaint = self._too_far(name, self._undecided(actual.cpu().double(), self._decisions()))
+            if complaint and (self._decisions or self._moved is not None) and not self.is_blunt:
+                moved = self._decisions() if self._decisions else torch.zeros(())
+                moved = moved if self._moved is None else torch.maximum(moved.double(), self._moved)
+                max_error, complaint = self._too_far(name, self._undecided(actual.cpu().double(), moved))
                 decided = complaint is None
         return Comparison(max_error, self.allowed, self.eager_error, complaint, self.permitted_error, decided, unjudged)
 

@@ -121,6 +121,12 @@ def _standard(results, standard, count):
     return SuiteStandard(correct=len(correct), timed=len(timed), fast_0=share, over=over)
 
 
+def left_out(report):
+    """Return why results that are right are in no file of another project, such as '2 right: not timed'; None where all are."""
+    rows = [result for result in report.results if is_correct(result, "forward") and not speedups(result)]
+    return f"{len(rows)} right: {rows[0].why_not_measured or 'not timed'}" if rows else None
+
+
 def eval_results(report):
     """Return {level: KernelBench's eval_results.json of its pairs} (eval_from_generations.py, add_to_eval_results_file).
 

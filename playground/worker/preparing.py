@@ -199,7 +199,9 @@ class Preparing:
     def _prepare(self, probe, problem, seed, inputs):
         drawing, made, oracle, eager = self._made(probe, problem, seed)
         if probe in checks.FRESH:
-            self.references[probe] = beside(self.references["own"], oracle.reference(made), oracle.sampled(made, eager))
+            reference, eager = oracle.reference(made), oracle.sampled(made, eager)
+            ties = self._later(Oracle.ties, probe, reference)
+            self.references[probe] = beside(self.references["own"], reference, eager, ties=ties)
             self._keep(made, drawing, inputs)
             return False
         has_gradients = any(tensors.differentiable(output) for output in eager.outputs)
@@ -287,12 +289,12 @@ class Preparing:
         made, eager, outputs = self._timed_probe(probe, mode, seed)
         self.shapes[probe] = shapes_of(made, outputs)
         reference = self.oracle.reference(made)
-        decisions = self._later(Oracle.decisions, probe, reference)
+        later = [self._later(find, probe, reference) for find in (Oracle.decisions, Oracle.ties)]
         self.drawn_again[probe] = lambda: self._timed_probe(probe, mode, seed)[0]
         if is_beside:
-            references = beside(self.references[self.timed[mode]], reference, eager, decisions)
+            references = beside(self.references[self.timed[mode]], reference, eager, *later)
         else:
-            references = references_of(reference, eager, self.oracle.permitted(made, self.precision), decisions=decisions)
+            references = references_of(reference, eager, self.oracle.permitted(made, self.precision), (), *later)
         self.probes[probe], self.references[probe] = replace(made, inputs=[], upstream=None), references
 
     def _timed_probe(self, name, mode, seed):

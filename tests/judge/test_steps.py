@@ -7,6 +7,7 @@ from problems import pairs
 
 from playground import catalog, tensors
 from playground import compare as compare_in_python
+from playground.judge.precision import Nudged
 from playground.judge.tolerance import Reference
 
 QUANTISE = """
@@ -126,6 +127,7 @@ def test_sizes_that_change_from_draw_to_draw_are_judged(judged):
     [
         ("x.to_sparse()", "torch.randn(4, 8)", "torch.sparse_coo"),
         ("a @ x", "torch.randn(4, 8).relu().to_sparse_csr(), torch.rand(8, 3)", "torch.sparse_csr"),
+        ("torch.nested.nested_tensor([x[:2], x[2:]])", "torch.randn(5, 8)", "that are nested"),
         ("x.view(torch.float4_e2m1fn_x2)", "torch.zeros(4, 8, dtype=torch.uint8)", "torch.float4_e2m1fn_x2"),
     ],
 )
@@ -166,6 +168,23 @@ def test_ties_excuse_so_many_units_and_no_more():
     for wrong in ([1, 4, 3], [2, 3, 3]):
         complaint = found.compare("it", torch.tensor(wrong, dtype=torch.int8)).complaint
         assert complaint and "whole numbers" in complaint
+
+
+def test_what_seldom_moves_excuses_no_other():
+    true = torch.zeros(1000, dtype=torch.int8)
+    one, other = true.clone(), true.clone()
+    one[3], other[4] = 1, 1
+    of_fresh = reference(true, true).beside(true, true, lambda: one)
+    for found in (reference(true, one), reference(true, true, one), of_fresh):
+        assert found.compare("it", one).decided
+        assert "off by up to 1 in 1 of 1000 whole numbers" in found.compare("it", other).complaint
+
+
+def test_what_is_rounded_is_nudged_before_and_not_behind():
+    x = torch.linspace(-3, 3, 1000, dtype=torch.float64)
+    with Nudged(0, 24):
+        rounded, squared = x.round().clamp(-2, 2).int(), x * x
+    assert torch.equal(rounded, x.round().clamp(-2, 2).int()) and not torch.equal(squared, x * x)
 
 
 def test_which_values_are_steps():
