@@ -153,7 +153,7 @@ class Evaluation(Case):
         if "random state" in self._referee.side_effects:
             self.complain("random", DRAWS, None)
         if self._is_by_seed:
-            self.complain("weights-by-seed", f"{self._weights_differ}; so the same seed made both", DROP_IN)
+            self.complain("weights-by-seed", f"{self._weights_differ}, so the same seed made both", DROP_IN)
         for probe in filter(self.takes, REQUIRED):
             self.try_probe(probe)
         if any(map(self._is_wrong, REQUIRED)):
@@ -222,6 +222,8 @@ class Evaluation(Case):
                 complaint += self._cause_in_strides(probe)
                 self.probes[probe] = replace(self.probes[probe], complaint=complaint)
                 tag = "outputs" if self._accuracy and self._accuracy.kind == WRONG else "accuracy"
+                if self._is_by_seed and tag == "outputs" and not compared.get("related"):
+                    complaint = f"{self._weights_differ}, so they are not the original's; {complaint}"
                 if "state" in self._referee.side_effects:
                     return self.complain("not-judged", f"{STATE}; {complaint}", FORWARD)
                 return self.complain("not-judged" if compared["unjudged"] else tag, complaint, FORWARD)

@@ -2,6 +2,7 @@
 
 from playground.judge.checks import AT_OWN_SIZE, BY_NAME, REDUCED, SHOWN
 from playground.judge.classes import named as accuracy_named
+from playground.judge.classes import two_digits
 from playground.record import TIMED
 from playground.report import figures
 from playground.report.text import NOTHING, interval, one_line, scientific, with_unit
@@ -61,14 +62,12 @@ def of(result):
 
 
 def _accuracy(result, check):
-    own, eager, allowed = map(scientific, (check.max_error, check.eager_error, check.allowed))
-    yield "max error", f"{own}; PyTorch's {eager}; allowed {allowed}"
-    if found := result.accuracy:
-        error, limit = scientific(found.error), scientific(found.limit)
-        yield (
-            "accuracy",
-            f"{accuracy_named(found.kind)}: off by {error} standard deviations (up to {limit} is as PyTorch)",
-        )
+    own, eager, allowed = (
+        NOTHING if each is None else two_digits(each) for each in (check.max_error, check.eager_error, check.allowed)
+    )
+    yield "max error", f"{own} standard deviations; PyTorch's {eager}; allowed {allowed}"
+    if result.accuracy:
+        yield "accuracy", accuracy_named(result.accuracy.kind)
     unsupported, word = figures.gradients_unsupported(check.gradients), figures.gradient_verdict(check)
     yield "gradients", f"none: {unsupported}" if unsupported is not None else "not checked" if word == NOTHING else word
     yield from (("reference", way) for way in check.reference)
