@@ -15,8 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from playground.clock import statistics
 from playground.clock.race import STANDING_CHANGED, WRONG_WHEN_TIMED, Rejected, standing
 from playground.clock.steps import GRAPHED
@@ -27,6 +25,8 @@ from playground.serial import is_number, values
 from playground.untrusted import held_at
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from playground.worker import WorkerProcess
     from playground.worker.referee_client import RefereeClient
 
@@ -245,6 +245,8 @@ def conclude(rounds: dict[str, list[Turn]], resolution: float, calls: int) -> Ou
     (Efron, the bootstrap), whose turns are near one another. No turn is known better than to `resolution`, in milliseconds: of
     one that is shorter the interval's upper end says nothing.
     """
+    import numpy as np  # where nothing is timed, it is not imported
+
     whole = _whole(rounds)
     if len(whole) < FEWEST_ROUNDS:
         raise WorkerFailure(f"only {len(whole)} of {len(rounds[NULL])} rounds of the outer clock could be used")
@@ -285,8 +287,10 @@ def conclude(rounds: dict[str, list[Turn]], resolution: float, calls: int) -> Ou
     )
 
 
-def _around(values: np.ndarray) -> tuple[float, float]:
+def _around(values: "np.ndarray") -> tuple[float, float]:
     """The interval of the first value, by the others, which are drawn like it."""
+    import numpy as np
+
     low, high = np.quantile(values[1:], [0.025, 0.975])
     return min(float(values[0]), float(low)), max(float(values[0]), float(high))
 

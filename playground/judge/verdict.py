@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 UNJUDGED = Judgment(verdict=ERROR, reason=None, check=None)  # before anything is known
 # A finding of the emulator's.
 UNWRITTEN = re.compile(
-    r"(?P<place>.*?:\d+: )?(?P<rest>output never written: element \d+ of a result of shape (?P<shape>\(.*?\)).*)"
+    r"(?P<place>.*?:\d+: )?(?P<rest>output never written: element \[[\d, ]*\] of a result of shape (?P<shape>\(.*?\)).*)"
 )
 WITH_SET = "make it smaller with --set"
 FIRST = "wrong-gradient"  # of the tags of caveats
