@@ -323,8 +323,8 @@ def bounded(timing: Timing, outer: Outer, place: str, allowed: Interval | None =
 
     speedup = {name: agreed(ratio) for name, ratio in timing.ratios.items()}
     told = (
-        f"by the outer clock it is {seen.ratio:.3g}x as fast as eager PyTorch, {seen.high:.3g}x at most, "
-        f"by its own process's {inner.ratio:.3g}x: the former counts"
+        f"the outer clock says {seen.ratio:.3g}x over eager PyTorch, {seen.high:.3g}x at most, its own process "
+        f"{inner.ratio:.3g}x: the outer clock counts"
     )
     timing = replace(timing, speedup=speedup, time_ms=_seen(timing, outer, place), notes=timing.notes + [told] * is_beyond)
     if not timing.outcome or not timing.outcome.measured:

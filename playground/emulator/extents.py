@@ -41,8 +41,8 @@ def main(arguments=None):
         print(finding)
         return 1
     print(
-        f"{len(launches)} launches: nothing found in the blocks that ran. Not known: whether an index that is kept in 32 bits, "
-        "or read from a tensor, wraps and lands within a tensor, and what the other blocks do"
+        f"{len(launches)} launches: nothing found in the blocks that ran. Not checked: the other blocks; an index in 32 bits, "
+        "or read from a tensor, that wraps and lands within a tensor"
     )
     return 0
 

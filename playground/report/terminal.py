@@ -94,7 +94,7 @@ class Summary(View):
             what = f"Geometric mean over {models} model{'s' if models > 1 else ''} on {place}"
             print_folded(console, f"{what}, the best variant of each against its best baseline: {with_unit(mean, 'x')}")
         if count := sum(facts.DOUBLE in facts.refused(result.checked) for result in results):
-            print_folded(console, f"{count} of {len(results)} raise after double(), as they may.", style="dim")
+            print_folded(console, f"{count} of {len(results)} raise after double() (allowed).", style="dim")
         print_folded(console, ", ".join(figures.tally(results).values()) or "No variants.")
 
 
