@@ -18,27 +18,23 @@ SECONDS = 5.0  # of a processor, that a model may take on shapes: a recurrent on
 def size_up(problem: Any, settings: dict[str, Any], place: str, precision: str | None = None) -> dict[str, Any]:
     """Return the fields of the Footprint of the problem in a file, before anything of it is computed: a worker's request."""
     module = tensors.in_precision(catalog.load_problem(problem, settings), precision)
-    on = (
-        "cpu" if place == "emulator" else "meta"
-    )  # where inputs are small, making them takes less than importing what shapes need
-    return vars(measure(module, place == "cuda", on))  # elsewhere one is judged at a time
+    return vars(measure(module, by_running=place == "cuda"))  # elsewhere one is judged at a time
 
 
-def measure(problem: Any, by_running: bool = True, on: str = "meta") -> Footprint:
+def measure(problem: Any, by_running: bool = True) -> Footprint:
     """Return the Footprint of a problem's module. Nothing is computed, unless its inputs can be made in no other way.
 
-    Making inputs on shapes imports sympy, for half a second, running the model there torch._dynamo, for two seconds; without,
-    outputs and results are estimated.
+    Running the model on shapes imports torch._dynamo, for two seconds; without, outputs and results are estimated.
     """
     try:
-        with torch.device(on):
+        with torch.device("meta"):
             inputs = tensors.make_inputs(problem, 0)
     except Exception:  # of the file's own: it asks for values, or names a device
         inputs = tensors.make_inputs(problem, 0)
     given, parameters = _bytes(inputs), 0
     try:
-        with torch.device(on), torch.no_grad():
-            model = tensors.make_model(problem, problem.Model, 0, on)
+        with torch.device("meta"), torch.no_grad():
+            model = tensors.make_model(problem, problem.Model, 0, "meta")
             parameters = _bytes((*model.parameters(), *model.buffers()))
             if by_running:
                 with _Results() as results:
