@@ -29,7 +29,7 @@ def of(result):
     """Yield (label, text) of everything about a result that is not a table."""
     share, modes = figures.share_of_floor(result), figures.timed_modes(result)
     if result.reason and (result.verdict not in TIMED or not result.caveats):
-        yield "reason", result.reason + figures.raised_at(result)
+        yield "reason", figures.placed(result, result.reason)
     reasons = result.standards.forward.reasons if result.standards else []
     yield from (("forward", one_line(reason)) for reason in reasons[1:])
     yield from (("caveat", figures.caveat_line(caveat, result)) for caveat in result.caveats)

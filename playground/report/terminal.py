@@ -173,7 +173,7 @@ def _print_remarks(console, results):
             yield f"refuses {', '.join(names)}"
 
     sizes = variants_with(lambda each: [figures.size_note(each) or "sizes of the original"])
-    whys = variants_with(lambda each: [(each.verdict, why + figures.raised_at(each)) for why in figures.why_not_pass(each)])
+    whys = variants_with(lambda each: [(each.verdict, figures.placed(each, why)) for why in figures.why_not_pass(each)])
     for (word, reason), variants in whys:
         told(Text(one_line(", ".join(variants)) + " ").append_text(verdict(word)).append(f": {one_line(reason)}"))
     for result in results:
