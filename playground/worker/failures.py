@@ -231,7 +231,7 @@ def _at_users_line(complaint, exception):
         return f"{match[1]}: calls {LIBRARIES[match[3]]} ({match[2]}), which the emulator lacks: judge the file on a GPU"
     if match := re.match(r"(?P<file>.+?):(?P<line>\d+): (?P<text>error: .*)", complaint, re.DOTALL):
         line = _line_without_semicolon(match["file"], int(match["line"]), match["text"])
-        return f"{match['file']}:{line}: {match['text']}"
+        return f"{match['file']}:{line}: {match['text'].replace(' before ‘::’ token', '')}"  # of a launch, as it was rewritten
     return complaint
 
 

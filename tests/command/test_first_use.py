@@ -120,6 +120,11 @@ MISTAKES = {
         "error",
         r"FILE:11: error: expected",
     ),
+    "semicolon_before_a_launch_68_25": (
+        ("torch::empty_like(x);", "torch::empty_like(x)"),
+        "error",
+        r"FILE:31: error: expected .,. or .;.$",
+    ),
     "another_name_68_18": (("class ModelNew", "class Model"), "error", r"another_name_68_18.py does not define ModelNew$"),
     "st clamp (v2) 68_12": (
         ("__global__", f"{PUT}\n__global__", "y[i] = expf(x[i] - m) / partial[0]", "put(y + i, expf(x[i] - m) / partial[0])"),
