@@ -27,11 +27,12 @@ def check(results, file, lines, before):
         traced = type(tensor) not in (torch.Tensor, torch.nn.Parameter)  # a FakeTensor, for example, which has no memory
         if traced or not tensor.is_cpu or tensor.layout != torch.strided:
             continue
-        at = runtime.first_unwritten(tensor)
-        if at is None:
+        at, count = runtime.unwritten(tensor)
+        if not count:
             continue
-        element = at // tensor.element_size()
-        message = f"element {element} of a result of shape {tuple(tensor.shape)} was never written"
+        index = index_of(at // tensor.element_size(), tensor)
+        message = f"element {index} of a result of shape {tuple(tensor.shape)} was never written"
+        message += f", nor were {count - 1} others" * (count > 1)
         launched = runtime.launches()[before:]
         if not launched:
             message += ": the call launched no kernel"
@@ -39,6 +40,15 @@ def check(results, file, lines, before):
         kernel = launched[-1].kernel
         definition = lines.get(kernel.split("<")[0].split("::")[-1])
         raise Finding(FindingData("output never written", message, kernel, file, definition))
+
+
+def index_of(offset, tensor):
+    """The indices of the element at an offset, in elements, of a dense tensor: [0, 80]."""
+    index = [0] * tensor.dim()
+    for axis in sorted(range(tensor.dim()), key=lambda axis: -tensor.stride(axis)):
+        if tensor.shape[axis] > 1:
+            index[axis], offset = divmod(offset, tensor.stride(axis))
+    return index
 
 
 def line_of_call(file):

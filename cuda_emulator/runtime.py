@@ -37,8 +37,8 @@ def library():
     loaded.emulator_rounds.restype = ctypes.c_char_p
     loaded.emulator_is_pageable.argtypes = [ctypes.c_void_p]
     loaded.emulator_set_pageable.argtypes = [ctypes.c_void_p, ctypes.c_int]
-    loaded.emulator_first_unwritten.argtypes = [ctypes.c_void_p, ctypes.c_longlong]
-    loaded.emulator_first_unwritten.restype = ctypes.c_longlong
+    for unwritten in (loaded.emulator_first_unwritten, loaded.emulator_count_unwritten):
+        unwritten.argtypes, unwritten.restype = [ctypes.c_void_p, ctypes.c_longlong], ctypes.c_longlong
     return loaded
 
 
@@ -118,12 +118,14 @@ def rounds():
     return found
 
 
-def first_unwritten(tensor):
-    """The byte offset in the tensor's storage, from its first element, of an element that nothing has written, or None."""
+def unwritten(tensor):
+    """(The byte offset, from a tensor's first element, of the first one that nothing has written; how many there are)."""
     if tensor.numel() == 0 or not tensor.data_ptr():
-        return None
+        return None, 0
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     if span != tensor.numel():  # not dense: what lies between its elements is not its own
-        return None
-    at = library().emulator_first_unwritten(tensor.data_ptr(), span * tensor.element_size())
-    return None if at < 0 else at
+        return None, 0
+    memory = tensor.data_ptr(), span * tensor.element_size()
+    if (at := library().emulator_first_unwritten(*memory)) < 0:
+        return None, 0
+    return at, max(1, library().emulator_count_unwritten(*memory) * 4 // tensor.element_size())

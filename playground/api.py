@@ -120,6 +120,7 @@ def _run(model, variant, settings, options):
     with Progress(Console(file=io.StringIO(), quiet=True)) as progress:
         runner = Runner(options, progress)
         runner.measured.ceilings = _ceilings
+        runner.begin(tasks)
         (result,) = runner.run(tasks)
     if result.verdict == ERROR:
         plan.require_originals(tasks, options)  # it may be the problem's fault

@@ -147,6 +147,17 @@ std::string elements_text(size_t bytes, unsigned element) {
     return std::to_string(count) + (count == 1 ? " element" : " elements");
 }
 
+// "the array has 289 elements (17 x 17)".
+std::string array_text(size_t bytes, const Shape& shape) {
+    size_t inner = shape.element;
+    std::string sizes;
+    for (unsigned d = 1; d < shape.dimensions; d++)
+        inner *= shape.extents[d], sizes += " x " + std::to_string(shape.extents[d]);
+    const bool has_sizes = shape.dimensions > 1 && inner;
+    return "the array has " + elements_text(bytes, shape.element) +
+           (has_sizes ? " (" + std::to_string(bytes / inner) + sizes + ")" : "");
+}
+
 // Memory, named as the text names it as far as that is known, and how large it is.
 struct Named {
     std::string object, size;
@@ -167,8 +178,7 @@ Named named_shared(const Site& s) {
     if (!is_named || !shape.element)
         return {"byte " + std::to_string(at) + " of the dynamic shared memory", "it has " + bytes_text(bytes)};
     const std::string name = best->declaration ? best->declaration->name : dynamic.name;
-    return {element_text(name, shape, at),
-            shape.dimensions ? "the array has " + elements_text(bytes, shape.element) : "it has " + bytes_text(bytes)};
+    return {element_text(name, shape, at), shape.dimensions ? array_text(bytes, shape) : "it has " + bytes_text(bytes)};
 }
 
 const void* pointed_to;  // by the argument that points into the allocation at hand
@@ -189,8 +199,7 @@ Named named_global(const Site& s) {
     if (!a || (const char*)address < a->begin - NEAR || (const char*)address > a->begin + a->bytes + NEAR) return {whole, ""};
     if (a->name && a->shape.element)
         return {element_text(a->name, a->shape, (const char*)address - a->begin),
-                a->shape.dimensions ? "the array has " + elements_text(a->bytes, a->shape.element)
-                                    : "it has " + bytes_text(a->bytes)};
+                a->shape.dimensions ? array_text(a->bytes, a->shape) : "it has " + bytes_text(a->bytes)};
     const int argument = config.argument_that ? config.argument_that(worker->launch->arguments, points_into, address) : -1;
     const unsigned element = argument >= 0 ? config.pointees[argument].element : 0;
     const size_t rest = element ? size_t(a->begin + a->bytes - (const char*)pointed_to) : 0;
@@ -1120,4 +1129,10 @@ extern "C" long long emulator_first_unwritten(const char* begin, long long bytes
         if (word == POISON && (uintptr_t(begin + at) & 3) == 0 && !device_memory.cell(begin + at)->writer) return at;
     }
     return -1;
+}
+
+extern "C" long long emulator_count_unwritten(const char* begin, long long bytes) {  // in words
+    long long count = 0;
+    for (long long at; (at = emulator_first_unwritten(begin, bytes)) >= 0; count++) begin += at + 4, bytes -= at + 4;
+    return count;
 }

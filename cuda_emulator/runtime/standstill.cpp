@@ -105,8 +105,8 @@ void Worker::notice_standstill(Thread& t) {
             waiting += other.state != State::ready && other.state != State::ended;
         }
     stop_waiting(describe("endless wait",
-                          std::to_string(looking) + (looking == 1 ? " thread looks" : " threads look") +
-                              " again and again for what no other thread is left to do" +
+                          std::to_string(looking) + (looking == 1 ? " thread spins" : " threads spin") +
+                              " on memory that no other thread is left to write" +
                               (waiting ? "; " + std::to_string(waiting) + " more wait at barriers" : ""),
                           {0, t.watches_from ? t.watches_from : instruction}));
 }

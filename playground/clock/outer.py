@@ -15,8 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from playground.clock import GRAPHED, statistics
 from playground.clock.race import STANDING_CHANGED, WRONG_WHEN_TIMED, Rejected, standing
 from playground.judge.failure import WorkerFailure
@@ -26,6 +24,7 @@ from playground.serial import is_number, values
 from playground.untrusted import held_at
 
 if TYPE_CHECKING:
+
     from playground.worker import WorkerProcess
     from playground.worker.referee_client import RefereeClient
 
@@ -218,6 +217,8 @@ def conclude(rounds: dict[str, list[Turn]], resolution: float, calls: int) -> Ou
     trusted one by its lower quartile. The interval is that of rounds drawn with replacement (Efron, the bootstrap). No turn is
     known better than to `resolution`, in milliseconds: of one that is shorter the interval's upper end says nothing.
     """
+    import numpy as np  # where nothing is timed, it is not imported
+
     whole = _whole(rounds)
     if len(whole) < FEWEST_ROUNDS:
         raise WorkerFailure(f"only {len(whole)} of {len(rounds[NULL])} rounds of the outer clock could be used")
@@ -283,8 +284,8 @@ def bounded(timing: Timing, outer: Outer, place: str, allowed: Interval | None =
 
     speedup = {name: agreed(ratio) for name, ratio in timing.ratios.items()}
     told = (
-        f"by the outer clock it is {seen.ratio:.3g}x as fast as eager PyTorch, {seen.high:.3g}x at most, "
-        f"by its own process's {inner.ratio:.3g}x: the former counts"
+        f"the outer clock says {seen.ratio:.3g}x over eager PyTorch, {seen.high:.3g}x at most, its own process "
+        f"{inner.ratio:.3g}x: the outer clock counts"
     )
     timing = replace(timing, speedup=speedup, time_ms=_seen(timing, outer, place), notes=timing.notes + [told] * is_beyond)
     if not timing.outcome or not timing.outcome.measured:

@@ -4,8 +4,6 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-import numpy as np
-
 from playground.record import Interval, Outer, Ratio, Spread
 
 Rounds = Sequence[Sequence[float]]  # milliseconds of the calls of each round
@@ -19,6 +17,8 @@ TIE = 0.01  # two processes that run the very same code can differ by as much, w
 
 def summarise(samples_ms: Sequence[float]) -> Spread:
     """Return the Spread of times in milliseconds."""
+    import numpy as np  # where nothing is timed, it is not imported
+
     p20, median, p80 = map(float, np.percentile(samples_ms, [20, 50, 80]))
     return Spread(median=median, p20=p20, p80=p80)
 
@@ -29,6 +29,8 @@ def paired_ratio(baseline_rounds: Rounds, candidate_rounds: Rounds) -> Ratio:
     Round i of one side was taken beside round i of the other, and only as many as both have are used. A round's ratio is that
     of its two medians, so that what slows both sides (a clock that drops) cancels.
     """
+    import numpy as np
+
     ratios = [np.median(b) / np.median(c) for b, c in zip(baseline_rounds, candidate_rounds, strict=False)]
     low, high = median_interval(ratios)
     return Ratio(ratio=float(np.median(ratios)), low=low, high=high)

@@ -80,7 +80,7 @@ class Runner:
         """Begin to compile an only task's texts for the emulator, in a process that starts before a thread waits for a fork."""
         if not (len(tasks) == 1 and tasks[0].place == "emulator" and not self._options.debug):
             return
-        (task,), ours = tasks, owner.set(self)
+        (task,), ours = tasks, owner.set(owner.get() or self)
         with contextlib.suppress(WorkerFailure, NoRoom, OSError):  # which is told by the process that loads the file
             content, room = task.variant.path.read_bytes(), self.room(task)
             if room and room.has_builds:
@@ -103,6 +103,11 @@ class Runner:
                 self.start_ahead(task)
         self._progress.finished("compile", *names, ERROR if failure else "done")
         return failure
+
+    def begun(self) -> WorkerFailure | None:
+        """Return why what `begin` compiles fails, when that is known; None where nothing failed."""
+        compiled, self._compiled = self._compiled, None
+        return compiled.result() if compiled else None
 
     def run(self, tasks: Sequence[Task], keep: Callable[[list[Result]], None] = lambda results: None) -> list[Result]:
         """Return one Result a task, in order; a failure is a verdict. `keep` is called with all at each new one."""
@@ -229,8 +234,7 @@ class Runner:
 
     def _check_and_time(self, task: Task, subject: Subject, finish: Finish, build: bool = False) -> None:
         with self._shared[task.group] as shared:
-            failure = self._compiled.result() if self._compiled else None
-            if failure:
+            if failure := self.begun():
                 result = compose(subject, failed(UNJUDGED, failure))
             elif isinstance(subject, Result) and not self._options.sanitizes(task):
                 result = subject

@@ -364,7 +364,9 @@ class Stopwatch:
             return seen, BUSY.format(load.share, claimed, seen), []
         if place == "cuda":
             variant.rounds[:] = [[sample + seen - claimed for sample in samples] for samples in variant.rounds]
-            notes = [f"back to back a call takes {seen:.3g} ms, on the device alone {claimed:.3g} ms: the former counts"]
+            notes = [
+                f"a call takes {seen:.3g} ms back to back, {claimed:.3g} ms on the device alone: the time back to back counts"
+            ]
         return seen, None, notes
 
     def _time_outside(self, entry: Entry, mode: str, timing: Timing, raced: Race) -> Timing:

@@ -16,8 +16,9 @@ from playground.driver.plan import failing_probe
 from playground.driver.runner import Runner
 from playground.driver.session import Session
 from playground.driver.task import Options, Task
+from playground.judge.verdict import UNJUDGED, failed
 from playground.machine import build_locks
-from playground.record import Result
+from playground.record import Result, compose
 from playground.report.progress import Progress
 from playground.worker import kill_all, owner
 
@@ -119,6 +120,9 @@ class Watch:
 
     def _judge(self, task: Task) -> Result:
         def judge() -> Result:
+            self._runner.begin([task])
+            if failure := self._runner.begun():
+                return compose(task.subject, failed(UNJUDGED, failure))
             session = self._session_of(task)
             subject = self._runner.build(task) if self._options.times(task) else task.subject
             if isinstance(subject, Result):

@@ -247,7 +247,7 @@ def _by_value(a, r, allowed, sizes):
 def _by_activation(a, r, allowed):
     for name, function in ACTIVATIONS.items():
         if _is_same(function(a), r, allowed):
-            return f"right after {name}, which is left out"
+            return f"right once {name} is applied, as if that were left out"
         if _is_same(function(r), a, allowed):
             return f"every value is {name} of the right one"
     return next((name for name, function in GELUS.items() if _is_other_gelu(a, r, function, allowed)), None)

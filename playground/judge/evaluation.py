@@ -111,7 +111,7 @@ class Evaluation(Case):
         if "random state" in self._referee.side_effects:
             self.complain("random", DRAWS, None)
         if self._is_by_seed:
-            self.complain("weights-by-seed", f"{self._weights_differ}; so the same seed made both", DROP_IN)
+            self.complain("weights-by-seed", f"{self._weights_differ}, so the same seed made both", DROP_IN)
         for probe in filter(self.takes, REQUIRED):
             self.try_probe(probe)
         if any(map(self._is_wrong, REQUIRED)):
@@ -179,6 +179,8 @@ class Evaluation(Case):
                 complaint += self._cause_in_strides(probe)
                 self.probes[probe] = replace(self.probes[probe], complaint=complaint)
                 tag = "outputs" if self._accuracy and self._accuracy.kind == WRONG else "accuracy"
+                if self._is_by_seed and tag == "outputs" and not compared.get("related"):
+                    complaint = f"{self._weights_differ}, so its weights are not the original's: {complaint}"
                 if "state" in self._referee.side_effects:
                     return self.complain("not-judged", f"{STATE}; {complaint}", FORWARD)
                 return self.complain("not-judged" if compared["unjudged"] else tag, complaint, FORWARD)
@@ -225,7 +227,7 @@ class Evaluation(Case):
                 self._accuracy = replace(worst, **figures)
             return compared
         complaint, error = compared["complaint"], compared["max_error"]
-        if found != WRONG and not names_one(complaint):
+        if found != WRONG and not compared.get("related") and not names_one(complaint):
             complaint += f" (accuracy: {named(str(found))})"
         if self._declared is None and found == FLOAT32:
             self._declared = FLOAT32
@@ -301,9 +303,9 @@ class Evaluation(Case):
         gradients = self._compare("gradients", probe, shared=self._is_by_seed)
         decided = [name for name, comparison in gradients.items() if comparison["decided"]]
         if decided and not self.probes[probe].note:
-            self._note(probe, f"near decisions move the gradient of {', '.join(decided)}")
+            self._note(probe, f"near ties, such as of a maximum, move the gradient of {', '.join(decided)}")
         if reordered := [name for name, comparison in gradients.items() if comparison.get("class") == FLOAT32]:
-            text = f"the gradient of {', '.join(reordered)} is float32's in another order of adding"
+            text = f"the gradient of {', '.join(reordered)} is float32 in another order of adding, less exact than PyTorch's"
             self.complain("accuracy", _under(probe, text), DROP_IN)
         unjudged = [comparison["complaint"] for comparison in gradients.values() if comparison["unjudged"]]
         found = [comparison["complaint"] for comparison in gradients.values() if comparison["complaint"]]

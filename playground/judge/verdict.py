@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 UNJUDGED = Judgment(verdict=ERROR, reason=None, check=None)  # before anything is known
 # A finding of the emulator's.
-SHAPED = r"output never written: element \d+ of a result of shape (?P<shape>\(.*?\)).*"
+SHAPED = r"output never written: element \[[\d, ]*\] of a result of shape (?P<shape>\(.*?\)).*"
 UNWRITTEN = re.compile(rf"(?P<place>.*?:\d+: )?(?P<rest>{SHAPED})")
 WITH_SET = "make it smaller with --set"
 FIRST = "wrong-gradient"  # of the tags of caveats

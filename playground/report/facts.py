@@ -2,6 +2,7 @@
 
 from playground.judge.checks import AT_OWN_SIZE, BY_NAME, REDUCED, SHOWN
 from playground.judge.classes import named as accuracy_named
+from playground.judge.classes import two_digits
 from playground.record import TIMED, Unsupported
 from playground.report import figures
 from playground.report.text import NOTHING, interval, one_line, scientific, with_unit
@@ -28,7 +29,7 @@ def of(result):
     """Yield (label, text) of everything about a result that is not a table."""
     share, modes = figures.share_of_floor(result), figures.timed_modes(result)
     if result.reason and (result.verdict not in TIMED or not result.caveats):
-        yield "reason", result.reason + figures.raised_at(result)
+        yield "reason", figures.placed(result, result.reason)
     reasons = result.standards.forward.reasons if result.standards else []
     yield from (("forward", one_line(reason)) for reason in reasons[1:])
     yield from (("caveat", figures.caveat_line(caveat, result)) for caveat in result.caveats)
@@ -61,11 +62,11 @@ def of(result):
 
 
 def _accuracy(result, check):
-    own, eager, allowed = map(scientific, (check.max_error, check.eager_error, check.allowed))
-    yield "max error", f"{own}; PyTorch's {eager}; allowed {allowed}"
-    if found := result.accuracy:
-        off = f"off by {scientific(found.error)} standard deviations (up to {scientific(found.limit)} is as PyTorch)"
-        yield "accuracy", f"{accuracy_named(found.kind)}: {off}"
+    figures_of = (check.max_error, check.eager_error, check.allowed)
+    own, eager, allowed = (NOTHING if each is None else two_digits(each) for each in figures_of)
+    yield "max error", f"{own} standard deviations; PyTorch's {eager}; allowed {allowed}"
+    if result.accuracy:
+        yield "accuracy", accuracy_named(result.accuracy.kind)
     gradients, word = check.gradients, figures.gradient_verdict(check)
     why = gradients.unsupported if isinstance(gradients, Unsupported) else None
     yield "gradients", f"none: {why}" if why is not None else "not checked" if word == NOTHING else word

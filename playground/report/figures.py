@@ -100,10 +100,10 @@ def why_not_pass(result):
     return [] if result.verdict == "pass" else costly if is_forward and costly else [result.reason]
 
 
-def raised_at(result):
-    """Return ' (FILE:LINE)', where the user's file raised what a result ended with; "" where that is not known, or said."""
-    found, reason = re.match(r"(\S.*:\d+): in ", result.details), result.reason or ""
-    return f" ({one_line(found[1])})" if found and not reason.startswith("/") and found[1] not in reason else ""
+def placed(result, reason):
+    """Return 'FILE:LINE: reason', where the user's file raised it; the reason alone where that is not known, or said."""
+    found = re.match(r"(\S.*:\d+): in ", result.details)
+    return f"{one_line(found[1])}: {reason}" if found and not reason.startswith("/") and found[1] not in reason else reason
 
 
 def caveat_line(caveat, result):

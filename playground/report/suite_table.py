@@ -7,13 +7,12 @@ from rich.text import Text
 from playground.judge.classes import named as accuracy_named
 from playground.record import STANDARDS, TIMED, VERDICTS
 from playground.report import suite
-from playground.report.figures import baseline_name, label, proof, raised_at, why_no_speedup
+from playground.report.figures import baseline_name, label, placed, proof, why_no_speedup
 from playground.report.layout import INDENT, print_folded, print_rows, verdict
 from playground.report.terminal import View
 from playground.report.text import NOTHING, one_line, significant, span, with_unit
 
 RANKS = {"geom": "geometric mean", "mean": "mean", "last": "the last"}  # of the benchmarks, as the problem's file says
-BY_SEED = "weights-by-seed"  # the caveat that explains a wrong output best
 TITLES = {key: title for title, key in STANDARDS.items()}
 
 
@@ -45,7 +44,7 @@ def _line(result):
     """'fail gelu/problem, gelu/wrong: what was wrong', or times, accuracy and caveats of what is right."""
     caveats = {each.tag: each.text for each in result.caveats}
     is_right, time, over = result.verdict in TIMED, result.time_ms, suite.speedups(result)
-    parts = [] if is_right else [(result.reason or "") + raised_at(result), caveats.get(BY_SEED)]
+    parts = [] if is_right else [placed(result, result.reason or "")]
     if time:
         parts.append(with_unit(time.median, " ms"))
         texts = {name: with_unit(ratio.ratio, "x") for name, ratio in over.items()}

@@ -94,7 +94,7 @@ class Summary(View):
             what = f"Geometric mean over {models} model{'s' if models > 1 else ''} on {place}"
             print_folded(console, f"{what}, the best variant of each against its best baseline: {with_unit(mean, 'x')}")
         if count := sum(facts.DOUBLE in facts.refused(result.checked) for result in results):
-            print_folded(console, f"{count} of {len(results)} raise after double(), as they may.", style="dim")
+            print_folded(console, f"{count} of {len(results)} raise after double() (allowed).", style="dim")
         print_folded(console, ", ".join(figures.tally(results).values()) or "No variants.")
 
 
@@ -171,7 +171,7 @@ def _print_remarks(console, results):
             yield f"refuses {', '.join(names)}"
 
     sizes = variants_with(lambda each: [figures.size_note(each) or "sizes of the original"])
-    whys = variants_with(lambda each: [(each.verdict, why + figures.raised_at(each)) for why in figures.why_not_pass(each)])
+    whys = variants_with(lambda each: [(each.verdict, figures.placed(each, why)) for why in figures.why_not_pass(each)])
     for (word, reason), variants in whys:
         told(Text(one_line(", ".join(variants)) + " ").append_text(verdict(word)).append(f": {one_line(reason)}"))
     for result in results:

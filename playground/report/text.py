@@ -16,11 +16,13 @@ def significant(value):
 
 
 def scientific(value):
-    """Return three significant digits with an exponent, so that errors can be compared at a glance: 1.10e-5."""
+    """Return three significant digits, below 1 with an exponent, so that errors can be compared at a glance: 1.10e-5, 18.2."""
     if value is None or not math.isfinite(value):
         return NOTHING
     if value == 0:
         return "0"
+    if 1 <= value < 999.5:
+        return f"{value:#.3g}".removesuffix(".")
     mantissa, exponent = f"{value:.2e}".split("e")
     return f"{mantissa}e{int(exponent)}"
 

@@ -10,8 +10,10 @@ import os
 import signal
 import sys
 
+from playground.worker import UNTIMED
 from playground.worker.channel import Channel
 from playground.worker.failures import describe
+from playground.worker.server import AHEAD
 
 # Requests after which memory stays where it is.
 BETWEEN_CALLS = ("time", "outer", "draw", "await_quiet")
@@ -59,7 +61,11 @@ def main(channel, shared, parent, limits, role):
         limit(limits)
     answering = getattr(importlib.import_module(f"playground.worker.{role}"), role.title())()
     answering.shared = shared
+    coming = list(AHEAD) if role == "candidate" and os.environ.items() >= UNTIMED.items() else []
     while True:
+        while coming and channel.is_idle():
+            with contextlib.suppress(Exception):  # a judged file may have replaced what this needs
+                importlib.import_module(coming.pop(0))
         try:
             message = channel.receive()
         except EOFError:

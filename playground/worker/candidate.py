@@ -416,7 +416,7 @@ class Candidate(Clocked):
                 if of_all is None or not torch.isfinite(of_all).all():
                     continue
                 if other is None or not (of_all - other).norm() <= IN_PART * of_all.norm():
-                    fault = "missing" if other is None else "another"
+                    fault = "missing" if other is None else "not the same as where all need one"
                     complaints.append(f"where {where} needs a gradient, the gradient of {name} is {fault}")
                     break
         return complaints

@@ -47,6 +47,10 @@ class Channel:
         # Lone surrogates, which JSON can hold and UTF-8 cannot, become question marks.
         return json.loads(json.dumps(json.loads(line), ensure_ascii=False).encode(errors="replace"))
 
+    def is_idle(self) -> bool:
+        """Return whether the other end has sent nothing that was not received."""
+        return not self._buffer and not select.select([self._read_fd], [], [], 0)[0]
+
     def close(self) -> None:
         os.close(self._read_fd)
         os.close(self._write_fd)

@@ -215,7 +215,7 @@ def _at_users_line(complaint, exception):
         return f"{match[1]}: calls {LIBRARIES[match[3]]} ({match[2]}), which the emulator lacks: judge the file on a GPU"
     if match := re.match(r"(?P<file>.+?):(?P<line>\d+): (?P<text>error: .*)", complaint, re.DOTALL):
         line = _line_without_semicolon(match["file"], int(match["line"]), match["text"])
-        return f"{match['file']}:{line}: {match['text']}"
+        return f"{match['file']}:{line}: {match['text'].replace(' before ‘::’ token', '')}"  # of a launch, as it was rewritten
     return complaint
 
 
@@ -223,7 +223,8 @@ def _line_without_semicolon(file, line, complaint):
     """The line that lacks the semicolon that a compiler expected, where it names that of the next token."""
     lines = lines_of_file(file)
     match = re.search(r"expected (?:a |.,. or )?.?;.?(?: before .(?P<next>[^\s\u2019']+))?", complaint)
-    if not match or not 1 < line <= len(lines) or not lines[line - 1].strip().startswith(match["next"] or ""):
+    following = "" if match and match["next"] == "::" else (match and match["next"]) or ""  # of a launch, as it was rewritten
+    if not match or not 1 < line <= len(lines) or not lines[line - 1].strip().startswith(following):
         return line
     for number in range(line - 1, 0, -1):
         if code := re.sub(r"//.*", "", lines[number - 1]).strip():

@@ -90,10 +90,10 @@ class Referee(Preparing):
     def compare_outputs(self, probe, file, declared=None, remark=True, suspects=None):
         """Return {"max_error", "allowed", "eager_error", "permitted_error", "complaint", "note", ...} of the outputs in a file.
 
-        "stale": right without the probe's step; "swallowed", "leaked": finite where the original is not, or the reverse;
-        "small": small values are lost; "uniform": the original's are the same everywhere; "decided": right for near ties alone.
-        For `declared` see _permitting. With `remark` a complaint ends with where and how it is wrong, in one of the precisions
-        `suspects`, and "diagnosis" has the lines of a picture.
+        "stale": right without the probe's step; "related": something simple relates wrong outputs to right ones; "swallowed",
+        "leaked": finite where the original is not, or the reverse; "small": small values are lost; "uniform": the original's are
+        the same everywhere; "decided": right for near ties alone. For `declared` see _permitting. With `remark` a complaint
+        ends with where and how it is wrong, in one of the precisions `suspects`, and "diagnosis" has the lines of a picture.
         """
         expected, _ = self._permitting(probe, declared)
         uniform = all(is_uniform(reference.float64) for reference in expected)
@@ -113,7 +113,7 @@ class Referee(Preparing):
         each = [reference.compare(name, value) for reference, name, value in pairs]
         found = worst(each)
         actual = [value.cpu() for value in actual] if found.complaint else actual
-        found, lines = self._with_remark(found, each, probe, actual, suspects) if remark else (found, None)
+        found, lines, related = self._with_remark(found, each, probe, actual, suspects) if remark else (found, None, False)
         compared = vars(found)
         if self.sample.is_part and not found.complaint:
             compared = compared | {"complaint": self._far_from_eager(probe, expected, names, whole.outputs)}
@@ -122,7 +122,7 @@ class Referee(Preparing):
             compared = compared | {"complaint": f"the output is that of {stale} before the step"}
         swallowed = next((every.swallowed for every in each if every.swallowed), None)
         leaked = any(every.leaked for every in each)
-        seen = {"stale": bool(stale), "swallowed": swallowed, "leaked": leaked, "diagnosis": lines}
+        seen = {"stale": bool(stale), "swallowed": swallowed, "leaked": leaked, "diagnosis": lines, "related": related}
         seen["decided"] = any(every.decided for every in each)
         if probe in checks.REQUIRED and not compared["complaint"] and not isinstance(declared, float):
             seen["small"] = self._lost_small_values(probe, expected, names, actual)
@@ -271,16 +271,16 @@ class Referee(Preparing):
         return oracle.reordered(made) if to == classes.FLOAT32 else oracle.lowered(made, to)
 
     def _with_remark(self, comparison, each, probe, actual, suspects):
-        """(The comparison, its complaint with where the result is wrong and how; the lines of a picture, or None)."""
+        """(The comparison, its complaint with where the result is wrong and how; a picture's lines; whether it says how)."""
         if not comparison.complaint or self.probes[probe].autocast:
-            return comparison, None
+            return comparison, None, False
         i = each.index(comparison)
         found = self._diagnosis(each[i], i, probe, actual[i], comparison.allowed)
         remark = found and found.sentence
         if "off by" in comparison.complaint and not (found and found.how):
             remark = self._precision_of(probe, i, actual[i], suspects) or remark
         told = replace(comparison, complaint=f"{comparison.complaint}; {remark}") if remark else comparison
-        return told, list(found.picture) if found else None
+        return told, list(found.picture) if found else None, bool(found and found.how)
 
     def _precision_of(self, probe, i, actual, suspects):
         names = [name for name in LOWER if name != self.precision and (suspects is None or name in suspects)]

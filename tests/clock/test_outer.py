@@ -136,7 +136,7 @@ def test_what_counts_is_warm_as_the_outer_clock_is():
     assert found["time_ms"]["median"] == 1.0 and not found["notes"]
     forged = bounded(claimed, {"ratio": 1.0, "low": 0.99, "high": 1.01, "eager_ms": 2.5, "ms": 2.5, "warm": warm})
     assert forged["speedup"]["eager"] == pytest.approx({"ratio": 1.0, "low": 0.99, "high": 1.01})
-    assert forged["time_ms"]["median"] == pytest.approx(2.5) and "2.5x: the former counts" in forged["notes"][0]
+    assert forged["time_ms"]["median"] == pytest.approx(2.5) and "2.5x: the outer clock counts" in forged["notes"][0]
 
 
 def timings(ratio, verdict="win"):

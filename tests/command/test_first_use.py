@@ -112,12 +112,18 @@ MISTAKES = {
     "nothing_launched_68_20": (
         ("    softmax_kernel<<<", "    if (x.size(0) < 0) softmax_kernel<<<"),
         "fail",
-        r"FILE:40: output never written: element 0 of a result of shape \(64, 1000\) was never written: the call launched no",
+        r"FILE:40: output never written: element \[0, 0\] of a result of shape \(64, 1000\) was never written, nor were 63999 "
+        r"others: the call launched no",
     ),
     "semicolon_68_25": (
         ("float m = -INFINITY, sum = 0;", "float m = -INFINITY, sum = 0"),
         "error",
         r"FILE:11: error: expected",
+    ),
+    "semicolon_before_a_launch_68_25": (
+        ("torch::empty_like(x);", "torch::empty_like(x)"),
+        "error",
+        r"FILE:31: error: expected .,. or .;.$",
     ),
     "another_name_68_18": (("class ModelNew", "class Model"), "error", r"another_name_68_18.py does not define ModelNew$"),
     "st clamp (v2) 68_12": (
@@ -233,27 +239,33 @@ def test_a_function_in_the_place_of_a_class_has_a_line():
 
 @pytest.mark.full
 def test_weights_of_other_names_lead_a_suites_line(tiny_problem, write_variant, tmp_path):
-    """Number 6, and 17: half precision has one name."""
+    """Number 6, and 17: half precision has one name. What relates wrong to right says that the weights are the same."""
     text = """
         import torch
 
         class ModelNew(torch.nn.Module):
             def __init__(self, features, outputs):
                 super().__init__()
+                torch.rand({drawn})
                 self.{name} = torch.nn.Linear(features, outputs)
 
             def forward(self, x):
                 return torch.tanh(self.{name}(x){end}
     """
-    own = write_variant("own", text.format(name="mine", end=" + 3)")).path
-    half = write_variant("half", text.format(name="linear", end=").bfloat16().float()")).path
+    files = [
+        write_variant("own", text.format(name="mine", drawn=9, end=")")).path,
+        write_variant("moved", text.format(name="mine", drawn=0, end=") + 3")).path,
+        write_variant("half", text.format(name="linear", drawn=0, end=").bfloat16().float()")).path,
+    ]
     pairs = tmp_path / "pairs.json"
-    pairs.write_text(json.dumps([[str(tiny_problem), str(own)], [str(tiny_problem), str(half)]]))
+    pairs.write_text(json.dumps([[str(tiny_problem), str(file)] for file in files]))
     status, out, err = run("compare.py", "--suite", pairs, "--check-only", "--device", "cpu")
     assert status == 1, err
-    lines = re.split(r"\n(?=\d/2 )", out)  # what is longer than the terminal goes on below
-    of_own, of_half = (" ".join(next(line for line in lines if f"{name}: " in line).split()) for name in ("own", "half"))
+    lines = re.split(r"\n(?=\d/3 )", out)  # what is longer than the terminal goes on below
+    of_own, of_moved, of_half = (" ".join(next(line for line in lines if f"{path.stem}: " in line).split()) for path in files)
     assert "own: ModelNew's parameters differ from the original's: it lacks linear.weight;" in of_own, of_own
+    assert "so its weights are not the original's: the output is off by" in of_own, of_own
+    assert re.search("moved: the output is off by .*; every value is the right one [+] 3;", of_moved), of_moved
     assert re.search(r"(operands in|that of) bf16", of_half) and of_half.count("bf16") == 1 and "fp16" not in of_half, of_half
 
 

@@ -116,8 +116,8 @@ SAID = {
     "kernel unset, block (0,0,0)",
     "bounds": "global memory out of bounds at byte 4 of `points[32]`: thread (32,0,0) writes 4 bytes here, "
     "the array has 32 elements; kernel bounds, block (0,0,0)",
-    "variable": "global memory out of bounds at `table[2][0]`: thread (16,0,0) writes 4 bytes here, the array has 16 elements; "
-    "kernel variable, block (0,0,0)",
+    "variable": "global memory out of bounds at `table[2][0]`: thread (16,0,0) writes 4 bytes here, "
+    "the array has 16 elements (2 x 8); kernel variable, block (0,0,0)",
     "group_copy": "shared memory out of bounds at `s[128]`: thread (0,0,0) writes 16 bytes here, the array has 32 elements; "
     "kernel group_copy, block (0,0,0)",
     "pipeline_copy": "asynchronous copy not waited for at `s[0]`: thread (0,0,0) reads it here, "

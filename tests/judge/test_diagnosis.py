@@ -84,7 +84,7 @@ RELATIONS = {
     "another order": (MATRIX[torch.randperm(70)], MATRIX, "these are the right values in another order"),
     "a bias": (MATRIX + drawn(90, seed=2), MATRIX, "each column is off by a constant of its own"),
     "a normalisation": (MATRIX * drawn(70, 1, seed=2).abs(), MATRIX, "each row is multiplied by a factor of its own"),
-    "relu": (MATRIX, MATRIX.relu(), "right after relu, which is left out"),
+    "relu": (MATRIX, MATRIX.relu(), "right once relu is applied, as if that were left out"),
     "sigmoid twice": (MATRIX.sigmoid().sigmoid(), MATRIX.sigmoid(), "every value is sigmoid of the right one"),
     "gelu": (F.gelu(MATRIX, approximate="tanh"), F.gelu(MATRIX), "GELU by tanh in the place of erf"),
     "fast gelu": (MATRIX * torch.sigmoid(1.702 * MATRIX), F.gelu(MATRIX), "GELU by sigmoid(1.702 x) in the place of erf"),

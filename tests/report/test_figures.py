@@ -26,7 +26,10 @@ def test_significant(value, text):
     assert written.significant(value) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [(1.1e-5, "1.10e-5"), (0.5, "5.00e-1"), (0.0, "0"), (None, "-"), (math.nan, "-")])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1.1e-5, "1.10e-5"), (0.5, "5.00e-1"), (18.24, "18.2"), (206.3, "206"), (0.0, "0"), (None, "-"), (math.nan, "-")],
+)
 def test_scientific(value, text):
     assert written.scientific(value) == text
 

@@ -60,9 +60,7 @@ def _pair(result, reason, ratios):
     over = {name: figures.labelled(with_unit(each.ratio, "x"), result) for name, each in ratios.items()}
     over |= {name: over[name] + figures.proof(result, name) for name in over if name == "eager"}
     caveats = {each.tag: f"{each.tag}: {without_folders(each.text)}" for each in result.caveats}
-    # The caveat that explains a wrong output best comes behind it.
-    wrong = [] if suite.is_correct(result, "forward") else [reason, caveats.pop(suite_table.BY_SEED, None)]
-    said = [*wrong, *caveats.values(), figures.why_no_speedup(result)]
+    said = [None if suite.is_correct(result, "forward") else reason, *caveats.values(), figures.why_no_speedup(result)]
     cells = {"ms": significant(result.median_ms)}
     cells |= {title: over.get(name, NOTHING) for name, title in OF_PAIRS.items()}
     cells["accuracy"] = accuracy_named(suite.accuracy_class(result) or NOTHING)
