@@ -91,8 +91,8 @@ class Referee(Preparing):
         """Return {"max_error", "allowed", "eager_error", "permitted_error", "complaint", "note", ...} of the outputs in a file.
 
         "stale": right without the probe's step; "related": something simple relates wrong outputs to right ones; "swallowed",
-        "leaked": finite where the original is not, or the reverse; "small": small values are lost; "uniform": the original's are
-        the same everywhere; "decided": right for near ties alone. For `declared` see _permitting. With `remark` a complaint
+        "leaked": finite where the original is not, or the reverse; "small": small values are lost; "uniform": the original's
+        are the same everywhere; "decided": right for near ties alone. For `declared` see _permitting. With `remark` a complaint
         ends with where and how it is wrong, in one of the precisions `suspects`, and "diagnosis" has the lines of a picture.
         """
         expected, _ = self._permitting(probe, declared)
