@@ -1,5 +1,6 @@
 """What the emulator raises."""
 
+import functools
 import itertools
 import linecache
 import re
@@ -212,11 +213,17 @@ def lines_of_instruction(library, offset, names):
 
     `names` are those of the text's files, without their folders; lines of other files are left out.
     """
-    run = subprocess.run(["addr2line", "-e", library, "-f", "-i", hex(offset)], capture_output=True, text=True)
-    told = run.stdout.splitlines()
+    told = symbols_and_places(library, offset)
     calls = {}
     for symbol, place in zip(told[::2], told[1::2], strict=True):
         name, _, line = re.sub(r" \(discriminator \d+\)$", "", place).rpartition(":")
         if Path(name).name in names and line.isdigit():
             calls.setdefault(int(line), symbol)
     return [(symbol, line) for line, symbol in calls.items()]
+
+
+@functools.lru_cache(maxsize=1 << 12)  # a library keeps its content as long as it is loaded
+def symbols_and_places(library, offset):
+    """The lines of addr2line."""
+    run = subprocess.run(["addr2line", "-e", library, "-f", "-i", hex(offset)], capture_output=True, text=True)
+    return run.stdout.splitlines()
