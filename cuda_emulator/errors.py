@@ -1,5 +1,6 @@
 """What the emulator raises."""
 
+import functools
 import itertools
 import linecache
 import re
@@ -237,7 +238,12 @@ def lines_of_instruction(library, offset, names):
     `names` are those of the text's files, without their folders; lines of other files are left out.
     """
     calls = {}
-    for symbol, file, line in addr2line(library, [offset]).get(offset, []):
+    for symbol, file, line in places_of_instruction(library, offset):
         if line and Path(file).name in names:
             calls.setdefault(line, symbol)
     return [(symbol, line) for line, symbol in calls.items()]
+
+
+@functools.lru_cache(maxsize=1 << 12)  # a library keeps its content as long as it is loaded
+def places_of_instruction(library, offset):
+    return addr2line(library, [offset]).get(offset, [])

@@ -149,18 +149,16 @@ class Launches:
         """
         known, given = self.kernels_named(expression)
         if known is None:
-            key = squeezed(expression) if expression[0].text != "(" else "nullptr"
             clusters = [f'{{"{name}", dim3({k.cluster})}}' for name, found in self.kernels.items() for k in found if k.cluster]
-            key = f"::emulator::kernel_key({key})"
+            key = key_of(expression)  # a pointer, or what a macro is given: a name that several kernels have, perhaps
             of_pointer = f"::emulator::cluster_of({key}, {{{', '.join(clusters)}}})"
             return launch_line, key, of_pointer if clusters else ""
         kernel = next((kernel for kernel in reversed(known) if kernel.line <= launch_line), known[0])
         overloaded = len({other.parameters for other in known if other.scope == kernel.scope}) > 1
         has_address = given >= kernel.template_parameters and not overloaded
-        address = squeezed(expression)
-        key = f"::emulator::key_of([&](auto take) -> decltype(take({address})) {{ return take({address}); }})"
+        key = key_of(expression)
         if not kernel.template_parameters and self.is_a_function_too(expression[-1].text, len(known)):
-            key = f"::emulator::kernel_key((void (*){kernel.parameters}){address})"
+            key = f"::emulator::kernel_key((void (*){kernel.parameters}){squeezed(expression)})"
             has_address = has_address and "=" not in kernel.parameters
         return (
             kernel.line,
@@ -181,6 +179,12 @@ class Launches:
             for kind, name, behind in zip(words, words[1:], words[2:], strict=False)
             if name.kind == kind.kind == "word" and behind.text == "(" and kind.text not in NO_TYPE
         )
+
+
+def key_of(expression):
+    """A C++ expression for the address of the kernel, nullptr where several have the name."""
+    address = squeezed(expression)
+    return f"::emulator::key_of([&](auto take) -> decltype(take({address})) {{ return take({address}); }})"
 
 
 def kernel_named(tokens, function):

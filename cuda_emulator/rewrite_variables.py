@@ -43,7 +43,6 @@ class Variables:
             depth += (self.tokens[end].text in OPENING) - (self.tokens[end].text in CLOSING)
             end += 1
         following = min(end + 1, limit)
-        everything = prefix + self.tokens[at:following]
         line = self.tokens[at].line
         if end == len(self.tokens):
             raise UnsupportedError("a __shared__ that declares nothing", line)
@@ -56,7 +55,7 @@ class Variables:
             text = self.dynamic_shared(variables, line)
         else:
             text = "".join(self.static_shared(variable, alignment, line) for variable in variables)
-        self.emit(text, everything)
+        self.emit(text, prefix + self.tokens[at:following])
         return following
 
     # ---- __device__ T a[2] = {1, 2}, b;

@@ -19,6 +19,7 @@
 
 namespace emulator {
 
+enum class Access;
 enum class Mode { fast, check, count };
 enum class Schedule { forward, reversed, random };
 
@@ -175,6 +176,12 @@ struct TensorBox {  // a box of a tensor map, where it begins
     TensorMap map;
     int32_t at[5];
 };
+unsigned box_bytes(const TensorMap& map);
+void land_box(Block& block, char* to, const TensorBox& box);
+void store_box(Block& block, const char* from, const TensorBox& box);
+// The box that an instruction names, after the checks that the device makes of it.
+std::shared_ptr<TensorBox> box_of(const void* map, int rank, const int* at, const void* shared, const void* instruction);
+void examine_rows(const TensorBox& box, Access access, const void* instruction);
 struct PendingBulk {
     char* to;
     const char* from;

@@ -98,6 +98,7 @@ def test_containers_of_the_host_are_not_the_runtimes(tmp_path):
 
 # Kernels that share a name with each other or with CUDA's functions, and launches in macros over several lines.
 NAMES = r"""
+#include <cuComplex.h>
 #include <builtin_types.h>
 #include <channel_descriptor.h>
 #include <crt/host_defines.h>
@@ -149,6 +150,7 @@ __global__ void k(int* p) {
     __syncwarp();
     p[threadIdx.x] += int(__half2float(sum(pair[0], lane(pair[1])))) + ordered(pair[1], pair[0]);
     p[threadIdx.x] += shared_address(&pair[1]) - shared_address(pair);
+    p[threadIdx.x] += cuCabs(cuCdiv(make_cuDoubleComplex(6, 8), make_cuDoubleComplex(0, 2)));
 }
 """
 LAUNCHES = """
@@ -156,6 +158,7 @@ LAUNCHES = """
     scale<<<1, 32>>>(out, 2.0f); scale<<<1, 32>>>(out, 2); scale<<<1, 32>>>(out, 2.0); scale<int><<<1, 32>>>(out, 0.5);
     add<<<1, 32>>>(out, out); inner::max<<<1, 32>>>(out, Step{1}); both(out);
     LAUNCH(add<int>, out); LAUNCH((add<int, 3>), out); ADD(int, 2, out); ADD(int, 0, out);
+    LAUNCH(scale, out, 2);
     cudaMemcpy(host, out, 4, cudaMemcpyDeviceToHost);
 """
 
@@ -426,7 +429,7 @@ RIGHT = {
         {"config": "2, 1"},
         "3\n",
     ),
-    "names": (NAMES, {"config": "1, 32", "print": LAUNCHES + FIRST}, "84\n"),
+    "names": (NAMES, {"config": "1, 32", "print": LAUNCHES + FIRST}, "248\n"),
     "structs of 16 bytes at odd 8, and one with padding": (
         "struct Half { double a, b; };\nstruct Whole { double first; Half rest; };\nstruct Gap { char c; double d; };\n"
         "__device__ double sum(Half h) { return h.a + h.b; }\n__device__ double of(Gap g) { return g.c + g.d; }\n"

@@ -1,9 +1,12 @@
 """load_inline as PyTorch's users call it: again under a name, from files, with headers for kernels."""
 
 import re
+from pathlib import Path
 
 import pytest
+import torch
 
+from cuda_emulator.toolchain import INCLUDE
 from tests.kernels import apart
 
 # Without PyTorch's headers, which take 15 s of a compiler.
@@ -193,6 +196,12 @@ def test_what_nvcc_takes_and_a_librarys_code_of_the_cpp_library_is_its_own(tmp_p
     listed = (tmp_path / "listing").read_text()
     assert "PyInit_taken" in listed
     assert not re.findall(r"^\w+ [TtWuVv] _Z(?:Z|GV|TV)*(?:NK?)?S[tabdios].*", listed, re.M)
+
+
+def test_what_comes_with_pytorchs_streams_comes_with_the_emulators():
+    headers = [folder / "c10/cuda/CUDAStream.h" for folder in (Path(torch.__file__).parent / "include", INCLUDE)]
+    pytorchs, emulators = (set(re.findall(r"#include (<.*>)", header.read_text())) for header in headers)
+    assert pytorchs and pytorchs <= emulators
 
 
 @pytest.mark.parametrize(

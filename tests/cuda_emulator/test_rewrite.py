@@ -78,7 +78,7 @@ def test_kernels_lines_and_templates():
 
 def test_launches_through_pointers():
     out = rewrite("__global__ void k(int a) {}\nvoid f() { auto p = k; p<<<1, 1>>>(2); }").text
-    assert 'launch("?p", 2, ::emulator::kernel_key(p)' in out
+    assert 'launch("?p", 2, ::emulator::key_of([&](auto take) -> decltype(take(p))' in out
     overloaded = "__global__ void k(int a) {}\n__global__ void k(float a) {}\nvoid f() { k<<<1, 1>>>(2); }"
     assert 'launch("k", 2, ::emulator::kernel_key(nullptr)' in rewrite(overloaded).text
 

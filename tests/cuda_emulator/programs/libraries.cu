@@ -94,7 +94,7 @@ __global__ void by_atomics(int* out) {
         }
         out[1] = message;
     }
-    cuda::atomic_ref<int, cuda::thread_scope_device> total(out[0]);
+    cuda::std::atomic_ref<int> total(out[0]);
     total.fetch_add(1, cuda::memory_order_relaxed);
     const cg::thread_block_tile<32> warp = cg::tiled_partition<32>(cg::this_thread_block());
     cg::invoke_one(warp, [&] { atomicAdd(out + 2, 1); });
