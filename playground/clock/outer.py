@@ -24,7 +24,6 @@ from playground.serial import is_number, values
 from playground.untrusted import held_at
 
 if TYPE_CHECKING:
-
     from playground.worker import WorkerProcess
     from playground.worker.referee_client import RefereeClient
 
