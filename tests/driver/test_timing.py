@@ -403,7 +403,7 @@ def test_what_is_within_the_limit_needs_no_note(timed, others):
     assert (found["back_to_back_ms"], found["notes"], found["time_ms"]["median"]) == (pytest.approx(1.54), [], 1.0)
     found = timed(claiming(1.7, others), "cuda", training=False)
     assert (found["back_to_back_ms"], found["time_ms"]["median"]) == pytest.approx((1.7, 1.7))
-    assert [note[:12] for note in found["notes"]] == ["back to back"]
+    assert [note[:12] for note in found["notes"]] == ["a call takes"]
 
 
 def of(precision, declared=None):

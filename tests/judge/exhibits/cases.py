@@ -371,7 +371,7 @@ scaled = F.conv2d(x / largest, self.conv.weight) * largest
 return F.avg_pool2d(torch.sigmoid(scaled + self.conv.bias[:, None, None]), 2)""",
     "wrong/draws_in_another_order": """
 Its own names, and a random number drawn first: from the same seed it has other weights.
-Verdict: fail: the output is off by
+Verdict: fail: ModelNew's parameters differ from the original's: it has scale, .*: the output is off by
 [whole init]
 self.scale = nn.Parameter(torch.rand(1))
 self.conv = nn.Conv2d(in_channels, out_channels, 3)
@@ -563,7 +563,7 @@ Verdict: fail: the output has the type torch.float16 instead of torch.float32
 [forward] return F.avg_pool2d(torch.sigmoid(self.conv(x)), 2).half()""",
     "wrong/half_the_gradient_in_a_first_layer": """
 Gives the weights another gradient where the input needs none, as in a network's first layer.
-Verdict: forward only: where no input needs a gradient, the gradient of conv.weight is another; mend the backward
+Verdict: forward only: where no input needs a gradient, the gradient of conv.weight is not the same as where all need one
 Caveat: wrong-gradient
 Base: a convolution's gradient
 [edit]
@@ -891,7 +891,7 @@ Verdict: forward only: with weights 8 times as large: the output is off
 Caveat: values
 [conv] F.conv2d(x, self.conv.weight.clamp(-1, 1), self.conv.bias)""",
     "wrong/weights_of_one_seed": """Has the weights of the first seed that it meets for ever, and its own names for them.
-Verdict: fail: with the weights of another seed: the output is off by
+Verdict: fail: ModelNew's parameters differ .*: with the weights of another seed: the output is off by
 [class] first = None
 [whole init]
 conv = nn.Conv2d(in_channels, out_channels, 3)
