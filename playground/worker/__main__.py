@@ -10,10 +10,9 @@ import os
 import signal
 import sys
 
-from playground.worker import UNTIMED
+from playground.worker.ahead import AHEAD, UNTIMED
 from playground.worker.channel import Channel
 from playground.worker.failures import describe
-from playground.worker.server import AHEAD
 
 # Requests after which memory stays where it is.
 BETWEEN_CALLS = ("time", "outer", "draw", "await_quiet")

@@ -30,10 +30,6 @@ from playground.worker.channel import Channel
 from playground.worker.failures import crash_place, without_our_frames
 from playground.worker.stopped import Stopped, end_awaited, families, kill_family, send
 
-# For a process that is never timed. Threads of OpenMP that wait for their share of the next loop keep a processor busy, and
-# take it from the compilers and the other workers: a referee beside them needs three times its processor time.
-UNTIMED = {"OMP_WAIT_POLICY": "PASSIVE"}
-
 LOOK_AT_LIMITS = 0.2  # seconds between looks at what a process in a sandbox takes; at least so many times as long as a look
 LOOKS_SHARE = 4
 MOST_DETAILS = 100_000  # characters of what a judged file can say

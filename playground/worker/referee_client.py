@@ -9,7 +9,8 @@ from playground.judge.footprint import Footprint
 from playground.machine import memory
 from playground.run_record import Environment
 from playground.serial import load
-from playground.worker.process import UNTIMED, WorkerProcess
+from playground.worker.ahead import UNTIMED
+from playground.worker.process import WorkerProcess
 
 SIZED_BY = ("problem", "settings", "place", "precision")  # of the arguments of referee.load
 OF_HOST_MEMORY = 0.6  # that is free: a variant takes up to half of what float64 does

@@ -18,13 +18,10 @@ import tempfile
 import threading
 from pathlib import Path
 
+from playground.worker.ahead import AHEAD
 from playground.worker.channel import Channel
 
 MODULES = ("torch", "setuptools", *(f"playground.worker.{role}" for role in ("__main__", "candidate", "referee", "baselines")))
-# What most workers import besides, in some 2 s of a processor: for shapes without values, and for torch.compile. More of
-# torch._inductor asks CUDA and leaves a thread, after which nothing can be forked.
-AHEAD = ("sympy", "torch.fx.experimental.symbolic_shapes", "torch.distributed.tensor", "torch.distributed.fsdp")
-AHEAD += ("torch._dynamo", "torch._functorch.aot_autograd", "networkx")
 # Of the environment, what is read after the fork. All else counts when a library is loaded (as OMP_WAIT_POLICY does for
 # libgomp), so that it makes another server.
 READ_LATE = ("PATH", "PWD", "OLDPWD", "HOME", "TMPDIR", "XDG_CACHE_HOME", "CC", "CXX", "CUDA_HOME", "CUDA_PATH", "MAX_JOBS")

@@ -14,7 +14,7 @@ from typed import wait_for
 
 from playground.catalog import ROOT
 from playground.worker import UNTIMED, WorkerFailure, WorkerProcess, prepare
-from playground.worker.server import AHEAD
+from playground.worker.ahead import AHEAD
 
 
 def is_forked(worker):
