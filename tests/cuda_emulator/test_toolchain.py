@@ -95,9 +95,8 @@ def test_the_precompiled_headers_that_were_used_last_stay(empty_cache):
 
 
 def test_the_compiler_takes_the_precompiled_headers(tmp_path):
-    flags = [f"-I{toolchain.INCLUDE}", "-O1", *toolchain.LINES_ONLY, "-fPIC", "-w"]
-    flags += toolchain.torch_flags()[0]
-    header = toolchain.precompiled_header("emulator/torch_headers.h", flags)
+    flags = [*extension.BINDING_FLAGS, *toolchain.torch_flags()[0]]
+    header = extension.binding_header()
     text = tmp_path / "text.cpp"
     text.write_text("#include <torch/library.h>\nstatic at::Tensor tensor;\n")
     for own, precompiled in (([], True), (["-fno-exceptions"], False)):
