@@ -118,18 +118,20 @@ def write_forward(write_variant):
 
 
 @pytest.fixture
-def compare(capsys, monkeypatch):
-    """compare("--explain", ...) -> (exit status, stdout, stderr) of a command, in this process.
-
-    It finds no bubblewrap: in a sandbox each process of a judged file would import PyTorch by itself.
-    """
-    from playground.command import main
+def no_sandbox(monkeypatch):
+    """This process finds no bubblewrap: in a sandbox each process of a judged file would import PyTorch by itself."""
     from playground.worker import sandbox
 
     def version():
         raise sandbox.Missing("not in this test")
 
     monkeypatch.setattr(sandbox, "version", version)
+
+
+@pytest.fixture
+def compare(capsys, no_sandbox):
+    """compare("--explain", ...) -> (exit status, stdout, stderr) of a command, in this process."""
+    from playground.command import main
 
     def run(*arguments, command=main.compare):
         try:

@@ -42,7 +42,7 @@ def left_behind(tmp_path, tmp_path_factory, monkeypatch):
     }
 
 
-def test_a_right_solution_is_told_with_its_times(tmp_path, monkeypatch):
+def test_a_right_solution_is_told_with_its_times(tmp_path, monkeypatch, no_sandbox):
     """The problem is a path, the solution a text; a setting changes the problem's constant. The stopwatch's answer is given."""
     ratio = Ratio(ratio=2.0, low=1.9, high=2.1)
     own, eager = (Spread(median=ms, p20=ms, p80=ms) for ms in (0.1, 0.2))

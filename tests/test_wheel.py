@@ -82,7 +82,7 @@ def test_a_copy_overwrites_nothing(user, examples):
 def test_an_example_is_judged(user, examples):
     text = (examples / "softmax.py").read_text()
     (user.folder / "wrong.py").write_text(text.replace("Model(", "ModelNew(").replace("dim=1", "dim=0"))
-    judge = ["--model", "examples/softmax.py", "--variant", "wrong.py", "--device", "cpu", "--check-only"]
+    judge = ["--model", "examples/softmax.py", "--variant", "wrong.py", "--device", "cpu", "--check-only", "--sandbox", "off"]
     assert re.search(r"wrong fail\n  reason +the output is off by", user.types("kernel-playground", *judge, status=1))
 
 
