@@ -17,7 +17,7 @@ from playground.driver.measurement import measure
 from playground.driver.task import Options
 from playground.report import document
 
-cluster = pytest.importorskip("playground.driver.cluster")
+pytestmark = pytest.mark.usefixtures("cluster")
 
 RIGHT = "return torch.tanh(self.linear(x))"
 # Kills the Dask worker, whose child each judged process is: `{mark}` is made, and holds it back where it is there.
@@ -51,7 +51,12 @@ def measured(connection, listed):
 
 
 @pytest.fixture(scope="module")
-def two_workers():
+def cluster():
+    return pytest.importorskip("playground.driver.cluster")
+
+
+@pytest.fixture(scope="module")
+def two_workers(cluster):
     with cluster.connected(cluster.LOCAL, without_gpu=2) as connection:
         yield connection
 
@@ -125,7 +130,7 @@ def test_an_interrupt_keeps_what_is_finished(pairs, tmp_path):
     assert [row.verdict for row in document.read(file).results] == ["pass"]
 
 
-def test_no_scheduler_at_the_address(pairs, monkeypatch, capsys):
+def test_no_scheduler_at_the_address(cluster, pairs, monkeypatch, capsys):
     monkeypatch.setattr(cluster, "ANSWER_WITHIN", 1)
     assert main.compare(["--suite", str(pairs(a=RIGHT)), "--cluster", "tcp://127.0.0.1:9"]) == 2
     assert "--cluster tcp://127.0.0.1:9: no scheduler answers there" in capsys.readouterr().err
@@ -137,7 +142,7 @@ def test_without_dask_it_is_said_how_to_get_it(pairs, monkeypatch, capsys):
     assert "--cluster needs dask and distributed: python -m pip install dask distributed" in capsys.readouterr().err
 
 
-def test_each_worker_has_whole_cores_of_its_own(monkeypatch, tmp_path):
+def test_each_worker_has_whole_cores_of_its_own(cluster, monkeypatch, tmp_path):
     """Eight processors are four cores of two packages; 0 and 4 are hyperthreads of one core."""
     for processor in range(8):
         (tmp_path / str(processor)).mkdir()

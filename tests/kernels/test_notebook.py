@@ -16,10 +16,6 @@ import torch
 
 from playground import catalog
 
-nbclient = pytest.importorskip("nbclient")
-nbformat = pytest.importorskip("nbformat")
-pytest.importorskip("ipykernel")
-
 pytestmark = pytest.mark.full
 
 # (model, variant) for what any variant would show; its main takes the shortest time.
@@ -77,6 +73,7 @@ def run_notebook(tmp_path, monkeypatch):
 
     Cells whose index is in `raises` must raise the exception of that name, and no other may raise.
     """
+    nbclient, nbformat, _ = map(pytest.importorskip, ("nbclient", "nbformat", "ipykernel"))
     spec = tmp_path / "jupyter" / "kernels" / "this_python" / "kernel.json"
     spec.parent.mkdir(parents=True)
     argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
@@ -204,7 +201,7 @@ def test_every_variant(run_notebook, monkeypatch):
 def test_the_first_kernel(run_notebook, monkeypatch):
     """Changed it is right, broken it is wrong or a race, repaired it is right; the last but one cell has a speed-up."""
     monkeypatch.setenv("PYTHONPATH", str(catalog.ROOT))
-    book = nbformat.read(catalog.ROOT / "notebooks" / "first_kernel.ipynb", as_version=4)
+    book = pytest.importorskip("nbformat").read(catalog.ROOT / "notebooks" / "first_kernel.ipynb", as_version=4)
     cells = [cell for cell in book.cells if cell.cell_type == "code"]
     assert not any(cell.outputs or cell.execution_count for cell in cells), "keep it without outputs"
     _, _, kernel, given, edited, scaled, racing, repaired, timed, on_a_gpu = run_notebook([cell.source for cell in cells])

@@ -7,9 +7,7 @@ import shutil
 import hostile
 import pytest
 from made import UNTIMED, read, summarised
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.support.ui import WebDriverWait
+from typed import wait_for
 
 from playground import catalog
 from playground.report import page
@@ -40,12 +38,14 @@ NAMELESS = """
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
+    from selenium import webdriver
+
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
     for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
     yield driver
     driver.quit()
 
@@ -106,7 +106,7 @@ def test_a_link_in_verdicts_opens_its_box_below_the_navigation(browser, pages):
                 innerHeight]"""
     assert not browser.execute_script(place)[0]
     browser.execute_script("document.querySelectorAll('.verdicts tbody th a')[12].click()")
-    WebDriverWait(browser, 10).until(lambda _: browser.execute_script(place)[0])
+    wait_for(lambda: browser.execute_script(place)[0], 10)
     _, top, navigation, height = browser.execute_script(place)
     assert navigation <= top < height / 2, "the navigation stays at the top, and the box lies below it"
 
