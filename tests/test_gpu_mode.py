@@ -285,14 +285,14 @@ REASONS = {"constant": "off by", "unwritten": "off by|NaN", "dtype": "has the ty
 
 
 @pytest.mark.parametrize("names", [["right"], pytest.param(list(BODIES), marks=pytest.mark.full)])
-def test_right_and_wrong_submissions_are_told_apart_and_their_own_check_is_shown_beside(write, tmp_path, names):
+def test_right_and_wrong_submissions_are_told_apart_and_their_own_check_is_shown_beside(compare, write, tmp_path, names):
     bodies = {name: BODIES[name] for name in names}
     files = [str(write(f"{name}.py", HEAD + SUBMISSION.format(body=body))) for name, body in bodies.items()]
     folder = str(tmp_path / "squares")
     report = tmp_path / "out.json"
     write("task.yml", TASK | {"tests": TASK["tests"][1:2]})
     options = ["--device", "cpu", "--check-only", "--json", str(report)]
-    status, out, err = run("compare.py", "--model", folder, "--variant", *files, *options)
+    status, out, err = compare("--model", folder, "--variant", *files, *options)
     assert status == (1 if len(names) > 1 else 0), err
     document = json.loads(report.read_text())
     found = {result["variant"]: result for result in document["results"]}
