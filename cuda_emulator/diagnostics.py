@@ -81,7 +81,7 @@ def errors_in(messages, is_own):
 
 
 def of_the_text(errors, names, text):
-    """Return those of the Diagnostics that stay with all of PyTorch's headers, in which `names` stand: all of the words in them.
+    """Return those of the Diagnostics that stay with all of PyTorch's headers; `names` are all words in these.
 
     All do where the first is a mistake of syntax, far from a macro that `text`, the broken one, may get from these headers.
     """
