@@ -209,6 +209,6 @@ def test_the_first_kernel(run_notebook, monkeypatch):
     for printed in (given, edited, repaired):
         assert re.search(r": differs from float64 by .+: right; (under the emulator|emulated)", printed), printed
     assert re.search(r": differs from float64 by .+: wrong; (under the emulator|emulated)", scaled), scaled
-    assert re.match(r"finding: \S*my_kernel\.py:\d+: shared memory race: .+`warp_sums`.+\(line \d+\)$", racing), racing
+    assert re.match(r"finding: \S*my_kernel\.py:\d+: shared memory race on `warp_sums\[\d+\]`: .+ at line \d+", racing), racing
     assert re.search(r": right; [\d.]+ ms, PyTorch [\d.]+ ms", timed), timed
     assert torch.cuda.is_available() or on_a_gpu == "no GPU here\n"
