@@ -443,7 +443,7 @@ def rodinia(folder, work):
 def cuda_by_example(folder, work):
     """The book's programs; those that draw need OpenGL."""
     for path in sorted(folder.glob("chapter*/**/*.cu")):
-        yield Case("CUDA by Example", str(path.parent.relative_to(folder)), [path], [folder / "common"], fails="(?!)")
+        yield Case("CUDA by Example", str(path.relative_to(folder).with_suffix("")), [path], [folder / "common"], fails="(?!)")
 
 
 HECBENCH = {"dense-embedding": ["1000", "16", "1"]}  # it asserts that there are more rows than the square of a batch

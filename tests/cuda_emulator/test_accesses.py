@@ -85,7 +85,7 @@ READS = {  # of s[j] into `sum`
     "function_pointer": "sum = function(s[j]);",
     "recursion": "sum = recursive(s[j], 2);",
     "default_member": "struct { T v; } made{s[j]}; sum = take(made.v);",
-    "loop": "for (T v = s[j]; sum < 1; sum += 1) sum += look(v);",
+    "loop": "int n = 0; for (T v = s[j]; n < 2; ++n) sum += look(v);",  # an unset value could keep it from ending
     "cast": "sum = take(static_cast<const T&>(s[j]));",
     "moved": "sum = take(static_cast<T&&>(s[j]));",
     "first_byte": "sum = *(const char*)&s[j];",
