@@ -420,8 +420,8 @@ def as_real(tensor):
 
 
 def in_steps(tensor):
-    """Return whether a tensor's values are steps to which something was rounded: integers, or floats of one byte."""
-    return tensor.dtype.itemsize == 1 if tensor.is_floating_point() else tensor.dtype != torch.bool
+    """Return whether a tensor's values are steps to which something was rounded: integers, bools, or floats of one byte."""
+    return tensor.dtype.itemsize == 1 if tensor.is_floating_point() else not tensor.is_complex()
 
 
 def in_float32(outputs):

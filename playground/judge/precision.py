@@ -281,7 +281,7 @@ class Wider(Uncompiled):
         return result
 
 
-_TO_WHOLE = {"round", "floor", "ceil", "trunc", "fix", "floor_divide", "sign"}
+_TO_WHOLE = {"round", "floor", "ceil", "trunc", "fix", "floor_divide", "sign", "sgn", "heaviside", "histc"}
 
 
 class Perturbed(Decomposing):
@@ -300,13 +300,16 @@ class Perturbed(Decomposing):
         super().__init__()
         self._places = random.Random(seed)
         self._unit = units * torch.finfo(dtype).eps
-        self._has_rounded = False  # to whole numbers: those are kept, or a conversion to integers would cut them
+        self._has_rounded = False  # to whole numbers, or compared: those are kept, or a conversion to integers would cut them
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._has_rounded |= function._schema.name.removeprefix("aten::").rstrip("_") in _TO_WHOLE
+        name = function._schema.name.removeprefix("aten::").rstrip("_")
+        self._has_rounded |= name in _TO_WHOLE or (kwargs or {}).get("rounding_mode") is not None
         positions = _SUMS.get(function) or self._operands(function)[1]
         args = [self._perturbed(value) if i in positions else value for i, value in enumerate(args)]
         result = function(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and args and isinstance(args[0], Tensor):  # compared or converted, from one to the other
+            self._has_rounded |= args[0].is_floating_point() != result.is_floating_point()
         return result if _is_view(function) else _with_each(self._perturbed, result)
 
     def _perturbed(self, value: Any) -> Any:
