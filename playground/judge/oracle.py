@@ -150,7 +150,7 @@ class Oracle:
         moved = [tensors.as_real(true).double() * 0 if tensors.in_steps(true) else None for true in reference.outputs]
         for seed in range(DECISIONS):
             for units in (NEARNESS, -NEARNESS):
-                nudged = self._in_float64(probe, Nudged(seed, units)).outputs
+                nudged = self._in_float64(probe, Nudged(seed, units, converts=False)).outputs
                 for most, result, true in zip(moved, nudged, reference.outputs, strict=True):
                     if most is not None:
                         torch.maximum(most, (tensors.as_real(result).double() - tensors.as_real(true).double()).abs(), out=most)

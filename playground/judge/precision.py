@@ -293,6 +293,7 @@ class Perturbed(Decomposing):
 
     UNITS = 3
     _OF = torch.float32  # the type of what is off
+    _converts = False  # whether conversions are steps, which move equal inputs apart
     _TABLE = (1 << 22) + 15  # signs, of which each tensor takes a stretch from a random place
     _tables: ClassVar[dict[Any, Tensor]] = {}  # one for each class, device and unit, shared by all
 
@@ -310,7 +311,8 @@ class Perturbed(Decomposing):
         result = function(*args, **(kwargs or {}))
         if isinstance(result, Tensor) and args and isinstance(args[0], Tensor):  # compared or converted, from one to the other
             self._has_rounded |= args[0].is_floating_point() != result.is_floating_point()
-        return result if _is_view(function) else _with_each(self._perturbed, result)
+        is_step = not _is_view(function) and (self._converts or function is not aten._to_copy.default)
+        return _with_each(self._perturbed, result) if is_step else result
 
     def _perturbed(self, value: Any) -> Any:
         if not isinstance(value, Tensor) or value.dtype != self._OF:
@@ -349,13 +351,14 @@ def _is_whole(value: Tensor) -> bool:
 class Nudged(Perturbed):
     """While active, float64 results, and operands of products and sums, are off by up to `units` in the last place of float32.
 
-    By how much is random, from `seed`; by -`units` it is the opposite.
+    By how much is random, from `seed`; by -`units` it is the opposite. `converts`: inputs are, too, equal ones differently.
     """
 
     _OF = torch.float64
 
-    def __init__(self, seed: int, units: float) -> None:
+    def __init__(self, seed: int, units: float, converts: bool = True) -> None:
         super().__init__(seed, units=units)
+        self._converts = converts
 
     def _signs(self, generator: torch.Generator) -> Tensor:
         return 2 * torch.rand(self._TABLE, generator=generator, dtype=torch.float64) - 1

@@ -228,12 +228,12 @@ class Reference:
             complaint = self._wrongly_special(name, actual)
         if actual is not None and complaint is None:
             max_error, complaint = self._too_far(name, actual)
-            unjudged = complaint is not None and self.is_blunt
             if complaint and (self._decisions or self._moved is not None) and (self.is_in_steps or not self.is_blunt):
                 moved = self._decisions() if self._decisions else torch.zeros(())
                 moved = moved if self._moved is None else torch.maximum(moved.double(), self._moved)
                 max_error, complaint = self._too_far(name, self._undecided(actual.cpu(), moved))
                 decided = complaint is None
+            unjudged = complaint is not None and self.is_blunt
         return Comparison(max_error, self.allowed, self.eager_error, complaint, self.permitted_error, decided, unjudged)
 
     def _undecided(self, actual: Tensor, moved: Tensor) -> Tensor:

@@ -109,6 +109,23 @@ def test_a_count_may_differ_by_ties_and_by_nothing_else(judged):
     assert found["verdict"] == "fail" and "off by up to 1 in 2 of 100" in found["reason"], found["reason"]
 
 
+FIRST = """
+class Model(nn.Module):
+    def forward(self, x):
+        return x.argmax(-1)
+
+def get_inputs():
+    return [torch.randn(128, 1024, dtype=torch.bfloat16)]
+"""
+
+
+def test_of_equal_inputs_the_original_s_is_the_index(judged):
+    own = "places = torch.arange(x.shape[-1]); return torch.where(x == x.amax(-1, keepdim=True), places, {}).{}(-1)"
+    assert judged(FIRST, FIRST.replace("return x.argmax(-1)", own.format(1 << 20, "amin")))["verdict"] == "pass"
+    found = judged(FIRST, FIRST.replace("return x.argmax(-1)", own.format(-1, "amax")))
+    assert found["verdict"] == "fail" and "whole numbers" in found["reason"], found["reason"]
+
+
 def test_whole_floats_are_not_cut_by_their_conversion(judged):
     found = judged(FLOORS, FLOORS.replace("above.sum(-1).int()", "(x > 0.5).sum(-1).int()"))
     assert found["verdict"] == "pass", found["reason"]
@@ -223,6 +240,8 @@ def test_what_rounding_moves_in_many_is_excused_only_where_no_tie_says_which():
     assert reference(true, many).compare("it", other).complaint is None, "as in 16 bits"
     of_ties = reference(true, many, decisions=lambda: many)
     assert of_ties.compare("it", many).decided and of_ties.compare("it", other).complaint
+    far = reference(true, many * 100, decisions=lambda: other)
+    assert far.is_blunt and not far.compare("it", other).unjudged and far.compare("it", true + 1).unjudged
 
 
 def test_a_mask_has_ties_and_a_large_number_has_its_last_digit():
