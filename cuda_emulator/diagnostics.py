@@ -80,13 +80,25 @@ def errors_in(messages, is_own):
     return found
 
 
-def is_for_want_of_a_header(error, names, text):
-    """Whether an error may be gone with all of PyTorch's headers, in which `names` stand: all of the words in them.
+def of_the_text(errors, names, text):
+    """Return those of the Diagnostics that stay with all of PyTorch's headers; `names` are all words in these.
 
-    What `text`, the broken one, does with a macro that is not there is a mistake of syntax.
+    All do where the first is a mistake of syntax, far from a macro that `text`, the broken one, may get from these headers.
     """
+    if errors and SYNTAX.match(errors[0].text):
+        lines = lines_of_file(errors[0].file or "") or text.split("\n")
+        if not _has_heavy_macro("\n".join(lines[max(0, errors[0].line - 2) : errors[0].line])):
+            return errors
+    return [error for error in errors if not _is_for_want_of_a_header(error, names, text)]
+
+
+def _has_heavy_macro(text):
+    return any(macro not in LIGHT_MACROS for macro in MACRO.findall(text))
+
+
+def _is_for_want_of_a_header(error, names, text):
     if SYNTAX.match(error.text):
-        return any(macro not in LIGHT_MACROS for macro in MACRO.findall(text))
+        return _has_heavy_macro(text)
     for pattern in (NO_MEMBER, NO_MATCH, UNKNOWN_NAME):
         if match := pattern.search(error.text):
             return match["name"] in names and (pattern is not UNKNOWN_NAME or _may_be_global(match["name"], error.text, text))
@@ -154,7 +166,9 @@ def told_of(error, missing):
         return f"error: extern __shared__ {twice[1]} is declared with two types; one name has one type in all of a program"
     if twice := re.search(r"multiple definition of `(.*)'", error.text):
         return f"error: {twice[1]} is defined in another of the program's files, too"
-    error = replace(error, text=re.sub(r"; did you mean [‘'](?:at|c10|torch)::_ops::[^?]*\?", "", error.text))  # PyTorch's own
+    error = replace(
+        error, text=re.sub(r"; did you mean [‘'](?:emulator|(?:at|c10|torch)::_ops)::[^?]*\?", "", error.text)
+    )  # names of others
     return re.sub(r"^error: (#error |static assertion failed: )?(?=the emulator does not support )", "", f"error: {error.text}")
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from . import bindings, c_functions, runtime, toolchain
-from .diagnostics import is_for_want_of_a_header
+from .diagnostics import of_the_text
 from .errors import EmulatorError
 from .prepared import REGISTERS, STAND_IN, LoadedFile, Prepared
 from .program import LINES_OF_A_FILE, Program, in_mirror
@@ -386,8 +386,7 @@ def compile_with_torch(name, prepared, flags, light_header=None):
 
         def explain(messages):
             names = toolchain.names_in_torch_headers()
-            errors = prepared.errors(messages)
-            broken = [error for error in errors if not is_for_want_of_a_header(error, names, prepared.given)]
+            broken = of_the_text(prepared.errors(messages), names, prepared.given)
             return prepared.described(broken, messages) if broken else LightHeadersError(messages)
 
         try:

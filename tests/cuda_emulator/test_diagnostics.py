@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cuda_emulator.diagnostics import describe, errors_in, is_for_want_of_a_header
+from cuda_emulator.diagnostics import describe, errors_in, of_the_text
 
 ROOT = Path(__file__).parents[2]
 MESSAGES = """
@@ -72,14 +72,22 @@ NAMES = {"empty_like", "zeros_like", "FLT_MAX", "optional", "nn", "std"}  # in P
 def test_what_full_headers_may_serve(text, wants):
     (error,) = errors_in(f"v.cu:1:1: error: {text}", lambda name: True)
     text = "void f(at::Tensor x) { TORCH_CHECK(true); empty_like(x); x = zeros_like; }"
-    assert is_for_want_of_a_header(error, NAMES, text) is wants
+    assert of_the_text([error], NAMES, text) == ([] if wants else [error])
     if "zeros_like" in error.text:
-        assert is_for_want_of_a_header(error, NAMES, f"using namespace at; {text}")
+        assert not of_the_text([error], NAMES, f"using namespace at; {text}")
 
 
 def test_an_unknown_macro_is_a_mistake_of_syntax():
     (error,) = errors_in("v.cu:1:1: error: expected constructor before ‘(’ token", lambda name: True)
-    assert is_for_want_of_a_header(error, NAMES, "TORCH_LIBRARY(name, m) {}")
+    assert not of_the_text([error], NAMES, "TORCH_LIBRARY(name, m) {}")
+
+
+def test_a_mistake_of_syntax_comes_first_where_a_macro_stands_elsewhere():
+    messages = "v.cu:2:1: error: expected ‘;’ before ‘int’\nv.cu:3:9: error: ‘lane’ was not declared in this scope\n"
+    text = "int row = 1\nint lane = 2;\nint x = lane;\n\nvoid f() { C10_CUDA_KERNEL_LAUNCH_CHECK(); }"
+    errors = errors_in(messages, lambda name: True)
+    assert of_the_text(errors, NAMES, text) == errors
+    assert of_the_text(errors, NAMES, text.replace("\n\n", "\n").replace("row = 1", "row = TORCH_X(1)")) == errors[1:]
 
 
 CELL = '''from torch.utils.cpp_extension import load_inline
