@@ -270,3 +270,4 @@ def test_which_values_are_steps():
     }
     assert {kind: tensors.in_steps(torch.zeros(2).to(kind)) for kind in kinds} == kinds
     assert tensors.as_real(torch.tensor([3.0]).to(torch.float8_e4m3fn)).dtype == torch.float32
+    assert all(tensors.as_real(torch.tensor([3]).to(kind)).max() == 3 for kind in (torch.uint16, torch.uint32, torch.uint64))
