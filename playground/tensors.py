@@ -413,7 +413,7 @@ def _from_number(value):
 
 
 def as_real(tensor):
-    """Return a complex tensor's parts along a last dimension, floats of one byte in float32, long unsigned integers in int64."""
+    """Return a complex tensor's parts along a last dimension, one-byte floats in float32, long unsigned integers in int64."""
     if tensor.is_floating_point() and tensor.dtype.itemsize == 1:  # which hardly compute
         return tensor.float()
     if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):
