@@ -413,15 +413,17 @@ def _from_number(value):
 
 
 def as_real(tensor):
-    """Return a complex tensor with its parts along a last dimension, floats of one byte in float32, another one as it is."""
+    """Return a complex tensor's parts along a last dimension, one-byte floats in float32, long unsigned integers in int64."""
     if tensor.is_floating_point() and tensor.dtype.itemsize == 1:  # which hardly compute
         return tensor.float()
+    if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        return tensor.long()
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def in_steps(tensor):
-    """Return whether a tensor's values are steps to which something was rounded: integers, or floats of one byte."""
-    return tensor.dtype.itemsize == 1 if tensor.is_floating_point() else tensor.dtype != torch.bool
+    """Return whether a tensor's values are steps to which something was rounded: integers, bools, or floats of one byte."""
+    return tensor.dtype.itemsize == 1 if tensor.is_floating_point() else not tensor.is_complex()
 
 
 def in_float32(outputs):

@@ -77,8 +77,10 @@ def placed(block: torch.Tensor, place: Place) -> Any:
 
 def lying_as(place: Any, stride: Any) -> Any:
     """Return the place of a tensor that lies by a process's strides; as it is where those leave gaps or overlap."""
-    shape, are_numbers = place["shape"], isinstance(stride, list) and all(type(each) is int and each >= 0 for each in stride)
-    if not are_numbers or len(stride) != len(shape):
+    shape = place["shape"]
+    if not isinstance(stride, list) or len(stride) != len(shape):
+        return place
+    if not all(type(each) is int and 0 <= each < 1 << 63 for each in stride):
         return place
     steps = sorted((step, size) for step, size in zip(stride, shape, strict=True) if size != 1)
     is_dense = all(step == math.prod(size for _, size in steps[:inner]) for inner, (step, _) in enumerate(steps))

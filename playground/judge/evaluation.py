@@ -180,7 +180,7 @@ class Evaluation(Case):
                 self.probes[probe] = replace(self.probes[probe], complaint=complaint)
                 tag = "outputs" if self._accuracy and self._accuracy.kind == WRONG else "accuracy"
                 if self._is_by_seed and tag == "outputs" and not compared.get("related"):
-                    complaint = f"{self._weights_differ}, so its weights are not the original's: {complaint}"
+                    complaint = f"{self._weights_differ}, so its weights may not be the original's: {complaint}"
                 if "state" in self._referee.side_effects:
                     return self.complain("not-judged", f"{STATE}; {complaint}", FORWARD)
                 return self.complain("not-judged" if compared["unjudged"] else tag, complaint, FORWARD)

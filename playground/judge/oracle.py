@@ -147,13 +147,13 @@ class Oracle:
 
     def ties(self, probe: Probe, reference: Results) -> list[Tensor | None]:
         """Return for each output how far nudges move each element by ties of its rounding; None for one without steps."""
-        moved = [torch.zeros_like(tensors.as_real(true)) if tensors.in_steps(true) else None for true in reference.outputs]
+        moved = [tensors.as_real(true).double() * 0 if tensors.in_steps(true) else None for true in reference.outputs]
         for seed in range(DECISIONS):
             for units in (NEARNESS, -NEARNESS):
-                nudged = self._in_float64(probe, Nudged(seed, units)).outputs
+                nudged = self._in_float64(probe, Nudged(seed, units, converts=False)).outputs
                 for most, result, true in zip(moved, nudged, reference.outputs, strict=True):
                     if most is not None:
-                        torch.maximum(most, (tensors.as_real(result) - tensors.as_real(true)).abs(), out=most)
+                        torch.maximum(most, (tensors.as_real(result).double() - tensors.as_real(true).double()).abs(), out=most)
         return moved
 
     def uses_wider(self, probe: Probe, dtype: torch.dtype) -> bool:

@@ -281,7 +281,7 @@ class Wider(Uncompiled):
         return result
 
 
-_TO_WHOLE = {"round", "floor", "ceil", "trunc", "fix", "floor_divide", "sign"}
+_TO_WHOLE = {"round", "floor", "ceil", "trunc", "fix", "floor_divide", "sign", "sgn", "heaviside", "histc"}
 
 
 class Perturbed(Decomposing):
@@ -293,6 +293,7 @@ class Perturbed(Decomposing):
 
     UNITS = 3
     _OF = torch.float32  # the type of what is off
+    _converts = False  # whether conversions are steps, which move equal inputs apart
     _TABLE = (1 << 22) + 15  # signs, of which each tensor takes a stretch from a random place
     _tables: ClassVar[dict[Any, Tensor]] = {}  # one for each class, device and unit, shared by all
 
@@ -300,14 +301,18 @@ class Perturbed(Decomposing):
         super().__init__()
         self._places = random.Random(seed)
         self._unit = units * torch.finfo(dtype).eps
-        self._has_rounded = False  # to whole numbers: those are kept, or a conversion to integers would cut them
+        self._has_rounded = False  # to whole numbers, or compared: those are kept, or a conversion to integers would cut them
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._has_rounded |= function._schema.name.removeprefix("aten::").rstrip("_") in _TO_WHOLE
+        name = function._schema.name.removeprefix("aten::").rstrip("_")
+        self._has_rounded |= name in _TO_WHOLE or (kwargs or {}).get("rounding_mode") is not None
         positions = _SUMS.get(function) or self._operands(function)[1]
         args = [self._perturbed(value) if i in positions else value for i, value in enumerate(args)]
         result = function(*args, **(kwargs or {}))
-        return result if _is_view(function) else _with_each(self._perturbed, result)
+        if isinstance(result, Tensor) and args and isinstance(args[0], Tensor):  # compared or converted, from one to the other
+            self._has_rounded |= args[0].is_floating_point() != result.is_floating_point()
+        is_step = not _is_view(function) and (self._converts or function is not aten._to_copy.default)
+        return _with_each(self._perturbed, result) if is_step else result
 
     def _perturbed(self, value: Any) -> Any:
         if not isinstance(value, Tensor) or value.dtype != self._OF:
@@ -346,13 +351,14 @@ def _is_whole(value: Tensor) -> bool:
 class Nudged(Perturbed):
     """While active, float64 results, and operands of products and sums, are off by up to `units` in the last place of float32.
 
-    By how much is random, from `seed`; by -`units` it is the opposite.
+    By how much is random, from `seed`; by -`units` it is the opposite. `converts`: inputs are, too, equal ones differently.
     """
 
     _OF = torch.float64
 
-    def __init__(self, seed: int, units: float) -> None:
+    def __init__(self, seed: int, units: float, converts: bool = True) -> None:
         super().__init__(seed, units=units)
+        self._converts = converts
 
     def _signs(self, generator: torch.Generator) -> Tensor:
         return 2 * torch.rand(self._TABLE, generator=generator, dtype=torch.float64) - 1

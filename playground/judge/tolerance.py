@@ -45,7 +45,9 @@ UNITS_IN_THE_LAST_PLACE = 4
 BLOCK = 1 << 22  # elements that are compared at a time: of some problems all would be many gigabytes
 CANCELLED = 1e-3  # of all elements: in so many two near decisions may cancel
 SMOOTHLY = 1e-4  # of the furthest that decisions move: what follows them not quite smoothly goes so far without any
-SELDOM = 1e-2  # of all elements in steps: where rounding moves more, as in 16 bits, it may move any
+SELDOM = (
+    1e-2  # of all elements in steps, or one: where rounding moves more that are near no tie, as in 16 bits, it may move any
+)
 DIGIT = 0.1  # of a small value: one that is off by more has no right digit
 BEYOND = 30.0  # times the largest error of the permitted results in that element, of which there are a few
 MANY = 1e-3  # of all elements, and no fewer than SOME: so many small values have to be lost
@@ -132,14 +134,18 @@ class Reference:
             self._find_small(eager, *results)
 
     def _moved_seldom(self, *results: Tensor) -> Tensor | None:
-        """Return how far results move each element of what is in steps; None where they move many, or it is in none."""
+        """Return how far results and ties move each element of what is in steps; None where results move many others."""
         if not self.is_in_steps:
             return None
         moved = torch.zeros((), dtype=torch.float64)
         for result in results:
             if (result != self.float64).any():
                 moved = torch.maximum(moved, (result.double() - self.float64.double()).abs().nan_to_num(0.0, 0.0))
-        return moved if moved.count_nonzero() <= SELDOM * self.float64.numel() else None
+        few = max(1, SELDOM * self.float64.numel())
+        if moved.count_nonzero() > few and self._decisions:
+            tied = self._decisions().double()
+            return torch.maximum(moved, tied) if (moved > tied).sum() <= few else None
+        return moved if moved.count_nonzero() <= few else None
 
     def _find_small(self, *results: Tensor) -> None:
         """Find the values of which all digits may be wrong within what is allowed, if they are many."""
@@ -209,7 +215,7 @@ class Reference:
         largest, squares = torch.zeros(2, dtype=torch.float64)
         for value, *others in zip(*map(_blocks, (actual, self.float64, self._comparable)), strict=True):
             reference, comparable = (each.to(value.device) for each in others)
-            difference = torch.where(comparable, value.double() - reference.double(), 0.0)
+            difference = torch.where(comparable, _difference(value, reference), 0.0)
             largest = torch.maximum(largest, torch.linalg.vector_norm(difference, torch.inf).cpu())  # NaN stays NaN
             squares = squares + torch.linalg.vector_norm(difference).square().cpu()
         return largest.item() / self.spread, (squares / self.float64.numel()).sqrt().item() / self.spread
@@ -222,12 +228,12 @@ class Reference:
             complaint = self._wrongly_special(name, actual)
         if actual is not None and complaint is None:
             max_error, complaint = self._too_far(name, actual)
-            unjudged = complaint is not None and self.is_blunt
-            if complaint and (self._decisions or self._moved is not None) and not self.is_blunt:
+            if complaint and (self._decisions or self._moved is not None) and (self.is_in_steps or not self.is_blunt):
                 moved = self._decisions() if self._decisions else torch.zeros(())
                 moved = moved if self._moved is None else torch.maximum(moved.double(), self._moved)
-                max_error, complaint = self._too_far(name, self._undecided(actual.cpu().double(), moved))
+                max_error, complaint = self._too_far(name, self._undecided(actual.cpu(), moved))
                 decided = complaint is None
+            unjudged = complaint is not None and self.is_blunt
         return Comparison(max_error, self.allowed, self.eager_error, complaint, self.permitted_error, decided, unjudged)
 
     def _undecided(self, actual: Tensor, moved: Tensor) -> Tensor:
@@ -236,9 +242,9 @@ class Reference:
         A few that are still too far off, where two decisions may cancel, may have moved by the root mean square of all that are
         moved.
         """
-        difference, moved = actual - self.float64, moved.double()
+        difference, moved = _difference(actual, self.float64), moved.double()
         if self.is_in_steps:
-            return self.float64 + difference.sign() * (difference.abs() - moved).clamp(min=0)
+            return torch.where(difference.abs() <= moved, self.float64, actual)
         rest = (difference.abs() - SLACK * moved).clamp(min=0)
         too_far = rest > self.allowed * self.spread
         if 0 < too_far.sum() <= max(1, CANCELLED * rest.numel()):
@@ -316,6 +322,12 @@ def _deviation(finite: Tensor, others: Sequence[Tensor]) -> float:
         return 0.0
     parts = [finite.double(), *(other[torch.isfinite(other)].double() for other in others)]
     return (torch.cat([part.flatten() for part in parts]) if others else parts[0]).std(correction=0).item()
+
+
+def _difference(actual: Tensor, true: Tensor) -> Tensor:
+    """Of two tensors, in float64; of whole numbers that differ one at least, beyond 2^53 too."""
+    difference = actual.double() - true.double()
+    return difference if true.is_floating_point() else torch.where((actual != true) & (difference == 0), 1.0, difference)
 
 
 def _blocks(tensor: Tensor) -> tuple[Tensor, ...]:

@@ -201,8 +201,8 @@ class Preparing:
         if probe in checks.FRESH:
             reference, eager = oracle.reference(made), oracle.sampled(made, eager)
             ties = self._later(Oracle.ties, probe, reference)
-            self.references[probe] = beside(self.references["own"], reference, eager, ties=ties)
             self._keep(made, drawing, inputs)
+            self.references[probe] = beside(self.references["own"], reference, eager, ties=ties)
             return False
         has_gradients = any(tensors.differentiable(output) for output in eager.outputs)
         if has_gradients and checks.check_of(probe).gradients:

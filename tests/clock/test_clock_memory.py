@@ -43,6 +43,8 @@ def test_a_result_lies_as_it_is_given_where_that_leaves_no_gaps(stride):
     (place, square), _ = laid_out([torch.empty(4, 3), torch.empty(3, 3)])
     assert lying_as(place, stride)["stride"] == (stride if stride == [1, 4] else [3, 1])
     assert lying_as(square, [2, 2])["stride"] == [3, 1]  # as long as without gaps, but elements share memory
+    (row,), _ = laid_out([torch.empty(1, 3)])
+    assert lying_as(row, [1 << 62, 1])["stride"] == [1 << 62, 1] and lying_as(row, [1 << 63, 1])["stride"] == [3, 1]
 
 
 def test_results_in_another_order_than_the_originals_are_copied_as_they_lie():

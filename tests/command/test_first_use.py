@@ -264,7 +264,7 @@ def test_weights_of_other_names_lead_a_suites_line(tiny_problem, write_variant, 
     lines = re.split(r"\n(?=\d/3 )", out)  # what is longer than the terminal goes on below
     of_own, of_moved, of_half = (" ".join(next(line for line in lines if f"{path.stem}: " in line).split()) for path in files)
     assert "own: ModelNew's parameters differ from the original's: it lacks linear.weight;" in of_own, of_own
-    assert "so its weights are not the original's: the output is off by" in of_own, of_own
+    assert "so its weights may not be the original's: the output is off by" in of_own, of_own
     assert re.search("moved: the output is off by .*; every value is the right one [+] 3;", of_moved), of_moved
     assert re.search(r"(operands in|that of) bf16", of_half) and of_half.count("bf16") == 1 and "fp16" not in of_half, of_half
 

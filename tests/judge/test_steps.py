@@ -81,6 +81,59 @@ def test_a_unit_elsewhere_is_wrong_and_said_in_units(judged):
     assert "is off by up to 1 in" in found["reason"] and "whole numbers" in found["reason"], found["reason"]
 
 
+COUNTS = """
+class Model(nn.Module):
+    def forward(self, x):
+        y = x / x.max()
+        return torch.bincount((y * 100).floor().clamp(0, 99).long(), minlength=100)
+
+def get_inputs():
+    return [torch.rand(1 << 18)]
+"""
+FLOORS = """
+class Model(nn.Module):
+    def forward(self, x):
+        above = (x > 0.5).float()
+        return torch.div(x, 0.037, rounding_mode="floor").int(), above.sum(-1).int()
+
+def get_inputs():
+    return [torch.randn(64, 512)]
+"""
+
+
+def test_a_count_may_differ_by_ties_and_by_nothing_else(judged):
+    found = judged(COUNTS, COUNTS.replace("x / x.max()", "x * (1.0 / x.max())"))
+    assert found["verdict"] in ("pass", "forward only"), found["reason"]
+    own = "y = torch.bincount((y * 100).int().clamp(0, 99), minlength=100); y[3] += 1; y[4] -= 1\n        return y"
+    found = judged(COUNTS, COUNTS.replace("return torch.bincount((y * 100).floor().clamp(0, 99).long(), minlength=100)", own))
+    assert found["verdict"] == "fail" and "off by up to 1 in 2 of 100" in found["reason"], found["reason"]
+
+
+FIRST = """
+class Model(nn.Module):
+    def forward(self, x):
+        return x.argmax(-1)
+
+def get_inputs():
+    return [torch.randn(128, 1024, dtype=torch.bfloat16)]
+"""
+
+
+def test_of_equal_inputs_the_original_s_is_the_index(judged):
+    own = "places = torch.arange(x.shape[-1]); return torch.where(x == x.amax(-1, keepdim=True), places, {}).{}(-1)"
+    assert judged(FIRST, FIRST.replace("return x.argmax(-1)", own.format(1 << 20, "amin")))["verdict"] == "pass"
+    found = judged(FIRST, FIRST.replace("return x.argmax(-1)", own.format(-1, "amax")))
+    assert found["verdict"] == "fail" and "whole numbers" in found["reason"], found["reason"]
+
+
+def test_whole_floats_are_not_cut_by_their_conversion(judged):
+    found = judged(FLOORS, FLOORS.replace("above.sum(-1).int()", "(x > 0.5).sum(-1).int()"))
+    assert found["verdict"] == "pass", found["reason"]
+    for right, wrong in (('"floor"', '"trunc"'), ("above.sum", "above[:, 1:].sum")):
+        found = judged(FLOORS, FLOORS.replace(right, wrong))
+        assert found["verdict"] == "fail" and "whole numbers" in found["reason"], found["reason"]
+
+
 def test_float8_outputs_are_compared(judged):
     assert judged(FLOAT8, FLOAT8)["verdict"] == "pass"
     found = judged(FLOAT8, FLOAT8.replace("/ scale)", "/ scale * 1.07)"))
@@ -180,6 +233,25 @@ def test_what_seldom_moves_excuses_no_other():
         assert "off by up to 1 in 1 of 1000 whole numbers" in found.compare("it", other).complaint
 
 
+def test_what_rounding_moves_in_many_is_excused_only_where_no_tie_says_which():
+    true = torch.zeros(1000, dtype=torch.int8)
+    many, other = true.clone(), true.clone()
+    many[:20], other[500] = 1, 1
+    assert reference(true, many).compare("it", other).complaint is None, "as in 16 bits"
+    of_ties = reference(true, many, decisions=lambda: many)
+    assert of_ties.compare("it", many).decided and of_ties.compare("it", other).complaint
+    far = reference(true, many * 100, decisions=lambda: other)
+    assert far.is_blunt and not far.compare("it", other).unjudged and far.compare("it", true + 1).unjudged
+
+
+def test_a_mask_has_ties_and_a_large_number_has_its_last_digit():
+    true, other = torch.tensor([True, False, True]), torch.tensor([True, True, True])
+    assert reference(true, true, decisions=lambda: torch.tensor([0, 1, 0])).compare("it", other).decided
+    assert reference(true, true, decisions=lambda: torch.tensor([0, 0, 1])).compare("it", other).complaint
+    large = torch.tensor([1 << 62, 5])
+    assert reference(large, large, decisions=lambda: torch.zeros(2)).compare("it", large + 1).complaint
+
+
 def test_what_is_rounded_is_nudged_before_and_not_behind():
     x = torch.linspace(-3, 3, 1000, dtype=torch.float64)
     with Nudged(0, 24):
@@ -193,8 +265,9 @@ def test_which_values_are_steps():
         torch.int64: True,
         torch.uint8: True,
         torch.float8_e5m2: True,
-        torch.bool: False,
+        torch.bool: True,
         torch.half: False,
     }
     assert {kind: tensors.in_steps(torch.zeros(2).to(kind)) for kind in kinds} == kinds
     assert tensors.as_real(torch.tensor([3.0]).to(torch.float8_e4m3fn)).dtype == torch.float32
+    assert all(tensors.as_real(torch.tensor([3]).to(kind)).max() == 3 for kind in (torch.uint16, torch.uint32, torch.uint64))
