@@ -45,9 +45,7 @@ UNITS_IN_THE_LAST_PLACE = 4
 BLOCK = 1 << 22  # elements that are compared at a time: of some problems all would be many gigabytes
 CANCELLED = 1e-3  # of all elements: in so many two near decisions may cancel
 SMOOTHLY = 1e-4  # of the furthest that decisions move: what follows them not quite smoothly goes so far without any
-SELDOM = (
-    1e-2  # of all elements in steps, or one: where rounding moves more that are near no tie, as in 16 bits, it may move any
-)
+SELDOM = 1e-2  # of all elements in steps, or one: where rounding moves more that are near no tie, it may move any
 DIGIT = 0.1  # of a small value: one that is off by more has no right digit
 BEYOND = 30.0  # times the largest error of the permitted results in that element, of which there are a few
 MANY = 1e-3  # of all elements, and no fewer than SOME: so many small values have to be lost
